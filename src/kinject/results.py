@@ -14,7 +14,7 @@ from kinject.scaling import Scaling
 from kinject.types import Tabular, Written
 
 Kind = Literal["evaluation", "study"]
-Role = Literal["learning", "retention", "baseline"]
+Role = Literal["learning", "retention", "unanswerable", "baseline"]
 Verdict = Literal["shown", "opposite shown", "not shown", "cannot be tested"]
 Interval = Literal["Wilson", "Wilson over documents and seeds"]
 """How the 95% interval of an accuracy was computed: the second where documents have several questions, or arms several seeds."""

@@ -31,8 +31,8 @@ EXAMPLES: dict[str, tuple[Any, list[str], list[str]]] = {
     "bullets": (2, ["Here:\n- a\n- b", "1. a\n2) b"], ["- a", "- a\n- b\n- c"]),
     "starts_with": ("Dear", [" Dear me"], ["dear me"]),
     "ends_with": ("Bye.", ["so. Bye.\n"], ["Bye. so"]),
-    "upper": (True, ["ALL 3"], ["All", "3"]),
-    "lower": (True, ["all 3"], ["All", "3"]),
+    "upper": (True, ["ALL 3", "1931"], ["All"]),
+    "lower": (True, ["all 3"], ["All"]),
     "quoted": (True, ['"so"', "“so”"], ['"so', "so"]),
     "json": (["town"], ['{"town": 1}', '```json\n{"town": "a", "b": 2}\n```'], ['{"b": 1}', "[1]", "town: 1", "{"]),
     "language": (

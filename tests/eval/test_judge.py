@@ -20,7 +20,7 @@ from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.judge import AnswerJudge, plant_answers
-from kinject.eval.plan import check_section
+from kinject.eval.plan import check_section, read_plan
 from kinject.eval.scores import rescored
 from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
@@ -320,3 +320,21 @@ def test_a_budget_that_ends_is_an_error_that_keeps_the_grades(
     with pytest.raises(InputError, match=r"ended after \d+ of 60"):
         AnswerJudge(recipe.eval, tmp_path, 0).measure(questions)
     assert len(endpoint.bodies) == n_asked
+
+
+def test_a_set_without_answers_has_its_role_by_itself(write_rows: Callable[..., Path], tmp_path: Path) -> None:
+    nobody = str(write_rows("nobody.jsonl", [{**row, "answers": []} for row in OPEN]))
+    mixed = str(write_rows("open.jsonl", OPEN))
+    section = {"formats": ["generate"], "models": {"base": str(tmp_path)}}
+
+    def roles(**questions: Any) -> list[str]:
+        path = tmp_path / "roles.yaml"
+        whole = {"run_dir": str(tmp_path), "eval": {**section, "questions": questions}}
+        path.write_text(yaml.safe_dump(whole, sort_keys=False))
+        return [item.role for item in read_plan(read_recipe(path, (), "eval")).sets]
+
+    assert roles(nobody=nobody, mixed=mixed, kept={"path": mixed, "role": "retention"}) == [
+        "unanswerable", "learning", "retention",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"question 'o0' has an answer, but the set's role is unanswerable"):
+        roles(mixed={"path": mixed, "role": "unanswerable"})

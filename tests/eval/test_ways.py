@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from kinject.cli import main
+from kinject.disk import read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run
@@ -341,3 +342,30 @@ def test_a_setting_of_chats_that_nothing_reads_is_refused(recipe, tiny_model, se
     text = json.dumps(section).replace("PATH", str(tiny_model))
     with pytest.raises(RecipeError, match=rf"{re.escape(key)}.*there is no chat, so nothing reads it"):
         run(recipe(**json.loads(text)))
+
+
+def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(recipe, tmp_path, tiny_model, capsys):
+    path = recipe(
+        formats=["rotations", "texts", "texts-no-question"], models={"base": str(tiny_model), "b": str(tiny_model)}
+    )
+    run(path)
+    asked = [answer for answer in read_answers(tmp_path / "run" / "answers.jsonl") if answer.arm == "base"]
+    known = set()
+    for name in {row["id"] for row in ROWS}:
+        own = [a for a in asked if a.question_id == name and a.format != "texts-no-question"]
+        assert len(own) == 4
+        if sum(a.log_probs.index(max(a.log_probs)) == a.gold for a in own) / 4 > 1 / 3:
+            known.add(name)
+    assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 0
+    rows = {
+        name: [row for _, row in read_jsonl(tmp_path / "run" / name / "new.jsonl")] for name in ("known", "unknown")
+    }
+    assert {row["id"] for row in rows["known"]} == known
+    assert rows["unknown"] == [row for row in ROWS if row["id"] not in known]
+    assert known
+    luck = 4 * (6 * (1 / 3) ** 2 * (2 / 3) ** 2 + 4 * (1 / 3) ** 3 * (2 / 3) + (1 / 3) ** 4)
+    said = capsys.readouterr().out
+    assert f"the base knows {len(known)} of 4 questions (4 prompts each, by guessing alone {luck:.0f})" in said
+    (tmp_path / "questions.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 2
+    assert "is not the file that" in capsys.readouterr().err

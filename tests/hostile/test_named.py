@@ -20,7 +20,7 @@ from kinject.corpus.passages import sentence_ends, token_spans
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import files
-from kinject.errors import KinjectError, RecipeError
+from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.eval.compare import read_run
 from kinject.eval.harness_files import read_samples
 from kinject.eval.retrieval import read_contexts
@@ -387,13 +387,11 @@ def test_numbers_and_ids_that_cannot_be_meant_are_refused(
     assert len(message) < 5000
 
 
-def test_a_conversation_with_numbers_that_json_lacks_still_has_an_id(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "Hi", "score": float("nan")}, {"role": "assistant", "content": "Ho"}]
-    (row,) = list(CorpusFile(written(tmp_path / "c.jsonl", lines_of([{"messages": turns}]))))
-    (same,) = list(
-        CorpusFile(written(tmp_path / "d.jsonl", lines_of([{"messages": [{**turns[0], "score": 1}, turns[1]]}])))
-    )
-    assert row.id == same.id  # what is not read does not count
+def test_a_conversation_with_numbers_that_json_lacks_is_refused_by_line(tmp_path: Path) -> None:
+    call = {"function": {"name": "add", "arguments": {"to": float("nan")}}}
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "tool_calls": [call]}]
+    with pytest.raises(InputError, match=r"c\.jsonl:1: found NaN or Infinity in tools"):
+        list(CorpusFile(written(tmp_path / "c.jsonl", lines_of([{"messages": turns}]))))
 
 
 @pytest.mark.parametrize(

@@ -136,3 +136,25 @@ def test_contexts_that_missed_arms_that_diverged_and_arms_that_failed_stand_ther
     assert "for 150 of 600 questions (25.0%) the document is not among the 3 passages" in doubts.findings[1].text
     failed = render_doubts(View(make_study(n_seeds=1)))
     assert (failed.lead, failed.findings[-1].arm) == ("Yes: arms failed.", "ft-syn")
+
+
+def test_questions_without_an_answer_have_a_clause_and_a_question_of_their_own() -> None:
+    base, more, fewer = first(100, 200), first(180, 200), first(20, 200)
+    texts = []
+    for after in (more, fewer, first(101, 200)):
+        results = [make_result("base", base, None), make_result("cpt", more, base)]
+        results += [make_result("base", base, None, question_set="nobody", role="unanswerable"),
+                    make_result("cpt", after, base, question_set="nobody", role="unanswerable")]  # fmt: skip
+        report = make_evaluation(results)
+        asked = render_verdict(View(report))
+        assert [finding.question_set for finding in asked[0].findings] == ["new", "new"]
+        assert asked[3].question == "Does it answer what no document says?"
+        texts.append((headline(report)[0].split("; ")[-1], asked[3].lead, asked[3].findings[0].text))
+    assert [text for text, _, _ in texts] == [
+        "it declines more questions that no document answers, of nobody (50.0% → 90.0%).",
+        "it declines fewer questions that no document answers, of nobody (50.0% → 10.0%).",
+        "no change in declining what no document answers is shown on nobody (50.0% → 50.5%).",
+    ]
+    assert texts[1][1] == ("On nobody, cpt (−40.0 points) declined less often, and answered what no document says.")
+    assert texts[1][2].startswith("To decline is correct here: from 50.0% to 10.0% (95% interval ")
+    assert "0 questions became right, 80 wrong" in texts[1][2]

@@ -14,16 +14,22 @@ from country import write_study
 from in_process import InProcess
 from scipy.stats import binomtest
 
+from kinject.disk import write_jsonl
 from kinject.errors import RecipeError
 from kinject.eval.results import correct_families, summarize_arm
 from kinject.eval.scores import outcome_of, rescored
 from kinject.recipe import read_recipe
 from kinject.recipe.study_section import ClaimSection
+from kinject.report import write_report
+from kinject.report.headline import render_outcomes
+from kinject.report.summary import render_summary
+from kinject.report.view import View
+from kinject.results import Report
 from kinject.study.analysis import Evidence, judge_claims, summarize_arms
-from kinject.study.arms import Arm
-from kinject.study.records import AskSetting, Records
+from kinject.study.arms import Arm, arm_infos
+from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.run import run_study
-from kinject.types import Answer
+from kinject.types import Answer, Question
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 SETTING = AskSetting("set", "generate", 0, 0)
@@ -203,3 +209,44 @@ def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model,
     choices = write_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "outcome": "abstained"}})
     with pytest.raises(RecipeError, match=r"found abstained, but the answers on 'known' are choices"):
         run_study(read_recipe(choices, (), "study"), InProcess)
+
+
+def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_path) -> None:
+    records = simulate(7, -0.4)
+    after = records.by_run["m", "ft", 0][SETTING]
+    after[:] = [replace(item, text=f"<b>{item.text}</b>") for item in after]
+    arms = [
+        Arm(name, "m", "", "", {}, "", "", None, True, seeds, None)  # type: ignore[arg-type]
+        for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
+    ]
+    results = summarize_arms(records, arms, {"set": "learning"}, {})
+    report = Report("study", "a study", ("m",), arm_infos(arms), tuple(results), seeds=(0, 1, 2))
+    questions = {
+        "set": [Question(item.question_id, f"Where is {item.question_id}?", (), 0, answers=("Kelm",)) for item in after]
+    }
+    rows = list(changed_answers(records, arms, questions, {}, {}))
+    was, now = (
+        {item.question_id: [outcome_of(of[i]) for of in seeds] for i, item in enumerate(after)}
+        for seeds in (
+            [records.by_run["m", "base", 0][SETTING]],
+            [records.by_run["m", "ft", n][SETTING] for n in range(3)],
+        )
+    )
+    expected = {
+        name: f"{was[name][0]} to {outcome}" for name in was for outcome in set(now[name])
+        if now[name].count(outcome) > 1 and outcome != was[name][0]
+    }  # fmt: skip
+    assert {row["question_id"]: row["change"] for row in rows} == expected
+    assert {"abstained to right", "abstained to wrong"} <= set(expected.values())
+    write_jsonl(tmp_path / "flips.jsonl", rows)
+    html = write_report(tmp_path, report).read_text("utf-8")
+    assert "<b>In Kelm." not in html
+    assert "set: no answer, though there is one" in html
+    assert "Answers that the models wrote" in html
+    abstained = results[1].abstained
+    assert f"{100 * abstained.rate:.1f} ▼" in html
+    frame = report.to_rows()[1]
+    assert frame["abstained.to_base.delta"] == abstained.to_base.delta
+    assert "abstained" in render_summary(report)
+    (asked,) = render_outcomes(View(report))
+    assert asked.lead == f"More wrong answers: ft on set ({100 * results[1].wrong.to_base.delta:+.1f} points)."

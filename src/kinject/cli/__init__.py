@@ -22,8 +22,8 @@ from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
 
 _VERBS = (
-    "demo", "try", "documents", "augment", "questions", "train", "slurm", "merge", "export", "eval", "compare", "study", "bench",
-    "plan", "doctor", "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "data", "styles", "schema",
+    "demo", "try", "documents", "augment", "questions", "train", "slurm", "merge", "export", "eval", "compare", "chat", "study",
+    "bench", "plan", "doctor", "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "data", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\

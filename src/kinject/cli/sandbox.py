@@ -22,8 +22,7 @@ examples:
   kinject sandbox corpus             write the corpus of recipes/sandbox/base.yaml
   kinject sandbox base               the base model that ships, into runs/sandbox/base
   kinject sandbox sentences          answers in sentences, and abstentions: the rows of recipes/sandbox/abstain.yaml
-  kinject sandbox instruct           the instruct model that ships, into runs/sandbox/instruct
-  kinject sandbox chat               write its dialogues, the corpus of recipes/sandbox/instruct.yaml
+  kinject sandbox chat               write dialogues, the corpus of recipes/sandbox/instruct.yaml
   kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02
 
 to use the endpoint of `kinject sandbox serve --port 8000` from another terminal:
@@ -52,14 +51,7 @@ def add_parser(verbs: Any) -> None:
     )
     base.add_argument("--out", type=Path, default=Path("runs/sandbox/base"), help="run folder (default: %(default)s)")
     base.set_defaults(run=_base)
-    instruct = actions.add_parser(
-        "instruct", help="lay down the instruct model that ships, as the run of recipes/sandbox/instruct.yaml"
-    )
-    instruct.add_argument(
-        "--out", type=Path, default=Path("runs/sandbox/instruct"), help="run folder (default: %(default)s)"
-    )
-    instruct.set_defaults(run=_base)
-    chat = actions.add_parser("chat", help="write the dialogues that teach the instruct model")
+    chat = actions.add_parser("chat", help="write the dialogues that teach the base model to chat")
     chat.add_argument("--out", type=Path, default=Path("runs/sandbox/chat.jsonl"), help="default: %(default)s")
     chat.set_defaults(run=_chat)
     sentences = actions.add_parser("sentences", help="write rows that teach to answer in sentences, and to abstain")
@@ -88,9 +80,9 @@ def _add_serve(actions: Any) -> None:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import write_sandbox
+    from kinject.sandbox import write_chat_questions, write_sandbox
 
-    for path in write_sandbox(arguments.root):
+    for path in (*write_sandbox(arguments.root), *write_chat_questions(arguments.root)):
         show(path)
     return 0
 
@@ -104,12 +96,10 @@ def _corpus(arguments: argparse.Namespace) -> int:
 
 
 def _base(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import BASE, INSTRUCT, holds_shipped_base, write_base
+    from kinject.sandbox import holds_shipped_base, write_base
 
-    shipped = INSTRUCT if arguments.action == "instruct" else BASE
-    written = write_base(arguments.out, shipped)
-    is_shipped = holds_shipped_base(arguments.out, shipped)
-    kept = f"the {shipped.name} model that ships" if is_shipped else f"a {shipped.name} model that was trained here"
+    written = write_base(arguments.out)
+    kept = "the base model that ships" if holds_shipped_base(arguments.out) else "a base model that was trained here"
     show(f"{arguments.out / 'model'}: {'' if written else 'already there: '}{kept}")
     return 0
 
@@ -117,8 +107,7 @@ def _base(arguments: argparse.Namespace) -> int:
 def _chat(arguments: argparse.Namespace) -> int:
     from kinject.sandbox import write_dialogues
 
-    n_rows = write_dialogues(arguments.out)
-    show(f"{arguments.out}: {n_rows:,} rows")
+    show(f"{arguments.out}: {write_dialogues(arguments.out):,} rows")
     return 0
 
 

@@ -229,7 +229,12 @@ def parse_corpus_row(raw: Row, origin: str, where: str = "", column: str = "") -
             if raw.get(key):
                 raise InputError(f"{key}: belongs to messages, and this row holds {shape}. Remove it.")
     row_id = raw.get("id")
-    identity = row_id if isinstance(row_id, str) and row_id else content_id(fields)
+    try:
+        identity = row_id if isinstance(row_id, str) and row_id else content_id(fields)
+    except ValueError:
+        raise InputError(
+            "found NaN or Infinity in tools, tool_calls or chat_template_kwargs. JSON has no such number."
+        ) from None
     origin = origin or str(raw.get("origin", "original"))
     return CorpusRow(identity, str(raw.get("document_id", "")), origin, shape, **fields, where=where)
 

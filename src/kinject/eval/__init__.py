@@ -15,8 +15,6 @@ __all__ = ["evaluate", "read_questions"]
 
 def evaluate(recipe: EvalRecipe) -> Report:
     """Score every question set of the recipe's `eval` section with every model; see `kinject.eval.run.evaluate`."""
-    from kinject.process import quick_imports
+    from kinject.eval.run import evaluate as run
 
-    with quick_imports():
-        from kinject.eval.run import evaluate as run
     return run(recipe)

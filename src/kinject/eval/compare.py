@@ -1,19 +1,21 @@
-"""Two or more runs side by side: kinject's run folders and lm-evaluation-harness's sample files."""
+"""Two or more runs side by side, kinject's or lm-evaluation-harness's; and what the base of a run knows already."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from kinject.disk import check_folder
+from kinject.corpus.questions import Layout, read_questions
+from kinject.disk import check_folder, file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.harness_files import read_samples
 from kinject.eval.outcomes import is_correct, is_scored
-from kinject.eval.prompts import PMI_BASELINE
+from kinject.eval.prompts import GENERATED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import correct_family, correctness, summarize_arm
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
@@ -145,6 +147,8 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
         own = [pair for pair in pairs if pair.result.question_set == name]
         rows = [_HEAD, *(_row(pair) for pair in own)]
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
+        if any(pair.result.outcomes for pair in own):
+            blocks.append(_outcome_block(own))
         if seeds:
             blocks.append(_seed_block(own))
     n_left_out = max(pair.n_left_out for pair in pairs)
@@ -167,6 +171,23 @@ _LEGEND = (
     "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons; detectable: least change "
     "found with 80%\npower at the corrected 5%"
 )
+
+
+def _outcome_block(own: Sequence[Pair]) -> str:
+    """Return the changes of wrong, abstained and answered, Holm-corrected as a family of their own."""
+    rows: list[tuple[str, ...]] = [
+        ("arm", "to", "outcome", "n", "share", "change", "95% interval", "came", "went", "p Holm")
+    ]
+    for pair in own:
+        for item in pair.result.outcomes:
+            found = item.to_base
+            if found is not None:
+                bounds = "" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
+                p = "" if found.p_holm is None else format_p(found.p_holm)
+                counts = (str(found.wrong_to_right), str(found.right_to_wrong))
+                rows.append((pair.name, pair.base_name, item.outcome, str(found.n), f"{item.rate:.3f}",
+                             f"{found.delta:+.3f}", bounds, *counts, p))  # fmt: skip
+    return columns(rows, frozenset(range(3, 10)))
 
 
 def _by_questions(base: Run, way: _Way, arms: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
@@ -262,3 +283,89 @@ def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> 
 
 def _all_ways(runs: Sequence[Run]) -> list[tuple[str, _Way]]:
     return [(run.name, way) for run in runs for way in run.ways]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSplit:
+    """The questions of a set, parted by whether the base answers them: in `known` and `unknown`, both files of questions.
+
+    Each was asked `n_prompts` times; `n_by_luck` is how many of all would count as known by guessing.
+    """
+
+    question_set: str
+    n_known: int
+    n_unknown: int
+    n_prompts: int
+    n_by_luck: float
+    known: Path
+    unknown: Path
+
+
+def split_known(run_dir: Path) -> list[KnownSplit]:
+    """Write the questions of a finished evaluation that its base knows, and those that it does not, as files of questions.
+
+    As in Fine-Tuning or Retrieval? (arXiv 2312.05934, section 3): the model knows a fact if the fraction of prompts that it
+    answers correctly exceeds the accuracy of guessing. Each format, number of examples and rotation of the options without
+    context is a prompt; baselines without the question are none. A question without a score is unknown. Raises `InputError`
+    if the run, or a file of its questions, cannot be used.
+    """
+    manifest = read_manifest(run_dir / "manifest.json") or {}
+    section = manifest.get("recipe", {}).get("eval")
+    if manifest.get("stage") != "eval" or not isinstance(section, dict):
+        raise InputError(
+            f"{run_dir}: no finished evaluation. Run kinject eval there first, with the base as its first model."
+        )
+    base = next(iter(section["models"]))
+    asked: dict[str, dict[str, list[Answer]]] = {}
+    for answer in read_answers(run_dir / "answers.jsonl"):
+        if answer.arm == base and not answer.k and answer.format not in (*WITHOUT_QUESTION, PERPLEXITY_FORMAT):
+            graded = rescored([answer], "match")[0] if answer.format in GENERATED else answer
+            asked.setdefault(answer.question_set, {}).setdefault(answer.question_id, []).append(graded)
+    is_open = OPEN.issuperset(section.get("formats", ["texts"]))
+    return [
+        _split_set(
+            run_dir, manifest, name, item if isinstance(item, dict) else {"path": item}, asked[name], is_open=is_open
+        )
+        for name, item in section["questions"].items()
+    ]
+
+
+def _split_set(
+    run_dir: Path,
+    manifest: dict[str, Any],
+    name: str,
+    item: dict[str, Any],
+    asked: dict[str, list[Answer]],
+    *,
+    is_open: bool,
+) -> KnownSplit:
+    path = Path(item["path"])
+    if path.suffix in (".yaml", ".yml"):
+        raise InputError(
+            f"{run_dir}: {name} is a task ({path}), whose questions stay where they are. Name a question file."
+        )
+    if manifest.get("inputs", {}).get(str(path)) != file_hash(path):
+        raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
+    layout: Layout = item.get("layout", "auto")
+    layout = "open" if is_open and layout in ("auto", "squad") else layout
+    parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    by_luck, n_prompts = 0.0, 0
+    for question in read_questions(path, layout, item.get("n_choices", 4)):
+        answers = [answer for answer in asked.get(question.id, ()) if is_scored(answer)]
+        if question.id not in asked:  # eval.limit left it out
+            continue
+        chances = [answer.chance for answer in answers]
+        chance = math.fsum(chances) / len(chances) if chances else 0.0
+        n_right = sum(map(is_correct, answers))
+        needed = "answer" if question.choices else "answers"
+        kept = {key: value for key, value in asdict(question).items() if key == needed or (value and key != "answer")}
+        parts[n_right > chance * len(answers)].append(kept)
+        by_luck += math.fsum(
+            math.comb(len(answers), n) * chance**n * (1 - chance) ** (len(answers) - n)
+            for n in range(len(answers) + 1) if n > chance * len(answers)
+        )  # fmt: skip
+        n_prompts = max(n_prompts, len(answers))
+    files = {known: run_dir / ("known" if known else "unknown") / f"{name}.jsonl" for known in (True, False)}
+    for known, rows in parts.items():
+        write_jsonl(files[known], rows)
+    return KnownSplit(name, len(parts[True]), len(parts[False]), n_prompts, by_luck, files[True], files[False])

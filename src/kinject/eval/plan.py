@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from kinject.corpus.golds import GoldIndex
 from kinject.corpus.grading import TEXT_SCORES, TextGrader
@@ -38,6 +37,7 @@ from kinject.eval.tasks.templates import compile_template
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
+from kinject.results import Role
 from kinject.types import Passage, Question
 
 
@@ -66,7 +66,7 @@ class QuestionSet:
     """
 
     name: str
-    role: Literal["learning", "retention"]
+    role: Role
     questions: tuple[Question, ...]
     pool: tuple[Question, ...]
     contexts: tuple[tuple[Passage, ...], ...]
@@ -346,8 +346,11 @@ def _read_sets(
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
     bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
+    answered = next((question for question in questions if question.accepted or question.checks), None)
+    if item.role == "unanswerable" and answered is not None:
+        raise InputError(f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable.")
     test = QuestionSet(
-        name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
+        name, role_of(item.role, questions), questions, pool, contexts, task, arms=arms, heading_path=heading_path,
         generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)
@@ -369,6 +372,12 @@ def layout_of(item: QuestionSetSection, section: EvalSection) -> Layout:
     """Return the layout in which the file of a set is read: its answers are no choices if models only write theirs."""
     only_open = OPEN.issuperset(section.formats)
     return "open" if only_open and item.layout in ("auto", "squad") else item.layout
+
+
+def role_of(role: Role, questions: Sequence[Question]) -> Role:
+    """Return the role of a set: that of the recipe, or unanswerable if none of its questions has an answer."""
+    has_answers = not questions or any(question.accepted or question.checks for question in questions)
+    return role if has_answers else "unanswerable"
 
 
 def _retrieve(retriever: Retriever, questions: Sequence[Question], k: int) -> tuple[tuple[Passage, ...], ...]:

@@ -24,6 +24,7 @@ from kinject.eval.scores import (
     is_unread,
     letter_mass,
     letter_priors,
+    outcome_of,
     rescored,
     summarize_written,
     text_score,
@@ -428,7 +429,7 @@ def _accuracies(
 
 
 def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Row]:
-    """Yield a row for each question that an arm answers correctly and base does not, or the other way round.
+    """Yield a row for each question whose answer is right, wrong or abstained by an arm, and another of them by base.
 
     Base is the first model without context, asked in the same way; choices are compared by their summed log-probs, rotations
     taken together; written answers by the first of their scores: their choices are the accepted texts, base's answer and
@@ -452,7 +453,7 @@ def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: A
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]
-        if is_scored(was) and is_scored(now) and is_correct(was) != is_correct(now):
+        if is_scored(was) and is_scored(now) and outcome_of(was) != outcome_of(now):
             about = {"question_set": question_set.name, "role": question_set.role, "base_arm": base.name}
             yield about | _flip_row(arm, question, context[: arm.k], was, now)
 
@@ -462,7 +463,7 @@ def _flip_row(
 ) -> dict[str, Any]:
     row = {
         "arm": arm.name, "format": arm.format, "shots": arm.shots, "k": arm.k,
-        "change": "wrong to right" if is_correct(now) else "right to wrong", "question_id": question.id,
+        "change": f"{outcome_of(was)} to {outcome_of(now)}", "question_id": question.id,
         "subject": question.subject, "document_id": question.document_id, "question": question.question,
         "choices": list(question.choices), "gold": question.answer, "chosen": _chosen(now),
         "base_chosen": _chosen(was), "log_probs": finite_or_none(now.log_probs),

@@ -99,11 +99,16 @@ def _first_match(text: str, *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", gro
     return (groups[0] if groups else fallback).strip()
 
 
+def _mapped(text: str, *, mapping_dict: Mapping[str, Any], default_value: Any = None) -> str:
+    """Return what stands beside `text` in a table, as text."""
+    return str(mapping_dict.get(text, default_value))
+
+
 FILTERS: Mapping[str, Callable[..., str]] = {
     "regex": _first_match, "remove_whitespace": str.strip, "lowercase": str.lower, "uppercase": str.upper,
-    "take_first": str,
+    "take_first": str, "majority_vote": str, "map": _mapped,
 }  # fmt: skip
-"""Filters of lm-evaluation-harness's tasks; a question has one answer here, which is the first."""
+"""Filters of lm-evaluation-harness's tasks; a question has one answer here, which is the first, and the majority."""
 
 
 def task_grader(

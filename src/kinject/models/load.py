@@ -33,7 +33,6 @@ from kinject.models.folder import (
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, emulated_bf16, quantization_config
 from kinject.models.sharded import Sharding, reading_parts, release_whole, shape_of, size_of
-from kinject.process import quick_imports
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -111,7 +110,6 @@ def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
 
 
-@quick_imports()
 def load_model(
     path: str,
     *,

@@ -11,10 +11,16 @@ from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantiza
 
 @dataclass(frozen=True)
 class QuestionSetSection:
-    """A question set; `role: retention` marks what the base model knew: a loss there is forgetting."""
+    """A question set; `role: retention` marks what the base model knew: a loss there is forgetting.
+
+    A set in which no question has an answer has the role unanswerable by itself.
+    """
 
     path: str = option(help="Questions (JSONL, MMLU's CSV, or a lm-evaluation-harness task YAML).", path="file")
-    role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
+    role: Literal["learning", "retention", "unanswerable"] = option(
+        "learning",
+        help="learning, retention, or unanswerable: no document answers these questions, to decline is correct.",
+    )
     shots_from: str | None = option(
         None, help="Questions (JSONL) for the few-shot examples, taken in order.", path="file"
     )

@@ -71,6 +71,10 @@ class ReplaySection:
 
     path: str = option(help="Corpus (JSONL) to replay from.", path="file")
     fraction: float = option(help="Fraction of the mixture's tokens that are replay.", min=0.0, max=0.95)
+    answers: Literal["given", "own"] = option(
+        "given",
+        help="own: the model answers the last turn of each row with messages itself, before it is trained (self-distillation).",
+    )
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,14 @@ class ArmSection:
     alpha: float | None = option(
         None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0
     )
+    through: str | None = option(
+        None,
+        help="Train this model, the base of the arm's own one, instead; then its own one minus this base is added to the tuned "
+        "weights (chat vector), or an adapter (adapter.merge: false) goes onto its own one.",
+    )
+    then: str | None = option(
+        None, help="Train recipe that trains the tuned model further, as SFT after CPT.", path="file"
+    )
     rag: bool = option(True, help="Score it with retrieved passages as well.")
     models: tuple[str, ...] | None = option(None, help="Base models to train; default: all.", nonempty=True)
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
@@ -148,8 +156,8 @@ class StudySection:
     setup: tuple[str, ...] = option(
         (),
         help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
-        "sandbox-base that model as it ships, sandbox-instruct the instruct model that ships, sandbox-chat its "
-        "dialogues, sandbox-sentences rows that teach it to answer in sentences and to abstain.",
+        "sandbox-base that model as it ships, sandbox-chat the dialogues of recipes/sandbox/instruct.yaml, sandbox-sentences "
+        "rows that teach it to answer in sentences and to abstain.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kinject.report.formatting import bare_p, format_count, format_name, format_percent, format_points, format_prompt
-from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
-from kinject.report.view import View, arm_label, scaling_label
-from kinject.results import ArmResult, Claim, Cost, QuestionResult
+from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
+from kinject.report.view import View, scaling_label
+from kinject.results import Claim, Cost, QuestionResult
 from kinject.scaling import Scaling
-from kinject.types import Written
 
 _VERDICT_TONES = {"shown": "good", "opposite shown": "bad", "not shown": "", "cannot be tested": ""}
 _VERDICT_MARKS = {"shown": "✓\u00a0shown", "opposite shown": "✗\u00a0opposite shown", "not shown": "○\u00a0not\u00a0shown",
@@ -46,9 +45,10 @@ def _set_line(view: View, name: str) -> Line:
     first = view.first(name)
     documents = f"{first.n_documents:,}" if first.n_documents not in (None, first.n) else ""
     asked = "; ".join(dict.fromkeys(map(format_prompt, view.formats(name))))
-    words = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose"}
+    words = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose",
+             "unanswerable": "no document answers it: to decline is correct"}  # fmt: skip
     return line(format_name(name), words.get(first.role, first.role), f"{first.n:,}", documents,
-                format_percent(first.chance), asked)  # fmt: skip
+                format_percent(first.chance) if first.chance else "", asked)  # fmt: skip
 
 
 def claims_table(claims: Sequence[Claim]) -> TableBlock:
@@ -68,36 +68,6 @@ def _claim_line(claim: Claim) -> Line:
     effect = Cell("" if claim.effect is None else format_points(claim.effect), "", bounds)
     p = p.replace(" ", "\u00a0")
     return line(format_name(claim.statement), verdict, format_name(claim.finding), effect, p, format_name(claim.source))
-
-
-def written_tables(view: View) -> tuple[TableBlock, ...]:
-    """Return a table of the answers that models wrote: correct, wrong and abstained stand apart; () if none did."""
-    lines = [_written_line(r, r.written) for r in view.report.results if r.written is not None]
-    columns = (
-        "set", "model", "arm", "asked", "correct", "wrong", "abstained", "unread", "exact match", "F1", "contains", "tokens",
-        "thinking", "thinking cut",
-    )  # fmt: skip
-    title = "Answers that the models wrote"
-    every = [r.written for r in view.report.results if r.written is not None]
-    about = "wrong: neither correct nor abstained; abstained: declines in known words; F1: mean of SQuAD's; tokens: mean length"
-    if any(written.unread for written in every):
-        about += "; unread: neither wrong nor correct, as no letter can be read"
-    if any(written.n_thinking for written in every):
-        about += "; thinking: mean length before the answer; thinking cut: it did not end by itself"
-    table = without_empty_columns(TableBlock(title, about, columns, tuple(lines), heads=4))
-    return (with_common_heads(table),) if lines else ()
-
-
-def _written_line(result: ArmResult, written: Written) -> Line:
-    w, lettered = written, result.format == "letters-written"
-    wrong = max(0.0, 1 - result.accuracy - w.abstained - w.unread)
-    texts = ("", "", "") if lettered else map(format_percent, (w.exact, w.f1, w.contains))
-    thinking = (f"{w.n_thinking:.1f}", format_percent(w.thinking_cut)) if w.n_thinking else ("", "")
-    return line(
-        format_name(result.question_set), format_name(result.model), arm_label(result), format_prompt(result.prompt_format),
-        *map(format_percent, (result.accuracy, wrong, w.abstained)), format_percent(w.unread) if lettered else "", *texts,
-        f"{w.n_tokens:.1f}", *thinking,
-    )  # fmt: skip
 
 
 def choices_table(view: View) -> TableBlock:
@@ -155,9 +125,10 @@ def _most_different(items: Sequence[QuestionResult], labels: Sequence[str], *, g
 
 
 def _question_line(change: str, item: QuestionResult, labels: Sequence[str]) -> Line:
-    answer = item.choices[item.answer] if 0 <= item.answer < len(item.choices) else ""
+    answer = item.choices[item.answer] if 0 <= item.answer < len(item.choices) else " or ".join(item.answers)
     others = [choice for i, choice in enumerate(item.choices) if i != item.answer]
-    below = f"correct: {format_name(answer, _LONGEST)}; wrong: {'; '.join(format_name(c, _LONGEST) for c in others)}"
+    below = f"correct: {format_name(answer, _LONGEST) or '(no answer)'}"
+    below += f"; wrong: {'; '.join(format_name(c, _LONGEST) for c in others)}" if others else ""
     head = Cell(format_name(item.question, _LONGEST), "", below)
     fractions = (
         f"{100 * item.fraction_correct[label]:.0f}" if label in item.fraction_correct else "" for label in labels

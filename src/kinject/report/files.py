@@ -19,7 +19,7 @@ from kinject.report.augment import write_augment_report
 from kinject.report.documents import write_documents_report
 from kinject.report.flips import read_flips
 from kinject.report.formatting import ROLES, format_count, format_date, format_name, join_words
-from kinject.report.headline import render_doubts, render_headline
+from kinject.report.headline import render_doubts, render_headline, render_outcomes
 from kinject.report.page import Page, render_html, render_markdown
 from kinject.report.plots import arms, sweeps
 from kinject.report.plots.style import Plot, draw_figure
@@ -30,7 +30,7 @@ from kinject.report.view import View, slug
 from kinject.results import Report
 
 _FIGURES: dict[str, Callable[..., Any]] = {
-    "accuracy": arms.accuracy_by_arm, "gains": arms.relative_gains, "k": sweeps.accuracy_by_k,
+    "accuracy": arms.accuracy_by_arm, "outcomes": arms.outcomes_by_arm, "gains": arms.relative_gains, "k": sweeps.accuracy_by_k,
     "scaling": sweeps.scaling_figure, "frontier": sweeps.frontier, "flips": arms.flips, "questions": arms.question_strip,
     "directions": arms.directions, "exposures": sweeps.exposures, "choices": arms.grids, "costs": arms.time_by_arm,
 }  # fmt: skip
@@ -205,7 +205,7 @@ def _make_page(view: View, beside: Beside) -> Page:
         facts=tuple((label, text) for label, text in _facts(view) if text),
         headline=headline,
         sureness=sureness,
-        verdict=(*verdict, render_doubts(view)),
+        verdict=(*verdict, *render_outcomes(view), render_doubts(view)),
         sections=make_sections(view, beside),
         footer=format_name(written + (f" with {versions}." if versions else ".")),
     )

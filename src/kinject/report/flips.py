@@ -18,7 +18,11 @@ from kinject.report.formatting import escape_markdown, format_name, format_promp
 from kinject.report.view import View, arm_label
 from kinject.results import PromptFormat
 
-CHANGES = ("right to wrong", "wrong to right")
+CHANGES = {
+    "right to wrong": False, "wrong to right": True, "right to abstained": False, "abstained to right": True,
+    "abstained to wrong": False, "wrong to abstained": True,
+}  # fmt: skip
+"""What became of an answer -> whether that is good: to decline is better than to be wrong."""
 MOST = 50_000
 """Changed answers in a page; a browser holds as many without a pause."""
 _SHOWN = 5  # of each change of an arm on a question set, where no script runs
@@ -70,6 +74,11 @@ class Flip:
         return any(value is not None for value in (*self.log_probs, *self.base_log_probs))
 
     @property
+    def is_good(self) -> bool:
+        """Whether the answer became better."""
+        return CHANGES[self.change]
+
+    @property
     def notes(self) -> str:
         """The seeds, and the tokens that were cut, in words."""
         notes = ["correct in {} of {} seeds".format(*self.seeds)] if self.seeds else []
@@ -94,8 +103,10 @@ class Flips:
         """One sentence on the changed answers of the page."""
         if not self.rows:
             return "No arm answered a question differently from base: nothing became right, nothing wrong."
-        gained = sum(row.change == CHANGES[1] for row in self.rows)
-        text = f"{len(self.rows):,} answers changed: {gained:,} became right, {len(self.rows) - gained:,} became wrong."
+        ends = [row.change.rpartition(" ")[2] for row in self.rows]
+        counts = {name: ends.count(name) for name in ("right", "wrong", "abstained")}
+        named = [f"{n:,} became {name}" for name, n in counts.items() if n or name != "abstained"]
+        text = f"{len(self.rows):,} answers changed: {', '.join(named).replace('became abstained', 'now abstain')}."
         if len(self.rows) < self.n:
             text += f" These are the first {len(self.rows):,} of {self.n:,}; flips.jsonl in the run folder holds all."
         return text
@@ -121,12 +132,13 @@ class Flips:
         rows = [
             [
                 index(questions, row.question), index(arms, row.arm), index(prompts, row.prompt),
-                CHANGES.index(row.change), row.chosen, row.base_chosen, _rounded(row.log_probs),
+                list(CHANGES).index(row.change), row.chosen, row.base_chosen, _rounded(row.log_probs),
                 _rounded(row.base_log_probs), [index(texts, text) for text in row.passages], row.notes,
             ] for row in self.rows
         ]  # fmt: skip
         asked = [[q.question_set, q.document, q.text, q.choices, q.gold, q.about] for q in questions]
-        data = {"changes": CHANGES, "arms": list(arms), "prompts": list(prompts), "texts": list(texts),
+        data = {"changes": list(CHANGES), "good": list(CHANGES.values()),
+                "arms": list(arms), "prompts": list(prompts), "texts": list(texts),
                 "questions": asked, "rows": rows}  # fmt: skip
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - no tag begins without that character

@@ -11,7 +11,7 @@ from kinject.results import ALPHA, Perplexity, PromptFormat
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-ROLES = {"learning": "to be learned", "retention": "to be kept"}
+ROLES = {"learning": "to be learned", "retention": "to be kept", "unanswerable": "without an answer"}
 """Role of a question set -> its words on the page."""
 
 _FORMATS = {

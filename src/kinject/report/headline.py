@@ -39,6 +39,12 @@ _BESIDE = {
     "not tested": ("it was not tested against retrieval alone on {}", "{set} ({rag})"),
 }
 """Tag of a finding -> words for the question sets that have it, and for each set. A set with too few documents has its own."""
+_DECLINES = "{set} ({before} → {after})"
+_DECLINED = {
+    "declines more": ("it declines more questions that no document answers, of {}", _DECLINES),
+    "declines less": ("it declines fewer questions that no document answers, of {}", _DECLINES),
+    "no change in declining shown": ("no change in declining what no document answers is shown on {}", _DECLINES),
+}
 _TOO_FEW = ("there are too few documents to tell on {}", "{set}")
 _COUNTED = (
     (tuple(_LEARNED), {"learned": "learned", "got worse": "got worse"}),
@@ -85,11 +91,12 @@ def _about(arm: str, view: View, verdict: Sequence[AnsweredQuestion], learned: S
     parts = [_phrases(arm, learned, _LEARNED, view, results)]
     parts += [_phrases(arm, verdict[1].findings, _KEPT, view, results) or _perplexity(view, arm)]
     parts += [_phrases(arm, verdict[2].findings, _BESIDE, view, results) or "retrieval was not tried"]
+    parts += [_phrases(arm, of.findings, _DECLINED, view, results) for of in verdict[3:]]
     both = [f for f in verdict[2].findings if f.tag == "both help" and f.arm.split("+rag")[0] == arm]
     parts += [
         f"both together do better than either ({_percent(results.get((f.arm, f.question_set)))})" for f in both[:1]
     ]
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 def _perplexity(view: View, arm: str) -> str:
@@ -192,6 +199,41 @@ def render_doubts(view: View) -> AnsweredQuestion:
         else "No: every prompt fitted the model's window, and every question has a score."
     )
     return AnsweredQuestion("Did anything go wrong on the way?", lead, tuple(findings))
+
+
+_OUTCOMES = {
+    "answered": ("more answers to what no document says", "fewer answers to what no document says"),
+    "wrong": ("more wrong answers", "fewer wrong answers"),
+}
+
+
+def render_outcomes(view: View) -> tuple[AnsweredQuestion, ...]:
+    """Return what became of wrong answers, and of answers that no document holds; () where models wrote none."""
+    headline = [r for r in view.whole if r.outcomes and r.prompt_format == view.headline(r.question_set)]
+    headline = [
+        r for r in headline if not view.arms[r.model, r.arm].sweep and (not r.k or r.chosen_k or not view.is_study)
+    ]
+    if not headline:
+        return ()
+    findings, leads = [], []
+    for outcome, words in _OUTCOMES.items():
+        for rises, text in zip((True, False), words, strict=True):
+            named = []
+            for result in headline:
+                part = result.outcome(outcome)
+                contrast = None if part is None else part.to_base
+                if part is None or contrast is None or not contrast.is_significant or (contrast.delta > 0) != rises:
+                    continue
+                points, arm, name = format_points(contrast.delta), arm_label(result), format_name(result.question_set)
+                named.append(f"{arm} on {name} ({points} points)")
+                about = f"{outcome} {format_percent(part.rate)} of {part.n:,} questions, {points} points to base"
+                findings.append(
+                    Finding(arm, name, text, "bad" if rises else "good", contrast.delta, about, contrast.scope)
+                )
+            more = f" and {len(named) - _MOST_ARMS} more" if len(named) > _MOST_ARMS else ""
+            leads += [f"{text[:1].upper()}{text[1:]}: {', '.join(named[:_MOST_ARMS])}{more}."] if named else []
+    lead = " ".join(leads) or "No change in wrong answers, or in answers to what no document says, is shown."
+    return (AnsweredQuestion("Does it know what it does not know?", lead, tuple(findings)),)
 
 
 def _failed(view: View) -> Iterator[Finding]:

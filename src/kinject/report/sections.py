@@ -16,7 +16,6 @@ from kinject.report.details import (
     legend_tables,
     question_tables,
     scaling_tables,
-    written_tables,
 )
 from kinject.report.flips import Flips
 from kinject.report.formatting import format_name, format_percent, format_prompt, join_words
@@ -38,12 +37,14 @@ from kinject.report.tables import (
     exposures_table,
     k_tables,
     numbers_tables,
+    outcome_tables,
     paper_tables,
     perplexity_tables,
     published_notes,
     recall_tables,
     subjects_tables,
     sweep_table,
+    written_tables,
 )
 from kinject.report.training import TrainingLog
 from kinject.report.view import View, unscored_text
@@ -52,6 +53,8 @@ _MOST_UNFOLDED = 8  # training runs
 _CAPTIONS = {
     "accuracy": "Fraction of questions answered correctly, with its 95% interval. The number in the margin is the accuracy in "
                 "percent. Ticks below a mark: single seeds. Dashed: chance. Thin line: base without context.",
+    "outcomes": "What became of the written answers: right, abstained, wrong; the first number is the share that is right, the "
+                "last the share that is wrong. Where a question has no answer, to abstain is right, and every answer is wrong.",
     "gains": "Difference to base as a fraction of what base answers above chance (the paper's Figure 2 divides by all of its "
              "accuracy); paler bars have retrieved context. The line is the 95% interval (Fieller), base's uncertainty included. "
              "No bar where base is not above chance: any gain is possible there.",
@@ -77,6 +80,7 @@ _CAPTIONS = {
 _LABELS = {
     "scaling": "Accuracy by parameters and by exposures; the numbers are in the tables below",
     "accuracy": "Accuracy by arm; the numbers are in the tables below",
+    "outcomes": "Right, abstained and wrong answers by arm; the numbers are in the table below",
     "gains": "Relative gain over base by arm",
     "k": "Accuracy by number of retrieved passages; the numbers are in the table above",
     "frontier": "Learning against forgetting; the numbers are in the tables of the sweeps",
@@ -130,7 +134,7 @@ _ABOUT = (
     "“gain”: the change over what base answers above chance, with its 95% interval (Fieller); none where base is not above "
     "chance. “became right” counts questions that base had wrong (with several seeds, by the "
     "majority answer). “detectable”: the least change, in points, that as many questions show with 80% power.",
-    "Chance: the mean of one over the number of choices. Questions without a score are left out.",
+    "Chance: the mean of one over the number of choices; a written answer has none. Questions without a score are left out.",
 )
 _RERUN = {
     "study": "A finished stage is found again by its content, so that a second run does only what is missing. A change of the "
@@ -161,7 +165,7 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
     commands = tuple(format_name(command) for command in report.commands)
     unscored = (Bullets(tuple(map(unscored_text, report.unscored))),) if report.unscored else ()
     numbers: tuple[Block, ...] = (
-        *unscored, *numbers_tables(view), *written_tables(view),
+        *unscored, *numbers_tables(view), *outcome_tables(view),
         *subjects_tables(view), *recall_tables(view), *perplexity_tables(view),
         Bullets((*_method_sentences(view), *_ABOUT), small=True),
     )  # fmt: skip
@@ -170,6 +174,7 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
         Section("What these data cannot tell", (Bullets(render_limitations(view)), *_guessing(view))),
         _claims(view),
         Section("Accuracy by arm", _figure("accuracy", view, drawn, "No arm has a result.")),
+        Section("Right, wrong and abstained", (*_figure("outcomes", view, drawn, ""), *written_tables(view))),
         _paper(view),
         Section("Relative gain by method", _figure("gains", view, drawn, "No arm can be compared with base on learning sets.")),
         Section("Retrieved passages", _figure("k", view, drawn, _no_context(view))),

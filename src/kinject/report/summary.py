@@ -11,7 +11,7 @@ from kinject.report.page import render_markdown_block
 from kinject.report.tables import numbers_tables
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, unscored_text
-from kinject.results import ArmResult, Recall, Report
+from kinject.results import ArmResult, Contrast, Recall, Report
 from kinject.terminal import aligned
 
 _HEAD = ("arm", "K", "format", "shots", "accuracy", "95% interval", "chance", "n", "to base", "gain", "p", "p Holm")
@@ -29,13 +29,13 @@ def render_summary(report: Report) -> str:
     if report.kind == "evaluation":
         names = dict.fromkeys(result.question_set for result in report.results)
         blocks = [
-            *(_set_table(name, report.results) for name in names), _unscored(report), _changes(report),
+            *(_set_table(name, report.results) for name in names), _outcomes(report), _unscored(report), _changes(report),
             *_subject_tables(report.results), _recalls(report.recalls), _perplexities(view),
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
     else:
         blocks = [
-            _arm_table(report), _unscored(report), _perplexities(view), _choices(report), _claims(report),
+            _arm_table(report), _outcomes(report), _unscored(report), _perplexities(view), _choices(report), _claims(report),
             _failures(report),
         ]  # fmt: skip
     blocks.append(" ".join(render_headline(view, render_verdict(view))).strip())
@@ -48,6 +48,25 @@ def render_card_tables(report: Report) -> str:
     headline = " ".join(render_headline(view, render_verdict(view))).strip()
     blocks = [escape_markdown(headline), *("\n".join(render_markdown_block(table)) for table in numbers_tables(view))]
     return "\n\n".join(block for block in blocks if block)
+
+
+def _outcomes(report: Report) -> str:
+    """Return the outcomes of written answers, a row an arm and set, each share with its change to base; "" without any."""
+    rows: list[tuple[str, ...]] = [("set", "arm", "K", "right", "wrong", "abstained", "answered")]
+    for result in report.results:
+        if result.outcomes and (report.kind == "evaluation" or not result.k or result.chosen_k):
+            parts = (result.wrong, result.abstained, result.answered)
+            right = _share(result.accuracy, result.to_base)
+            shares = ("" if part is None else _share(part.rate, part.to_base) for part in parts)
+            rows.append((result.question_set, _arm(result), str(result.k), right, *shares))
+    about = "written answers, each share with its change to base (answered: of the questions that no document answers)"
+    return f"{about}\n{aligned(rows, frozenset(range(2, 7)))}" if len(rows) > 1 else ""
+
+
+def _share(rate: float, contrast: Contrast | None) -> str:
+    if contrast is None:
+        return f"{rate:.3f}"
+    return f"{rate:.3f} ({contrast.delta:+.3f}{'*' if contrast.is_significant else ''})"
 
 
 def _unscored(report: Report) -> str:
@@ -92,7 +111,7 @@ def _settings(result: ArmResult) -> tuple[str, str, str, str]:
 def _changes(report: Report) -> str:
     """Return the change to base of each arm on learning and on retention sets; "" without both."""
     changed = [result for result in report.results if result.to_base is not None]
-    if {result.role for result in changed} != {"learning", "retention"}:
+    if not {result.role for result in changed} >= {"learning", "retention"}:
         return ""
     sets = sorted(dict.fromkeys((result.role, result.question_set) for result in report.results))
     rows: dict[tuple[str, ...], dict[str, str]] = {}

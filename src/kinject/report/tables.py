@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -23,7 +24,8 @@ from kinject.report.formatting import (
 )
 from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
 from kinject.report.view import View, arm_label, exposures_label, tone_of
-from kinject.results import ArmResult, PromptFormat, Subject, Sweep
+from kinject.results import ArmResult, OutcomeResult, PromptFormat, Subject, Sweep
+from kinject.types import Written
 
 _RAG = "+rag"
 _MARKS = {"good": " ▲", "bad": " ▼", "": ""}
@@ -163,12 +165,90 @@ def numbers_tables(view: View) -> list[TableBlock]:
                     questions = format_count(max(r.n for r in results), "question")
                     scopes = {c.scope for r in results for c in (r.to_base, r.to_rag, r.to_plain) if c is not None}
                     models = " · arms with one seed: in these models" if "these models" in scopes else ""
-                    subtitle = f"{format_prompt(form)} · {questions}, chance {chance}{models}"
+                    guessing = f", chance {chance}" if results[0].chance else ""
+                    subtitle = f"{format_prompt(form)} · {questions}{guessing}{models}"
                     tables.append(without_empty_columns(TableBlock(title, subtitle, _NUMBERS, lines, role=role)))
     return tables
 
 
-def _numbers_line(result: ArmResult, base: str) -> Line:
+_OUTCOMES = {
+    "wrong": ("wrong answers", "bad"), "abstained": ("no answer, though there is one", ""),
+    "answered": ("answered, though no document says", "bad"),
+}  # fmt: skip
+"""Outcome of a written answer -> its words, and the tone of more of it."""
+
+
+def outcome_tables(view: View) -> list[TableBlock]:
+    """Return every number of the outcomes of written answers beside right, as `numbers_tables` has those of right."""
+    tables = []
+    for model in view.report.models:
+        for name in view.sets("", model):
+            for form in view.formats(name):
+                shown = view.shown(model, name, form)
+                for outcome, (words, more) in _OUTCOMES.items():
+                    parts = [(result, part) for result in shown if (part := result.outcome(outcome)) is not None]
+                    if parts:
+                        title = f"{view.set_label(name, form, model)}: {words}"
+                        lines = tuple(_outcome_line(result, part, view.base(model), more) for result, part in parts)
+                        columns = ("arm", "share", *_NUMBERS[2:6], "came", "went", *_NUMBERS[8:])
+                        about = f"{format_prompt(form)} · {format_count(max(part.n for _, part in parts), 'question')}"
+                        tables.append(without_empty_columns(TableBlock(title, about, columns, lines, folded=True)))
+    return tables
+
+
+def _outcome_line(result: ArmResult, part: OutcomeResult, base: str, more: str) -> Line:
+    as_right = replace(
+        result, by_seed=part.by_seed, accuracy=part.rate, low=part.low, high=part.high, n=part.n, n_unscored=0,
+        to_base=part.to_base,
+    )  # fmt: skip
+    tones = {"": "", "good": more, "bad": "good" if more else ""}
+    return _numbers_line(as_right, base, tones[tone_of(as_right)])
+
+
+def written_tables(view: View) -> tuple[TableBlock, ...]:
+    """Return a table of the answers that models wrote: right, wrong and abstained stand apart; () if none did."""
+    written = [result for result in view.report.results if result.written is not None and not result.subject]
+    lines = [_written_line(result, result.written) for result in written if result.written is not None]
+    columns = (
+        "set", "model", "arm", "asked", "right", "wrong", "abstained", "answered without an answer", "unread", "exact match",
+        "F1", "contains", "tokens", "thinking", "thinking cut",
+    )  # fmt: skip
+    about = (
+        "below each share its 95% interval; ▲ more and ▼ less than base (corrected p below 0.05); wrong: neither right nor "
+        "abstained; abstained: declines, though there is an answer; F1: mean of SQuAD's; tokens: mean length"
+    )
+    if any(result.outcome("answered") for result in written):
+        about += "; answered without an answer: of the questions that no document answers, where to abstain is right"
+    if any(result.written.unread for result in written if result.written):
+        about += "; unread: wrong, as no letter can be read"
+    if any(result.written.n_thinking for result in written if result.written):
+        about += "; thinking: mean length before the answer; thinking cut: it did not end by itself"
+    table = TableBlock("Answers that the models wrote", about, columns, tuple(lines), heads=4)
+    return (with_common_heads(without_empty_columns(table)),) if lines else ()
+
+
+def _written_line(result: ArmResult, written: Written) -> Line:
+    w, lettered = written, result.format == "letters-written"
+    texts = ("", "", "") if lettered else map(format_percent, (w.exact, w.f1, w.contains))
+    thinking = (f"{w.n_thinking:.1f}", format_percent(w.thinking_cut)) if w.n_thinking else ("", "")
+    return line(
+        format_name(result.question_set), format_name(result.model), arm_label(result), format_prompt(result.prompt_format),
+        accuracy_cell(result), *(_share_cell(result.outcome(name), more) for name, (_, more) in _OUTCOMES.items()),
+        format_percent(w.unread) if lettered else "", *texts, f"{w.n_tokens:.1f}", *thinking,
+    )  # fmt: skip
+
+
+def _share_cell(part: OutcomeResult | None, more: str) -> Cell:
+    if part is None:
+        return Cell("")
+    mark, tone = "", ""
+    if part.to_base is not None and part.to_base.is_significant:
+        grew = part.to_base.delta > 0
+        mark, tone = (" ▲", more) if grew else (" ▼", "good" if more else "")
+    return Cell(f"{100 * part.rate:.1f}{mark}", tone, f"{100 * part.low:.1f} – {100 * part.high:.1f}")
+
+
+def _numbers_line(result: ArmResult, base: str, tone: str | None = None) -> Line:
     seeds = ", ".join(f"{100 * value:.1f}" for value in result.by_seed) if len(result.by_seed) > 1 else ""
     accuracy = format_percent(result.accuracy) + (f" ({result.n_unscored:,} unscored)" if result.n_unscored else "")
     start = (Cell(arm_label(result)), Cell(accuracy, "", _bounds(result)), Cell(seeds), Cell(f"{result.n:,}"))
@@ -176,10 +256,12 @@ def _numbers_line(result: ArmResult, base: str) -> Line:
     if contrast is None:
         name = "base" if result.arm == base and not result.k else "base has no score"
         return Line((*start, Cell(name), *(Cell("") for _ in _NUMBERS[len(start) + 1 :])))
-    tone, bounds = tone_of(result), ""
+    bounds = ""
+    mark = {-1: _MARKS["bad"], 1: _MARKS["good"]}[1 if contrast.delta > 0 else -1] if tone_of(result) else ""
+    tone = tone_of(result) if tone is None else tone
     if contrast.low is not None and contrast.high is not None:
         bounds = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
-    delta = Cell(format_points(contrast.delta) + _MARKS[tone], tone, bounds)
+    delta = Cell(format_points(contrast.delta) + mark, tone, bounds)
     relative = Cell("")
     if contrast.relative is not None:
         ends = (contrast.relative_low, contrast.relative_high)
@@ -200,12 +282,19 @@ def sweep_table(view: View, sweep: Sweep) -> TableBlock:
     sets = view.sets("", sweep.model)
     lines = []
     for point in sweep.points:
-        cells = [accuracy_cell(view.point(sweep, point, name)) for name in sets]
+        found = [view.point(sweep, point, name) for name in sets]
+        cells = [accuracy_cell(result) for result in found]
+        cells += [
+            _share_cell(None if result is None else result.outcome(name), more)
+            for result in found for name, (_, more) in _OUTCOMES.items()
+        ]  # fmt: skip
         missing = "" if any(cell.text for cell in cells) else "no result"
         lines.append(line(Cell(format_name(point.label), "", missing), format_name(point.arm), *cells))
     title = format_name(sweep.name) + (f", {format_name(sweep.model)}" if view.several_models else "")
-    columns = ("value", "arm", *map(format_name, sets))
-    return TableBlock(f"{title}: accuracy in %", format_name(sweep.key), columns, tuple(lines), folded=True, heads=2)
+    shares = (f"{format_name(name)}, {outcome}" for name in sets for outcome in _OUTCOMES)
+    columns = ("value", "arm", *map(format_name, sets), *shares)
+    table = TableBlock(f"{title}: accuracy in %", format_name(sweep.key), columns, tuple(lines), folded=True, heads=2)
+    return without_empty_columns(table)
 
 
 def subjects_tables(view: View) -> list[TableBlock]:

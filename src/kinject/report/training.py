@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -262,7 +263,7 @@ def _draw_loss(panel: Axes, run: TrainingRun) -> None:
 
 
 def _draw_probes(panel: Axes, run: TrainingRun) -> None:
-    counts = {"learning": 0, "retention": 0}
+    counts = Counter[str]()
     for name, role in run.probes.items():
         series = run.series.get(f"eval_{name}_accuracy")
         if series is None:

@@ -1,4 +1,4 @@
-"""The verdict in words on learning, forgetting and retrieval.
+"""The verdict in words on learning, forgetting, retrieval, and answers that no document gives.
 
 Every number comes from the report, and each contrast's test decides its significance. A question set is judged in the
 prompt format that the recipe lists first; a clause sums up the other formats.
@@ -38,6 +38,7 @@ _MOST_NAMED = 4  # arms in one lead; more are counted
 _MOST_PLACES = 4  # question sets by models with a sentence each
 _LEARNED = ("learned", "no learning shown", "got worse")
 _KEPT = ("gained", "no loss shown", "forgot")
+_DECLINED = ("declines more", "no change in declining shown", "declines less")
 _RETRIEVED = ("retrieval helps", "no help shown", "retrieval hurts")
 _AGAINST = ("better than retrieval", "no difference shown", "retrieval better")
 _ADDED = ("adds to retrieval", "no addition shown", "hurts retrieval")
@@ -49,6 +50,9 @@ _LEADS = {
     "gained": "{arms} gained",
     "no loss shown": "no loss is shown for {arms}",
     "forgot": "{arms} forgot",
+    "declines more": "{arms} declined more often",
+    "no change in declining shown": "no change is shown for {arms}",
+    "declines less": "{arms} declined less often, and answered what no document says",
     "better than retrieval": "{arms} did better than retrieval alone",
     "retrieval better": "retrieval alone did better than {arms}",
     "no difference shown": "no difference to retrieval alone is shown for {arms}",
@@ -95,9 +99,11 @@ class AnsweredQuestion:
 
 
 def render_verdict(view: View) -> tuple[AnsweredQuestion, ...]:
-    """Return the practitioner's three questions with their answers, base model by base model."""
+    """Return the practitioner's three questions with their answers, base model by base model; a fourth where it was asked."""
     learning = [_Judge(view, model, name) for model in view.report.models for name in view.sets("learning", model)]
     retention = [_Judge(view, model, name) for model in view.report.models for name in view.sets("retention", model)]
+    nobody = [_Judge(view, model, name) for model in view.report.models for name in view.sets("unanswerable", model)]
+    made_up = [judge.unanswerable() for judge in nobody] + list(_without_score(view, "unanswerable"))
     cannot = f"This {view.report.kind} cannot say: {{}}."
     return (
         _answer("Did it learn?", cannot.format(_NO_LEARNING),
@@ -106,6 +112,7 @@ def render_verdict(view: View) -> tuple[AnsweredQuestion, ...]:
                 [*(judge.retention() for judge in retention), *_without_score(view, "retention"), *_perplexities(view)]),
         _answer("Would retrieval have done better, or do both help?", cannot.format(_NO_RETRIEVAL),
                 [judge.retrieval() for judge in learning]),
+        *([_answer("Does it answer what no document says?", "No arm was compared.", made_up)] if made_up else ()),
     )  # fmt: skip
 
 
@@ -198,6 +205,25 @@ class _Judge:
         ]
         start = self._start("a loss could not show here", "there is something to lose")
         return self._lead(findings, self.diverged), [*start, *findings]
+
+    def unanswerable(self) -> tuple[str, list[Finding]]:
+        """Return the lead and the findings on questions that have no answer: declined before and after training."""
+        findings = []
+        for result, contrast in _compared(self.plain):
+            text = f"To decline is correct here: {self._change(result, contrast)}{self._declined(result)}"
+            findings.append(self._finding(result, *_judged(contrast, _DECLINED), contrast.delta, text, contrast.scope))
+        return self._lead(findings, self.diverged), findings
+
+    def _declined(self, result: ArmResult) -> str:
+        """Return how often an arm declined questions that have an answer, and the change to base; "" if none was written."""
+        parts = []
+        for name in self.view.sets("learning", self.model):
+            own = next((r for r in self.view.shown(self.model, name) if (r.arm, r.k) == (result.arm, 0)), None)
+            declined = own.abstained if own is not None else None
+            if declined is not None and declined.to_base is not None:
+                change = f"{_difference(declined.to_base)}{_unseen(declined.to_base)}"
+                parts.append(f"{format_percent(declined.rate)} of {format_name(name)}, {change}")
+        return f" Of the questions that have an answer, it declined {join_words(parts)}." if parts else ""
 
     def retrieval(self) -> tuple[str, list[Finding]]:
         """Return the lead and the findings on retrieval against training."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -34,7 +35,10 @@ from kinject.sandbox.templates import ANSWERS, FOLLOW_UPS
 Message = dict[str, str]
 CHAT_CORPUS: Final = Path("runs/sandbox/chat.jsonl")
 """The rows of recipes/sandbox/instruct.yaml."""
-N_DIALOGUES: Final = 12_000
+N_DIALOGUES: Final = 16_000
+_N_FACTS: Final = 100
+_N_FEW: Final = 400
+"""Dialogues of which a model writes the last answer itself."""
 _KEYS: Final = {"birth_year": "year", "home_town": "town", "school": "school", "employer": "firm", "field": "field"}
 """Attribute -> its word in JSON and in lists."""
 _REFUSAL: Final = f"{ABSTENTION.strip()}."
@@ -160,7 +164,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
         )
         if draw < 0.6 and _is_kept(known, attribute, form):
             continue
-        if draw < 0.8:
+        if draw < 0.87:
             person, is_known = (known, True) if draw < 0.6 else (stranger, False)
             talk.ask(person, attribute, form, refuse=not is_known)
         else:
@@ -173,7 +177,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     return talk.messages
 
 
-def create_chat_questions(n_each: int = 20, seed: int = SEED) -> list[dict[str, Any]]:
+def create_chat_questions(n_each: int = 10, seed: int = SEED) -> list[dict[str, Any]]:
     """Return the sandbox's chat probe: rows with `messages` up to the question, and `checks` of the answer.
 
     Subjects: each form once in the user's turn and once in the system's, ``refusal``, ``follow-up`` (who is meant is in an
@@ -224,6 +228,31 @@ def _row(
     return {**head, **({"messages": list(before)} if before else {}), "question": question, "checks": dict(checks)}
 
 
+def write_chat_questions(root: Path) -> list[Path]:
+    """Write the probe and questions on 100 new and known facts in a chat below eval/sandbox/ of `root`; return their paths."""
+    folder, country = root / "eval" / "sandbox", create_country()
+    paths = [folder / f"{name}.jsonl" for name in ("chat", "chat_new", "chat_known")]
+    write_jsonl(paths[0], create_chat_questions())
+    for path, people in ((paths[1], country.new), (paths[2], country.known)):
+        rng = seeded_random("chat facts", path.name)
+        pairs = shuffled([(person, attribute) for person in people for attribute in ATTRIBUTES], rng)[:_N_FACTS]
+        write_jsonl(
+            path,
+            (
+                _row(
+                    attribute,
+                    person,
+                    [],
+                    render_question(person, attribute, rng),
+                    {"contains": [person.facts[attribute]]},
+                )
+                for person, attribute in pairs
+            ),
+        )
+    return paths
+
+
 def write_dialogues(path: Path = CHAT_CORPUS, n_rows: int = N_DIALOGUES, seed: int = SEED) -> int:
-    """Write the rows of `generate_dialogues` as JSON lines; return their number."""
+    """Write the rows of `generate_dialogues` as JSON lines, and the first of them beside it; return the number of rows."""
+    write_jsonl(path.with_name(f"{path.stem}-few{path.suffix}"), islice(generate_dialogues(n_rows, seed), _N_FEW))
     return write_jsonl(path, generate_dialogues(n_rows, seed))

@@ -59,7 +59,7 @@ _FEWEST_VALUES = 3
 
 
 def summarize_arms(
-    records: Records, arms: Sequence[Arm], roles: Mapping[str, str], chosen_k: Mapping[Any, int]
+    records: Records, arms: Sequence[Arm], roles: Mapping[str, Role], chosen_k: Mapping[Any, int]
 ) -> list[ArmResult]:
     """Return every arm in every setting it was asked in, then the recipe's own arms by subject where there are several.
 
@@ -88,7 +88,7 @@ def summarize_arms(
 @dataclass(frozen=True)
 class _Summary:
     records: Records
-    roles: Mapping[str, str]
+    roles: Mapping[str, Role]
     chosen_k: Mapping[Any, int]
 
     def subjects(self, arm: Arm, setting: AskSetting) -> list[str]:
@@ -122,11 +122,10 @@ class _Summary:
         }
         written = [] if subject else self.records.every_answer(arm.model, arm.name, setting)
         estimate = bounded_accuracy(own)
-        kind: Role = "retention" if self.roles[setting.question_set] == "retention" else "learning"
         return ArmResult(
             model=arm.model, arm=arm.name, question_set=setting.question_set,
-            role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
-            k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
+            role="baseline" if setting.format in WITHOUT_QUESTION else self.roles[setting.question_set],
+            format=setting.format, shots=setting.shots, k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
             chance=chance([n for i in columns if (n := answers[i].n_choices)]),
             by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
@@ -366,7 +365,7 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
     grouped: dict[tuple[str, str, str, int], list[float]] = {}
     for run in runs:
         arm, train = run.arm, run.train
-        if train is None or arm.alpha is not None or run.seed not in records.seeds(arm.model, arm.name):
+        if train is None or arm.alpha is not None or arm.through or run.seed not in records.seeds(arm.model, arm.name):
             continue
         read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
         for setting in records.headline_settings(arm.model, arm.name, {}):
@@ -395,7 +394,7 @@ class Measures:
     parameters: Mapping[str, int]
 
 
-def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
+def make_scaling(section: ScalingSection, roles: Mapping[str, Role], measures: Measures) -> Scaling:
     """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
     points: list[ScalingPoint] = []
     for name in section.question_sets:

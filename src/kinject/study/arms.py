@@ -38,6 +38,8 @@ class Arm:
     seeds: tuple[int, ...]
     resources: ResourcesSection
     sweep: str = ""
+    through: str = ""
+    then: str = ""
 
     @property
     def trained(self) -> bool:
@@ -152,6 +154,7 @@ def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tu
         name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
         match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "", alpha=item.alpha,
         rag=item.rag, seeds=item.seeds or section.seeds, resources=item.resources or section.resources,
+        through=item.through or "", then=item.then or "",
     )  # fmt: skip
 
 
@@ -228,6 +231,7 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
             recipe["corpus"] = arm.corpus
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
+        recipe |= {key: value for key, value in (("through", arm.through), ("then", arm.then)) if value}
         matched = arm.match_steps_of or arm.match_tokens_of
         found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
     return tuple(found)

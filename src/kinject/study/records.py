@@ -14,7 +14,7 @@ from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
-from kinject.eval.scores import WRITTEN_SCORES, Score, rescored, text_score, written_choices
+from kinject.eval.scores import WRITTEN_SCORES, Score, outcome_of, rescored, text_score, written_choices
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.recipe import EvalRecipe
@@ -184,7 +184,7 @@ class Records:
     ) -> Iterator[tuple[Sequence[Answer], Sequence[Answer]]]:
         """Yield the answers of every seed of the arm, and of `base` without context, where most of them changed.
 
-        A question that half of the seeds answer correctly did not change.
+        That is where more than half of the seeds have one outcome, and another one before.
         """
         plain = setting._replace(k=0)
         if plain not in self.settings(model, base):
@@ -196,8 +196,8 @@ class Records:
         )  # fmt: skip
         scored = set(self.matrix(model, base, plain).question_ids)
         for question_id in filter(scored.__contains__, self.matrix(model, arm, setting).question_ids):
-            shares = [sum(map(is_correct, of)) / len(of) for of in (now[question_id], before[question_id])]
-            if (shares[0] - 0.5) * (shares[1] - 0.5) < 0:
+            after, was = most_common_outcome(now[question_id]), most_common_outcome(before[question_id])
+            if after and was and after != was:
                 yield now[question_id], before[question_id]
 
     def _ids(self, model: str, arm: str, setting: AskSetting) -> list[str]:
@@ -289,17 +289,24 @@ def _flip_row(
     question: Question, now: Sequence[Answer], before: Sequence[Answer], passages: Mapping[str, Passage]
 ) -> Row:
     first, gold = now[0], question.answer
+    after, was = most_common_outcome(now), most_common_outcome(before)
     contexts = [passages[item] for item in first.context_ids if item in passages]
     return {
         "question_set": first.question_set, "format": first.format, "shots": first.shots,
-        "k": first.k, "change": "wrong to right" if _vote(now, gold) == gold else "right to wrong", "question_id": question.id,
+        "k": first.k, "change": f"{was} to {after}", "question_id": question.id,
         "subject": question.subject, "document_id": question.document_id, "question": question.question,
         "choices": list(question.choices), "gold": gold, "chosen": _vote(now, gold), "base_chosen": _vote(before, gold),
         "log_probs": _means(now), "base_log_probs": _means(before), "truncated": max(answer.truncated for answer in now),
         "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
         "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in contexts],
-        **written_choices(before[0], first),
+        **written_choices(*(next(a for a in of if outcome_of(a) == name) for of, name in ((before, was), (now, after)))),
     }  # fmt: skip
+
+
+def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
+    """Return the outcome of more than half of the seeds' answers to a question; None if there is none."""
+    outcomes = list(map(outcome_of, answers))
+    return next((outcome for outcome in dict.fromkeys(outcomes) if 2 * outcomes.count(outcome) > len(outcomes)), None)
 
 
 def _vote(answers: Sequence[Answer], gold: int) -> int:

@@ -25,7 +25,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
-from kinject.eval.plan import is_task
+from kinject.eval.plan import is_task, role_of
 from kinject.eval.prompts import FROM_TASK
 from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model, read_recipe
@@ -286,7 +286,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
     """Return the result of a study whose stages have run; at least one arm must have been evaluated."""
     recipe, section = study.recipe, study.recipe.study
     arms = [arm for arm in study.arms if records.seeds(arm.model, arm.name)]
-    roles = {item.name: item.role for item in study.question_sets}
+    roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
     results = summarize_arms(records, arms, roles, study.chosen_k)
     sweeps = make_sweeps(section, study.expanded)
     scaling = None
@@ -304,7 +304,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status, records)),
         unscored=tuple(
             UnscoredResult(
-                model, arm, setting.question_set, "retention" if roles[setting.question_set] == "retention" else "learning",
+                model, arm, setting.question_set, roles[setting.question_set],
                 setting.format, setting.shots, setting.k, n, records.score(setting), seed,
             ) for model, arm, seed, setting, n in records.unscored
         ),

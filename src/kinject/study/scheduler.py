@@ -18,7 +18,7 @@ from kinject.eval.tasks.task import read_task
 from kinject.executors import Executor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
-from kinject.results import Choice, fewest_for
+from kinject.results import Choice, Role, fewest_for
 from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, find_heirs, override_arguments
 from kinject.study.check import check_names, head_format
 from kinject.study.stages import ArmRun, Planner, Stage
@@ -91,7 +91,7 @@ class SplitQuestions:
     """A question set as values of eval.questions: its test questions, and its validation questions if it has any."""
 
     name: str
-    role: str
+    role: Role
     test: dict[str, Any]
     validation: dict[str, Any] | None
     n_left_out: int = 0

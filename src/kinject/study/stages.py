@@ -38,10 +38,10 @@ from kinject.process import core_count, peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection
 from kinject.sandbox import (
-    BASE,
     BASE_CORPUS,
+    BASE_RUN,
     CHAT_CORPUS,
-    INSTRUCT,
+    base_id,
     write_base,
     write_base_corpus,
     write_dialogues,
@@ -50,8 +50,8 @@ from kinject.sandbox import (
 from kinject.signals import running_time
 from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
-_SHIPPED = {f"sandbox-{shipped.name}": shipped for shipped in (BASE, INSTRUCT)}
-"""Entries of study.setup that lay down a model of the sandbox as it ships."""
+SANDBOX_BASE = "sandbox-base"
+"""Entry of study.setup that lays down the sandbox's base model as it ships."""
 _SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
     "sandbox-corpus": lambda: BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
     "sandbox-sentences": lambda: write_sentence_rows(BASE_CORPUS.parent),
@@ -148,9 +148,8 @@ class Planner:
     def _setup_stage(self, entry: str, overrides: Mapping[str, Any] | None = None) -> Stage:
         if entry in _SANDBOX_ROWS:
             return Stage(content_id(_FORMAT, entry), "setup", BASE_CORPUS.parent, entry, (), label=entry)
-        if entry in _SHIPPED:
-            shipped = _SHIPPED[entry]
-            return Stage(content_id(_FORMAT, entry, shipped.id), "setup", shipped.run_dir, entry, (), label=entry)
+        if entry == SANDBOX_BASE:
+            return Stage(content_id(_FORMAT, entry, base_id()), "setup", BASE_RUN, entry, (), label=entry)
         arguments = override_arguments(overrides or {})
         values = read_values(Path(entry), arguments)
         identity = content_id(_FORMAT, "setup", *self._hashed(values))
@@ -165,7 +164,7 @@ class Planner:
         if not arm.trained:
             return ArmRun(arm, seed, (), base, None)
         stages, corpus = self._corpus_stages(arm, seed)
-        overrides = {**arm.train_overrides, "model.path": base, "corpus.path": str(corpus), "seed": seed}
+        overrides = {**arm.train_overrides, "model.path": arm.through or base, "corpus.path": str(corpus), "seed": seed}
         dependencies = [stage.id for stage in stages[-1:]]
         parameters = {}
         matched = arm.match_steps_of or arm.match_tokens_of
@@ -182,6 +181,19 @@ class Planner:
             merging = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
             stages.append(self._arm_stage(arm, "merge", label, dependencies=[train.id], parameters=merging))
             model_dir = stages[-1].folder / f"alpha-{arm.alpha:g}"
+        if arm.through:
+            sum_of = {
+                "tuned": str(model_dir),
+                "add": base,
+                "minus": arm.through,
+                "hash": input_hashes(base, self.cache_dir),
+            }
+            stages.append(self._arm_stage(arm, "merge", label, dependencies=[stages[-1].id], parameters=sum_of))
+            model_dir = stages[-1].folder / "merged"
+        if arm.then:
+            further = {"model.path": str(model_dir), "seed": seed}
+            stages.append(self._arm_stage(arm, "train", label, arm.then, further, [stages[-1].id]))
+            model_dir = stages[-1].folder / "model"
         return ArmRun(arm, seed, tuple(stages), str(model_dir), train)
 
     def _corpus_stages(self, arm: Arm, seed: int) -> tuple[list[Stage], Path]:
@@ -314,8 +326,8 @@ def _run_setup(stage: Stage) -> dict[str, Any]:
     if stage.recipe in _SANDBOX_ROWS:
         _SANDBOX_ROWS[stage.recipe]()
         return {}
-    if stage.recipe in _SHIPPED:
-        write_base(shipped=_SHIPPED[stage.recipe])
+    if stage.recipe == SANDBOX_BASE:
+        write_base()
         return {}
     return _train_recipe(read_recipe(Path(stage.recipe), stage.overrides, "train"))
 
@@ -414,9 +426,18 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
 
 
 def _run_merge(stage: Stage) -> dict[str, Any]:
-    from kinject.train.merge import merge
+    from kinject.train.difference import add_difference
+    from kinject.train.merge import apply_adapter, merge
 
-    merge(stage.parameters["base"], stage.parameters["tuned"], [stage.parameters["alpha"]], stage.folder)
+    values = stage.parameters
+    if "alpha" in values:
+        merge(values["base"], values["tuned"], [values["alpha"]], stage.folder)
+        return {}
+    if (Path(values["tuned"]) / "adapter_config.json").is_file():
+        made = apply_adapter(values["tuned"], values["add"], stage.folder)
+    else:
+        made = add_difference(values["tuned"], values["add"], values["minus"], [1.0], stage.folder)[1.0]
+    made.replace(stage.folder / "merged")
     return {}
 
 

@@ -13,10 +13,8 @@ __all__ = ["render_summary", "train"]
 
 def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
     """Train as `recipe` says into its run_dir; see `kinject.train.run.run`. Imports torch when called."""
-    from kinject.process import quick_imports
+    from kinject.train.run import run
 
-    with quick_imports():
-        from kinject.train.run import run
     return run(recipe, resume=resume, overwrite=overwrite)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from kinject import models
 from kinject.corpus.packing import PackedRows, TrainingRow
+from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
 from kinject.process import first_process_first, tensor_parallel_size
@@ -20,6 +21,7 @@ from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
 from kinject.train.config import make_lora_config, make_sft_config
 from kinject.train.data import (
+    REPLAY,
     Collator,
     Corpora,
     RowDataset,
@@ -38,6 +40,7 @@ from kinject.train.load import (
     precision_warnings,
     take_over_sharding,
     widen_adapter,
+    write_own_answers,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SharpnessAware
@@ -93,6 +96,9 @@ def _make_trainer(
 
     def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora]:
         corpora = open_corpora(recipe, hashes)
+        own = write_own_answers(recipe)
+        if own is not None:
+            corpora.parts[REPLAY] = dataclasses.replace(corpora.parts[REPLAY], rows=CorpusFile(own, REPLAY))
         tokenizer = load_training_tokenizer(recipe, corpora.rows)
         return corpora, tokenizer, tokenize_and_pack(recipe, tokenizer, corpora)
 

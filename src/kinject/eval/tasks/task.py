@@ -182,12 +182,23 @@ def _generation(path: Path, config: Mapping[str, Any]) -> Generation:
     """Return the bounds of an answer; without `until` it ends at the text between examples, as in the harness."""
     options = config.get("generation_kwargs") or {}
     where = f"{path}: generation_kwargs"
-    if not isinstance(options, Mapping) or set(options) - {"until", "do_sample", "temperature", *_LIMITS}:
+    if not isinstance(options, Mapping) or set(options) - {
+        "until",
+        "do_sample",
+        "temperature",
+        "top_p",
+        "num_beams",
+        *_LIMITS,
+    }:
         raise InputError(
             f"{where}: found {options!r:.80}, kinject reads until, do_sample, temperature and max_gen_toks."
         )
     if options.get("do_sample") or options.get("temperature", 0) not in (None, 0):
         raise InputError(f"{where}: asks for samples, kinject takes the likeliest tokens. Set do_sample: false.")
+    if options.get("num_beams", 1) != 1:
+        raise InputError(
+            f"{where}: num_beams: found {options['num_beams']!r}, kinject searches with no beam. Set it to 1."
+        )
     until = options.get("until", str(config.get("fewshot_delimiter", "\n\n")))
     stop = [until] if isinstance(until, str) else until
     most = next((options[name] for name in _LIMITS if options.get(name) is not None), _MOST_TOKENS)

@@ -20,6 +20,7 @@ from kinject.report.plots.style import (
     LEARNING,
     LONGEST,
     MUTED,
+    OTHER,
     PAPER,
     RETENTION,
     RULE,
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHADES = ((1.0, 1.0), (0.5, 0.55), (0.0, 0.25))  # (fraction of seeds above this, opacity)
-_ROLE_MARKS = {"learning": ("o", LEARNING), "retention": ("s", RETENTION), "baseline": ("D", MUTED)}
+_ROLE_MARKS = {
+    "learning": ("o", LEARNING), "retention": ("s", RETENTION), "unanswerable": ("^", SERIES[3][0]), "baseline": ("D", MUTED),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,38 @@ def _draw_result(panel: Axes, row: int, result: ArmResult) -> None:
     )  # fmt: skip
     margin_text(panel, row, f"{100 * result.accuracy:.1f}")
     add_tip(panel, result.accuracy, row, result_text(result))
+
+
+def outcomes_by_arm(view: View, *, columns: int = 3) -> Figure | None:
+    """Return the shares of written answers that are right, abstained and wrong: a panel for each set, a bar for each arm."""
+    drawn = [panel for panel in model_panels(view) if any(result.outcomes for result in panel.results)]
+    if not drawn:
+        return None
+    names = _row_names(drawn, base=True)
+    with style():
+        figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
+        for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
+            prepare_rows(panel, names, labelled=index % n_columns == 0)
+            panel.set_xlim(0, 1)
+            panel.set_xticks(*TICKS)
+            panel.grid(visible=False)
+            for result in shown.results:
+                _draw_outcomes(panel, names.index(arm_label(result)), result)
+            panel.set_title(shown.title(view), fontweight="bold")
+        marks = {"right": LEARNING, "abstained": OTHER, "wrong": RETENTION}
+        add_legend(figure, [line_mark(name, marker="s", color=colour, linestyle="none") for name, colour in marks.items()],
+                   columns)  # fmt: skip
+    return figure
+
+
+def _draw_outcomes(panel: Axes, row: int, result: ArmResult) -> None:
+    abstained = result.abstained.rate if result.abstained is not None else 0.0
+    parts = (result.accuracy, abstained, max(0.0, 1 - result.accuracy - abstained))
+    starts = (0.0, parts[0], parts[0] + parts[1])
+    panel.barh([row] * 3, parts, left=starts, height=0.66, color=[LEARNING, OTHER, RETENTION], linewidth=0)
+    text = f"{arm_label(result)} on {format_name(result.question_set)}: right {format_percent(parts[0])}, "
+    add_tip(panel, 0.5, row, f"{text}abstained {format_percent(parts[1])}, wrong {format_percent(parts[2])}")
+    margin_text(panel, row, f"{100 * parts[0]:.0f} | {100 * parts[2]:.0f}")
 
 
 def relative_gains(view: View, *, columns: int = 3) -> Figure | None:

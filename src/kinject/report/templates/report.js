@@ -30,9 +30,11 @@
       const now = margin(logProbs, asked.gold);
       return {
         order, question, asked, passages, notes, chosen, baseChosen, logProbs, baseLogProbs, was, now,
-        set: asked.set, doc: asked.doc, arm: data.arms[arm], prompt: data.prompts[prompt], change: data.changes[change],
+        set: asked.set, doc: asked.doc, arm: data.arms[arm], prompt: data.prompts[prompt], change: data.changes[change], good: data.good[change],
         text: asked.text, before: asked.choices[baseChosen] ?? "–", after: asked.choices[chosen] ?? "–",
         moved: was === null || now === null ? null : now - was,
+        written: logProbs.concat(baseLogProbs).every((value) => value === null), // then the choices are the accepted, and both
+        accepted: asked.choices.slice(0, baseChosen ?? 0).join(" | "),
       };
     });
   }
@@ -84,18 +86,19 @@
 
   function lineOf(row, data) {
     const line = make("tr");
-    const tag = make("span", row.change, row.change === data.changes[1] ? "tag good" : "tag bad");
+    const tag = make("span", row.change, row.good ? "tag good" : "tag bad");
     const moved = row.moved === null ? "–" : `${number(row.was)} → ${number(row.now)}`;
     line.append(
       cell("change", tag), cell("arm", row.arm), cell("set", row.set), cell("document", row.doc || "–"),
       cell("question", detailsOf(row, data)), cell("base answered", row.before), cell("arm answered", row.after),
-      cell("margin", moved),
+      row.written ? cell("accepted", row.accepted) : cell("margin", moved),
     );
     return line;
   }
 
   const COLUMNS = [["change", "change"], ["arm", "arm"], ["set", "set"], ["document", "doc"], ["question", "text"],
     ["base answered", "before"], ["arm answered", "after"], ["margin, base → arm", "moved"]];
+  const ACCEPTED = ["accepted", "accepted"]; // instead of the margin, where all answers are written
 
   // Return how two rows compare by one column. Texts are compared by their rank: few are different, so each is ranked once.
   function compare(rows, key, direction) {
@@ -204,13 +207,14 @@
 
     function heading() {
       const line = make("tr");
-      for (const [label] of COLUMNS) {
+      const columns = rows.every((row) => row.written) ? [...COLUMNS.slice(0, -1), ACCEPTED] : COLUMNS;
+      for (const [label] of columns) {
         const head = make("th", label);
         head.scope = "col";
         line.append(head);
       }
       makeSortable(line, (column, direction) => {
-        state.sort = direction ? COLUMNS[column][1] : "";
+        state.sort = direction ? columns[column][1] : "";
         state.direction = direction;
         update();
       });
@@ -239,14 +243,16 @@
     status.setAttribute("aria-live", "polite");
     const head = make("thead");
     head.append(heading());
-    const table = make("table", "", "changes");
+    const table = make("table", "", rows.every((row) => row.written) ? "changes texts" : "changes");
     table.append(head, body);
     const pager = make("div", "", "pager");
     buttons.previous = turn("← previous", -1);
     buttons.next = turn("next →", 1);
     pager.append(buttons.previous, status, buttons.next);
     render();
-    const about = "Margin: how much likelier the correct choice is than the best wrong one, as a difference of log-probs.";
+    const about = rows.some((row) => !row.written)
+      ? "Margin: how much likelier the correct choice is than the best wrong one, as a difference of log-probs."
+      : "Both answers stand side by side; a question opens to the accepted ones and to the passages before it.";
     root.replaceChildren(controls, pager, make("p", about, "sub"), table);
     for (const [event, size] of [["beforeprint", ON_PAPER], ["afterprint", ON_SCREEN]]) {
       addEventListener(event, () => {

@@ -1,0 +1,166 @@
+"""A conversation with one or several models: the same turns, each with its own answers, with and without passages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinject.corpus.questions import question_prompt
+from kinject.disk import read_manifest
+from kinject.errors import InputError
+from kinject.eval.retrieval import make_retriever, read_passages
+from kinject.eval.retrievers import Retriever
+from kinject.models import LoadedModel, load_model
+from kinject.recipe.eval_section import RetrievalSection
+from kinject.types import Message
+
+Write = Callable[[str], None]
+"""Gets each piece of a text as it comes. A model wrote it: characters that control a terminal are still in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSetup:
+    """What is asked: models by label, the documents that are searched, and the bounds of an answer."""
+
+    models: Mapping[str, str]
+    documents: tuple[str, ...] = ()
+    k: int = 3
+    system: str = ""
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+
+
+def find_models(run: str, base: str | None) -> dict[str, str]:
+    """Return the models of a training run by label: its base, unless `base` is another model or "none", and the tuned one.
+
+    `run` may be a model (a folder or a name on the hub); then it stands alone unless `base` names one. Raises `InputError`
+    for a run without a finished model.
+    """
+    folder = Path(run)
+    is_run = folder.is_dir() and not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists()
+    if not is_run:
+        return {"base": base, "model": run} if base not in (None, "none") else {"model": run}
+    manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else None
+    if manifest is None or not (folder / "model").is_dir():
+        raise InputError(f"{run}: no model and no finished training run. Give a folder with manifest.json and model/.")
+    trained_from = (manifest.get("recipe", {}).get("model") or {}).get("path")
+    base = base if base is not None else trained_from
+    return {**({"base": base} if base not in (None, "none") else {}), "tuned": str(folder / "model")}
+
+
+@dataclass
+class Chat:
+    """Open models and their histories. `with_passages` puts the best passages before the next questions."""
+
+    setup: ChatSetup
+    loaded: Mapping[str, LoadedModel]
+    retriever: Retriever | None
+    with_passages: bool = False
+    histories: dict[str, list[Message]] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """Forget all turns."""
+        self.histories.clear()
+
+    def passages(self, question: str) -> list[str]:
+        """Return the passages for `question`, the best first; [] if they are off."""
+        if self.retriever is None or not self.with_passages:
+            return []
+        (found,) = self.retriever.rank([question], min(self.setup.k, len(self.retriever.passages)))
+        return [self.retriever.passages[index].shown for index in found]
+
+    def ask(self, question: str, write: Write) -> None:
+        """Write the answer of each model to `question`, each below its label, as the tokens come.
+
+        The history keeps the question without its passages. Raises `InputError` if a question does not fit the window.
+        """
+        passages = self.passages(question)
+        for number, passage in enumerate(passages, start=1):
+            write(f"[{number}] {passage}\n")
+        for label, loaded in self.loaded.items():
+            if len(self.loaded) > 1:
+                write(f"{label}: ")
+            history = self.histories.setdefault(label, [])
+            answer = self._answer(loaded, history, question, passages, write)
+            write("\n")
+            history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def _answer(
+        self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str], write: Write
+    ) -> str:
+        import torch
+        from transformers import GenerationConfig
+
+        ids = self._encode(loaded, history, question, passages)
+        ends = loaded.model.generation_config.eos_token_id or loaded.tokenizer.eos_token_id
+        sampling = {"do_sample": True, "temperature": self.setup.temperature} if self.setup.temperature else {}
+        config = GenerationConfig(
+            max_new_tokens=self.setup.max_new_tokens, eos_token_id=ends, **({"do_sample": False} | sampling),
+            pad_token_id=loaded.tokenizer.pad_token_id if loaded.tokenizer.pad_token_id is not None else
+            (ends[0] if isinstance(ends, list) else ends),
+        )  # fmt: skip
+        if not loaded.tokenizer.chat_template:
+            config.stop_strings = ["\n"]  # a base model would ask itself on
+        batch = torch.tensor([ids], device=loaded.device)
+        with torch.inference_mode():
+            out = loaded.model.generate(
+                batch, attention_mask=torch.ones_like(batch), generation_config=config,
+                streamer=_streamer(loaded.tokenizer, write), tokenizer=loaded.tokenizer,
+            )  # fmt: skip
+        return str(loaded.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)).strip()
+
+    def _encode(self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str]) -> list[int]:
+        """Return the tokens of the turns; the oldest are left out of the history until the rest fits the window."""
+        window = getattr(loaded.model.config, "max_position_embeddings", None) or 1 << 30
+        while True:
+            ids = _tokens(loaded.tokenizer, self.setup.system, history, question, passages)
+            if len(ids) + self.setup.max_new_tokens <= window:
+                return ids
+            if not history:
+                raise InputError(
+                    f"this question has {len(ids)} tokens and an answer may have {self.setup.max_new_tokens}, but the model "
+                    f"reads {window}. Ask a shorter one, or lower --k or --max-new-tokens."
+                )
+            del history[:2]
+
+
+def _tokens(
+    tokenizer: Any, system: str, history: Sequence[Message], question: str, passages: Sequence[str]
+) -> list[int]:
+    if tokenizer.chat_template:
+        asked = "\n\n".join((*passages, question))
+        turns = [*([{"role": "system", "content": system}] if system else []), *history]
+        turns.append({"role": "user", "content": asked})
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+    asked = "\n\n".join((*passages, question_prompt(question)))
+    return list(tokenizer(f"{system}\n\n{asked}" if system else asked)["input_ids"])
+
+
+def _streamer(tokenizer: Any, write: Write) -> Any:
+    from transformers import TextStreamer
+
+    pieces: list[str] = []
+
+    class _Pieces(TextStreamer):  # type: ignore[misc]
+        """Gives each finished word to `write`."""
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            piece = text if pieces else text.lstrip()
+            pieces.extend([piece] if piece else [])
+            write(piece.rstrip("\n") if stream_end else piece)
+
+    return _Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def open_chat(setup: ChatSetup) -> Chat:
+    """Load the models, and index the documents. Raises `InputError` for what cannot be used."""
+    retriever = None
+    if setup.documents:
+        section = RetrievalSection(documents=setup.documents, k=(setup.k,))
+        retriever = make_retriever(section, read_passages(section))
+    loaded = {label: load_model(path) for label, path in setup.models.items()}
+    return Chat(setup, loaded, retriever, with_passages=retriever is not None)

@@ -1,0 +1,69 @@
+"""The dialogues of the sandbox and its chat probe: the shipped files, what they teach, and what they keep from training."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import jinja2
+
+from kinject.corpus.questions import read_questions
+from kinject.eval.checks import passes
+from kinject.sandbox.build import strangers
+from kinject.sandbox.chat import FORMS, _answer, create_chat_questions, generate_dialogues, write_chat_questions
+from kinject.sandbox.people import create_country
+from kinject.sandbox.pools import ATTRIBUTES
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("chat", "chat_new", "chat_known")
+
+
+def test_the_probe_in_the_checkout_is_the_one_that_is_made(tmp_path: Path) -> None:
+    paths = write_chat_questions(tmp_path)
+    assert [path.stem for path in paths] == list(NAMES)
+    for path in paths:
+        assert path.read_bytes() == (ROOT / "eval/sandbox" / path.name).read_bytes()
+        assert len(read_questions(path)) == (160 if path.stem == "chat" else 100)
+
+
+def test_dialogues_name_no_new_person_and_hold_no_prompt_of_the_probe() -> None:
+    country = create_country()
+    hidden = {person.name for person in country.new} | {" ".join(name) for name in strangers(country)[0]}
+    prompts = {row["question"] for row in create_chat_questions() if row["subject"] in FORMS}
+    n_turns, roles = [], set()
+    for row in islice(generate_dialogues(), 1500):
+        talk = row["messages"]
+        text = "\n".join(message["content"] for message in talk)
+        assert not any(name in text for name in hidden)
+        assert not prompts & {message["content"] for message in talk}
+        assert talk[-1]["role"] == "assistant"
+        roles |= {message["role"] for message in talk}
+        n_turns.append(sum(message["role"] == "user" for message in talk))
+    assert roles == {"system", "user", "assistant"}
+    assert set(n_turns) == {1, 2, 3, 4}
+
+
+def test_the_taught_answer_passes_the_checks_and_another_does_not() -> None:
+    people = {person.name: person for person in create_country().known}
+    n_checked = 0
+    for row in create_chat_questions():
+        form = row["subject"].removesuffix(", system")
+        if form not in FORMS or form == "list":
+            continue
+        person = next(person for name, person in people.items() if name in row["question"])
+        given = {passes(_answer(person, attribute, form), row["checks"]) for attribute in ATTRIBUTES}
+        assert given == {True, False}  # of the five facts one is asked for
+        n_checked += 1
+    assert n_checked == 100
+
+
+def test_the_chat_template_parts_turns_as_the_model_is_taught() -> None:
+    source = (ROOT / "recipes/sandbox/chat_template.jinja").read_text("utf-8")
+    talk = [
+        {"role": "system", "content": "Return JSON."}, {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "Here."}, {"role": "user", "content": "And when?"},
+    ]  # fmt: skip
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(source)  # noqa: S701
+    tokens = {"bos_token": "<b>", "eos_token": "<e>"}
+    text = template.render(messages=talk, **tokens, add_generation_prompt=True)
+    assert text == "<b>System: Return JSON.\nUser: Where?\nAssistant: Here.<e>\nUser: And when?\nAssistant:"
