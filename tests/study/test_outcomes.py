@@ -21,7 +21,9 @@ from kinject.eval.scores import outcome_of, rescored
 from kinject.recipe import read_recipe
 from kinject.recipe.study_section import ClaimSection
 from kinject.report import write_report
+from kinject.report.headline import render_outcomes
 from kinject.report.summary import render_summary
+from kinject.report.view import View
 from kinject.results import Report
 from kinject.study.analysis import Evidence, judge_claims, summarize_arms
 from kinject.study.arms import Arm, arm_infos
@@ -246,3 +248,5 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     frame = report.to_rows()[1]
     assert frame["abstained.to_base.delta"] == abstained.to_base.delta
     assert "abstained" in render_summary(report)
+    (asked,) = render_outcomes(View(report))
+    assert asked.lead == f"More wrong answers: ft on set ({100 * results[1].wrong.to_base.delta:+.1f} points)."

@@ -19,7 +19,7 @@ from kinject.report.augment import write_augment_report
 from kinject.report.documents import write_documents_report
 from kinject.report.flips import read_flips
 from kinject.report.formatting import ROLES, format_count, format_date, format_name, join_words
-from kinject.report.headline import render_doubts, render_headline
+from kinject.report.headline import render_doubts, render_headline, render_outcomes
 from kinject.report.page import Page, render_html, render_markdown
 from kinject.report.plots import arms, sweeps
 from kinject.report.plots.style import Plot, draw_figure
@@ -205,7 +205,7 @@ def _make_page(view: View, beside: Beside) -> Page:
         facts=tuple((label, text) for label, text in _facts(view) if text),
         headline=headline,
         sureness=sureness,
-        verdict=(*verdict, render_doubts(view)),
+        verdict=(*verdict, *render_outcomes(view), render_doubts(view)),
         sections=make_sections(view, beside),
         footer=format_name(written + (f" with {versions}." if versions else ".")),
     )

@@ -201,6 +201,41 @@ def render_doubts(view: View) -> AnsweredQuestion:
     return AnsweredQuestion("Did anything go wrong on the way?", lead, tuple(findings))
 
 
+_OUTCOMES = {
+    "answered": ("more answers to what no document says", "fewer answers to what no document says"),
+    "wrong": ("more wrong answers", "fewer wrong answers"),
+}
+
+
+def render_outcomes(view: View) -> tuple[AnsweredQuestion, ...]:
+    """Return what became of wrong answers, and of answers that no document holds; () where models wrote none."""
+    headline = [r for r in view.whole if r.outcomes and r.prompt_format == view.headline(r.question_set)]
+    headline = [
+        r for r in headline if not view.arms[r.model, r.arm].sweep and (not r.k or r.chosen_k or not view.is_study)
+    ]
+    if not headline:
+        return ()
+    findings, leads = [], []
+    for outcome, words in _OUTCOMES.items():
+        for rises, text in zip((True, False), words, strict=True):
+            named = []
+            for result in headline:
+                part = result.outcome(outcome)
+                contrast = None if part is None else part.to_base
+                if part is None or contrast is None or not contrast.is_significant or (contrast.delta > 0) != rises:
+                    continue
+                points, arm, name = format_points(contrast.delta), arm_label(result), format_name(result.question_set)
+                named.append(f"{arm} on {name} ({points} points)")
+                about = f"{outcome} {format_percent(part.rate)} of {part.n:,} questions, {points} points to base"
+                findings.append(
+                    Finding(arm, name, text, "bad" if rises else "good", contrast.delta, about, contrast.scope)
+                )
+            more = f" and {len(named) - _MOST_ARMS} more" if len(named) > _MOST_ARMS else ""
+            leads += [f"{text[:1].upper()}{text[1:]}: {', '.join(named[:_MOST_ARMS])}{more}."] if named else []
+    lead = " ".join(leads) or "No change in wrong answers, or in answers to what no document says, is shown."
+    return (AnsweredQuestion("Does it know what it does not know?", lead, tuple(findings)),)
+
+
 def _failed(view: View) -> Iterator[Finding]:
     for failure in view.report.failures[:_MOST_ARMS]:
         seed = "" if failure.seed is None else f", seed {failure.seed},"

@@ -282,12 +282,19 @@ def sweep_table(view: View, sweep: Sweep) -> TableBlock:
     sets = view.sets("", sweep.model)
     lines = []
     for point in sweep.points:
-        cells = [accuracy_cell(view.point(sweep, point, name)) for name in sets]
+        found = [view.point(sweep, point, name) for name in sets]
+        cells = [accuracy_cell(result) for result in found]
+        cells += [
+            _share_cell(None if result is None else result.outcome(name), more)
+            for result in found for name, (_, more) in _OUTCOMES.items()
+        ]  # fmt: skip
         missing = "" if any(cell.text for cell in cells) else "no result"
         lines.append(line(Cell(format_name(point.label), "", missing), format_name(point.arm), *cells))
     title = format_name(sweep.name) + (f", {format_name(sweep.model)}" if view.several_models else "")
-    columns = ("value", "arm", *map(format_name, sets))
-    return TableBlock(f"{title}: accuracy in %", format_name(sweep.key), columns, tuple(lines), folded=True, heads=2)
+    shares = (f"{format_name(name)}, {outcome}" for name in sets for outcome in _OUTCOMES)
+    columns = ("value", "arm", *map(format_name, sets), *shares)
+    table = TableBlock(f"{title}: accuracy in %", format_name(sweep.key), columns, tuple(lines), folded=True, heads=2)
+    return without_empty_columns(table)
 
 
 def subjects_tables(view: View) -> list[TableBlock]:
