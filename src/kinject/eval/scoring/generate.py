@@ -161,7 +161,7 @@ class Generator:
             groups[len(prompts[index].contexts[0]), prompts[index].generation].append(index)
         self._note("answers are written in plain batches of prompts of one length")
         pad = min(self.ends, default=0)
-        for (length, generation), indices in groups.items():
+        for (_, generation), indices in groups.items():
             for start in range(0, len(indices), _ROWS):
                 batch = indices[start : start + _ROWS]
                 ids = torch.from_numpy(np.stack([prompts[i].contexts[0] for i in batch]).astype(np.int64))
