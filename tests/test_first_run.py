@@ -50,6 +50,8 @@ NOT_HERE = {
     "recipes/studies/paper-": "public data; tests/study/test_paper_studies.py has some of the same layout",
     "kinject demo": "tests/cli/test_demo.py runs it small",
     "BASE TUNED": "names that stand for folders; tests/train/test_merge.py merges",
+    "kinject chat RUN": "a run of its own; tests/cli/test_chat.py asks models",
+    "recipes/studies/chat": "minutes; tests/study/test_stages.py plans its arms",
     "--add INSTRUCT": "names that stand for models; tests/train/test_difference.py merges",
     "recipes/studies/sandbox": "minutes; tests/test_benchmarks.py runs a small study",
 }

@@ -1,9 +1,9 @@
 """A loopback server with a completions and a chat route: plain passes of transformers, the answers in other servers' formats.
 
 The fields follow vLLM's (completion/serving.py: offsets that count special tokens, null before the first token, the
-written token at the end), SGLang's (openai/utils.py: offsets of -1) and llama-cpp-python's (no token ids, no entry for a
-written token that ends the text). `llama-server` refuses echo, as llama.cpp's server does; `ignores-echo` answers with
-the log-prob of the written token alone, as some of its versions do.
+written token at the end), SGLang's (openai/utils.py: offsets of -1) and llama-cpp-python's (no token ids; no entry for
+BOS, null for the token after it; none for a written token that ends the text). `llama-server` refuses echo, as
+llama.cpp's server does; `ignores-echo` answers with the log-prob of the written token alone, as some of its versions do.
 """
 
 from __future__ import annotations
@@ -79,8 +79,12 @@ class Served:
         tokens = [self.tokenizer.decode([token]) for token in whole]
         if self.style == "ignores-echo" or not body.get("echo"):
             values, tops, tokens = values[len(ids) :], tops[len(ids) :], tokens[len(ids) :]
-        if self.style == "llama-cpp-python" and ends:
-            values, tops, tokens = values[:-1], tops[:-1], tokens[:-1]
+        n_written = len(written)
+        if self.style == "llama-cpp-python":
+            n_written -= ends
+            kept = slice(1 if body.get("echo") else 0, len(values) - ends)  # without BOS, and EOS
+            values, tops, tokens = values[kept], tops[kept], tokens[kept]
+            values[:1], tops[:1] = ([None], [None]) if body.get("echo") else (values[:1], tops[:1])
         offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
         if self.style == "sglang":
             offsets = [-1] * len(tokens)
@@ -89,7 +93,7 @@ class Served:
             "index": 0, "text": text, "finish_reason": "stop" if ends else "length",
             "logprobs": asked if body.get("logprobs") else None,
         }  # fmt: skip
-        usage = {"prompt_tokens": len(ids), "completion_tokens": len(written)}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": n_written}
         return {"object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}
 
     def _top(self, row: Any, token: int) -> dict[str, float]:

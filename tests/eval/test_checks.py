@@ -130,3 +130,11 @@ def test_a_chat_of_several_turns_is_asked_turn_by_turn_and_graded_by_its_checks(
     ):
         with pytest.raises(InputError, match=fault):
             evaluate(write(**changed))
+
+
+def test_the_shipped_prompts_can_be_asked_and_verified() -> None:
+    folder = Path(__file__).parents[2] / "eval"
+    for path in (folder / "chat/instructions.jsonl", folder / "sandbox/chat.jsonl"):
+        questions = read_questions(path)
+        assert len(questions) >= 96
+        assert {check_names(question.checks) for question in questions} == {""}

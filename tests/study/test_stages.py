@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,26 @@ def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
         stage.read_done()
     (stage.folder / "done.json").write_text('{"id": "another"}', encoding="utf-8")
     assert stage.read_done() is None
+
+
+def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_again(tmp_path, tiny_model):
+    from shutil import copytree
+
+    instruct, recipe = tmp_path / "instruct", tmp_path / "again.yaml"
+    copytree(tiny_model, instruct)
+    recipe.write_text(
+        f"run_dir: runs/again\nmethod: sft\nmodel: {{path: {tiny_model}}}\ncorpus: {{path: talks.jsonl}}\n"
+    )
+    arms = {"vector": {"through": str(instruct)}, "after": {"then": str(recipe)}}
+    path = write_study(tmp_path, tiny_model)
+    found = planned(path, *(f"study.arms.{name}={json.dumps(arm)}" for name, arm in arms.items()))
+    vector, after = found["vector", 0], found["after", 0]
+    assert [stage.kind for stage in vector.stages][-2:] == ["train", "merge"]
+    assert f'model.path="{instruct}"' in vector.stages[-2].overrides
+    merging = vector.stages[-1].parameters
+    assert (merging["add"], merging["minus"]) == (str(tiny_model), str(instruct))
+    assert vector.model_dir == f"{vector.stages[-1].folder}/merged"
+    assert [stage.kind for stage in after.stages][-2:] == ["train", "train"]
+    assert f'model.path="{after.stages[-2].folder}/model"' in after.stages[-1].overrides
+    assert after.stages[-1].dependencies == (after.stages[-2].id,)
+    assert after.model_dir == f"{after.stages[-1].folder}/model"

@@ -311,6 +311,7 @@ class _RaftRows:
         self._section, self._seed = section, seed
         self._texts = {passage.id: (passage.document_id, passage.shown) for passage in passages}
         self._ids = list(self._texts)
+        self._n_passages = Counter(document for document, _ in self._texts.values())
         by_words = section.drawn_by == "bm25" and section.distractors
         self._index = Bm25([text for _, text in self._texts.values()]) if by_words else None
 
@@ -331,10 +332,11 @@ class _RaftRows:
 
     def _distractors(self, gold: Passage, question: str, n: int, rng: Random) -> list[str]:
         """Return the texts of `n` passages of other documents, fewer if there are fewer."""
+        n_ranked = min(n + self._n_passages[gold.document_id], len(self._ids))
         if self._index is None:
-            ranked = rng.sample(range(len(self._ids)), len(self._ids))
+            ranked = rng.sample(range(len(self._ids)), n_ranked)
         else:
-            ranked = best_of(self._index.scores(question), len(self._ids))
+            ranked = best_of(self._index.scores(question), n_ranked)
         others = (self._texts[self._ids[index]] for index in ranked)
         return list(islice((text for document, text in others if document != gold.document_id), n))
 

@@ -3,7 +3,8 @@
 A request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache,
 limits and retries hold for it as for a chat. Log-probs come from ``echo``: the endpoint repeats the prompt, each token
 with its log-prob, as vLLM, SGLang and llama-cpp-python do. Their answers differ: vLLM's offsets count special tokens,
-SGLang has none (-1), llama-cpp-python takes no token ids. So only ``token_logprobs`` and the numbers of tokens are read.
+SGLang has none (-1), llama-cpp-python takes no token ids and leaves out the BOS. So only ``token_logprobs`` and the
+numbers of tokens are read, from the end.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class CompletionsEndpoint(Endpoint):
     def _no_counts(self) -> EndpointError:
         return EndpointError(
             f"{self.url}: it does not report the tokens of a prompt (usage.prompt_tokens), by which the choice's tokens are "
-            "found. Give the model's tokenizer in its table: tokenizer: FOLDER.",
+            "found. Serve the model with one that does (vLLM, SGLang, llama-cpp-python).",
             fatal=True,
         )
 
@@ -133,16 +134,18 @@ class CompletionsEndpoint(Endpoint):
                 "take ids: leave tokenizer out of the model's table, so that prompts are sent as text.",
                 fatal=True,
             )
-        if n_tokens is None and not usage.tokens_in:
+        if not usage.tokens_in:
             raise self._no_counts()
-        n_tokens = usage.tokens_in or n_tokens or 0
-        if not n_tokens <= len(values) <= n_tokens + 1:  # the written token may be one that ends the text
-            raise self._no_log_probs(f"{len(values)} log-probs came for {n_tokens} tokens")
-        own = values[n_context:n_tokens]
+        # Counted from the end: some leave out the BOS of a prompt, some the written token if it ends the text.
+        end = len(values) - usage.tokens_out
+        if not usage.tokens_in - 1 <= end <= usage.tokens_in:
+            raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
+        part = slice(end - (usage.tokens_in - n_context), end)
+        own = values[part]
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in own):
             raise self._no_log_probs("tokens of the choice have none")
         tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
-        tops = tops[n_context:n_tokens] if isinstance(tops, list) else []
+        tops = tops[part] if isinstance(tops, list) else []
         found = {"log_prob": math.fsum(own), "n_tokens": len(own), "greedy": _is_greedy(own, tops)}
         return Completion(json.dumps(found), usage=usage)
 
