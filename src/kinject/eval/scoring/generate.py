@@ -161,7 +161,7 @@ class Generator:
             groups[len(prompts[index].contexts[0]), prompts[index].generation].append(index)
         self._note("answers are written in plain batches of prompts of one length")
         pad = min(self.ends, default=0)
-        for (length, generation), indices in groups.items():
+        for (_, generation), indices in groups.items():
             for start in range(0, len(indices), _ROWS):
                 batch = indices[start : start + _ROWS]
                 ids = torch.from_numpy(np.stack([prompts[i].contexts[0] for i in batch]).astype(np.int64))
@@ -169,7 +169,7 @@ class Generator:
                     max_new_tokens=generation.most, do_sample=False, eos_token_id=sorted(self.ends) or None,
                     pad_token_id=pad,
                 )  # fmt: skip
-                ended = _Ended([_Answer(self, prompts[i]) for i in batch], length)
+                ended = _Ended([_Answer(self, prompts[i]) for i in batch])
                 with torch.inference_mode():
                     whole = self.forward.model.generate(
                         ids.to(self.forward.device), attention_mask=torch.ones_like(ids).to(self.forward.device),
@@ -185,10 +185,10 @@ class Generator:
 
 
 class _Ended(StoppingCriteria):  # type: ignore[misc]
-    """Tells transformers which rows of a batch have ended; `answers` take their tokens, which begin after `length`."""
+    """Tells transformers which rows of a batch have ended; `answers` take their tokens."""
 
-    def __init__(self, answers: Sequence[_Answer], length: int) -> None:
-        self.answers, self.length = answers, length
+    def __init__(self, answers: Sequence[_Answer]) -> None:
+        self.answers = answers
         self.has_ended = [False] * len(answers)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
