@@ -10,7 +10,14 @@ import jinja2
 from kinject.corpus.questions import read_questions
 from kinject.eval.checks import passes
 from kinject.sandbox.build import strangers
-from kinject.sandbox.chat import FORMS, _answer, create_chat_questions, generate_dialogues, write_chat_questions
+from kinject.sandbox.chat import (
+    CHAT_TEMPLATE,
+    FORMS,
+    _answer,
+    create_chat_questions,
+    generate_dialogues,
+    write_chat_questions,
+)
 from kinject.sandbox.people import create_country
 from kinject.sandbox.pools import ATTRIBUTES
 
@@ -58,12 +65,11 @@ def test_the_taught_answer_passes_the_checks_and_another_does_not() -> None:
 
 
 def test_the_chat_template_parts_turns_as_the_model_is_taught() -> None:
-    source = (ROOT / "recipes/sandbox/chat_template.jinja").read_text("utf-8")
     talk = [
         {"role": "system", "content": "Return JSON."}, {"role": "user", "content": "Where?"},
         {"role": "assistant", "content": "Here."}, {"role": "user", "content": "And when?"},
     ]  # fmt: skip
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(source)  # noqa: S701
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(CHAT_TEMPLATE)  # noqa: S701
     tokens = {"bos_token": "<b>", "eos_token": "<e>"}
     text = template.render(messages=talk, **tokens, add_generation_prompt=True)
     assert text == "<b>System: Return JSON.\nUser: Where?\nAssistant: Here.<e>\nUser: And when?\nAssistant:"

@@ -109,10 +109,14 @@ def _general(arguments: argparse.Namespace) -> int:
 
 def _copy(arguments: argparse.Namespace) -> int:
     from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
-    from kinject.sandbox import write_sandbox
+    from kinject.sandbox import write_chat_questions, write_sandbox
 
     recipes = find_recipes(arguments.names, read_shipped())
-    done = copy_recipes(recipes, arguments.into, write_sandbox)
+
+    def write(root: Path) -> list[Path]:
+        return [*write_sandbox(root), *write_chat_questions(root)]
+
+    done = copy_recipes(recipes, arguments.into, write)
     for path in done.written:
         show(arguments.into / path)
     if done.unchanged:

@@ -313,7 +313,8 @@ class _Judge:
             possible = (
                 f" Not significant; changes of {format_points(low)} to {format_points(high)} points remain possible."
             )
-        changed = f"{_difference(contrast)}{_relative(contrast)}. {gained}, {contrast.right_to_wrong:,} wrong"
+        relative = "" if result.role == "unanswerable" else _relative(contrast)
+        changed = f"{_difference(contrast)}{relative}. {gained}, {contrast.right_to_wrong:,} wrong"
         changed += f"{_unseen(contrast)}.{possible}{' ' + _unscored(result) if result.n_unscored else ''}"
         return (
             f"from {format_percent(result.accuracy - contrast.delta)} to {format_percent(result.accuracy)} (95% interval "

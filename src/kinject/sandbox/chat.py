@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from kinject.disk import content_id, write_jsonl
+from kinject.disk import content_id, write_jsonl, write_text
 from kinject.sandbox.build import ABSTENTION, strangers
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import (
@@ -35,6 +35,15 @@ from kinject.sandbox.templates import ANSWERS, FOLLOW_UPS
 Message = dict[str, str]
 CHAT_CORPUS: Final = Path("runs/sandbox/chat.jsonl")
 """The rows of recipes/sandbox/instruct.yaml."""
+CHAT_TEMPLATE: Final = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- '' if loop.first else '\\n' -}}{{- message['role'] | capitalize }}: {{ message['content'] -}}
+{%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '\\nAssistant:' -}}{%- endif -%}
+"""
+"""Turns as "User: ..." and "Assistant: ...", each on a line of its own, the answers ended by EOS: no token is added."""
 N_DIALOGUES: Final = 16_000
 _N_FACTS: Final = 100
 _N_FEW: Final = 400
@@ -253,6 +262,10 @@ def write_chat_questions(root: Path) -> list[Path]:
 
 
 def write_dialogues(path: Path = CHAT_CORPUS, n_rows: int = N_DIALOGUES, seed: int = SEED) -> int:
-    """Write the rows of `generate_dialogues` as JSON lines, and the first of them beside it; return the number of rows."""
+    """Write the rows of `generate_dialogues` as JSON lines; return their number.
+
+    The first of them and the chat template, chat_template.jinja, are written beside it.
+    """
+    write_text(path.with_name("chat_template.jinja"), CHAT_TEMPLATE)
     write_jsonl(path.with_name(f"{path.stem}-few{path.suffix}"), islice(generate_dialogues(n_rows, seed), _N_FEW))
     return write_jsonl(path, generate_dialogues(n_rows, seed))
