@@ -52,6 +52,13 @@ def test_without_a_shown_difference_between_the_arms_none_is_called_the_best() -
     assert headline(replace(report, results=both))[0].startswith("None of 2 trained arms")
 
 
+def test_several_arms_on_too_few_questions_cannot_be_told_apart() -> None:
+    base = first(0, 9)
+    arms = [make_result(name, first(n, 9), base) for name, n in (("par", 1), ("reg", 2))]
+    text, _ = headline(make_evaluation([make_result("base", base, None), *arms]))
+    assert text == "None of 2 trained arms is shown to be the best: they have too few questions or documents to tell."
+
+
 def test_a_difference_without_significance_is_not_named_as_one() -> None:
     base, few, some = first(50, 200), first(55, 200), first(48, 200)
     results = [make_result("base", base, None), make_result("base", base, None, question_set="known", role="retention")]

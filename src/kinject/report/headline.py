@@ -147,7 +147,7 @@ def _counts(verdict: Sequence[AnsweredQuestion]) -> str:
         if counts:
             found = join_words([f"{text} in {counts[tag]}" for tag, text in words.items()])
             parts.append(f"{found} of {counts.total()} comparisons")
-    return "; ".join(parts)
+    return "; ".join(parts) or "have too few questions or documents to tell"
 
 
 def _untrained(view: View) -> str:
