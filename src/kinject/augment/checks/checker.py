@@ -157,7 +157,9 @@ class Checker:
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
-        clean, self._injection = split_injection(source) if self._rules.refuse_echo else (source, "")
+        is_written = self._rules.refuse_echo or self._rules.quotes  # by a model; else by a function, which obeys nobody
+        clean, self._injection = split_injection(source) if is_written else (source, "")
+        self._quotable = " ".join(clean.split())
         self._facts = source_facts(clean, context)
         self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
@@ -180,9 +182,8 @@ class Checker:
         if verdict is not None:
             return verdict
         if self._rules.quotes:
-            source = " ".join(self._source.split())
             for _, quotation, _ in quoted_of(text):
-                if " ".join(quotation.split()) not in source:
+                if " ".join(quotation.split()) not in self._quotable:
                     return Verdict("quotation", f"{quotation[:60]!r} is not in the passage word for word")
         change = compare_languages(self._source, text)
         if change:
