@@ -201,7 +201,7 @@ def report(n: int, folder: Path, style: str) -> Work:
         arms = [
             Arm(name, "model", "", "augmented", {}, "", "", None, False, seeds, ResourcesSection()) for name in names
         ]
-        records = Records("sum")
+        records = Records(("sum",))
         for name, seed in runs:
             records.read("model", name, seed, folder / "runs" / name / str(seed))
         results = summarize_arms(records, arms, {"new": "learning"}, {})

@@ -398,7 +398,10 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
         ({"n": True}, r"results\[0\]\.n: found True, a whole number is needed"),
         ({"n": 0}, r"results\[0\]\.n: found 0"),
         ({"k": -1}, r"results\[0\]\.k: found -1, allowed is 0 or more"),
-        ({"role": "magic"}, r"results\[0\]\.role: found 'magic', allowed are 'learning', 'retention' or 'baseline'"),
+        (
+            {"role": "magic"},
+            r"results\[0\]\.role: found 'magic', allowed are 'learning', .*, 'unanswerable' or 'baseline'",
+        ),
         ({"arm": None}, r"results\[0\]\.arm: found None, a string is needed"),
         ({"to_base": []}, r"results\[0\]\.to_base: found list, an object is needed"),
         (

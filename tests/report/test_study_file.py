@@ -63,7 +63,7 @@ def damaged(tmp_path: Path, *keys: Any, value: Any) -> Path:
         (("results", 0, "high"), float("nan"), r"results\[0\]\.high: found nan, a finite number is needed"),
         (("results", 0, "n"), 0, r"results\[0\]\.n: found 0 questions"),
         (("results", 0, "by_seed"), [], r"results\[0\]\.n: found .* 0 seeds"),
-        (("results", 0, "role"), "magic", r"results\[0\]\.role: found 'magic', allowed are 'learning', 'retention' or"),
+        (("results", 0, "role"), "magic", r"results\[0\]\.role: found 'magic', allowed are 'learning', .*, 'unanswerable' or"),
         (("results", 0, "model"), ..., r"results\[0\]\.model: missing"),
         (("results", 1, "to_base", "low"), -1.5, r"results\[1\]\.to_base\.low: found -1\.5, allowed is -1 to 1"),
         (("results", 1, "arm"), "base", r"results\[1\]: the arm 'base' on 'new' is there twice"),

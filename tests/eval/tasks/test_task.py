@@ -154,9 +154,9 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
             {
                 "output_type": "generate_until",
                 "doc_to_choice": None,
-                "filter_list": [{"name": "x", "filter": [{"function": "map"}]}],
+                "filter_list": [{"name": "x", "filter": [{"function": "custom"}]}],
             },
-            "filter_list: found 'map', kinject has regex",
+            "filter_list: found 'custom', kinject has regex",
         ),
         ({"process_docs": "x"}, "process_docs: not among the task keys"),
         ({"dataset_kwargs": {}}, "no local files for the split 'test'"),
