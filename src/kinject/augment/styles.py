@@ -223,6 +223,8 @@ def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str
 @lru_cache(maxsize=64)
 def _identity(style: Style) -> str:
     named = asdict(style)
+    if not named["rules"]["quotes"]:  # ids are those from before this rule
+        del named["rules"]["quotes"]
     return content_id({key: value for key, value in named.items() if key not in ("about", "source", "chat")})
 
 
