@@ -14,6 +14,7 @@ from kinject.recipe.read import (
     read_values,
 )
 from kinject.recipe.sections import (
+    AnswersSection,
     AugmentSection,
     CorpusSection,
     GeneratorSection,
@@ -29,6 +30,7 @@ from kinject.recipe.sections import (
 )
 
 __all__ = [
+    "AnswersSection",
     "AugmentRecipe",
     "AugmentSection",
     "CorpusSection",
