@@ -1,5 +1,6 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
+from kinject.recipe.corpus_section import AnswersSection, CorpusSection, ReplaySection
 from kinject.recipe.documents_section import DocumentsSection
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
@@ -14,16 +15,13 @@ from kinject.recipe.read import (
     read_values,
 )
 from kinject.recipe.sections import (
-    AnswersSection,
     AugmentSection,
-    CorpusSection,
     GeneratorSection,
     GuardsSection,
     ModelSection,
     QuestionsSection,
     RaftSection,
     RegularizationSection,
-    ReplaySection,
     RowWeightsSection,
     TechniquesSection,
     TokenizerSection,

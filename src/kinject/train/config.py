@@ -19,6 +19,7 @@ from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
 from kinject.train.load import sharding_faults, what_splits
 from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
+from kinject.train.own_answers import answers_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -294,14 +295,7 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
             faults.append((f"corpus.chat_template_kwargs.{key}", "is set by kinject. Remove the line."))
         if "replay" in (recipe.corpus.mix or {}):
             faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
-        for name in recipe.corpus.own_answers():
-            if model.new is not None:
-                key = f"corpus.{name}.answers" if name else "corpus.answers"
-                faults.append((key, "a new model has no answers yet. Give model.path, or remove the line."))
-            elif not name and recipe.method == "cpt":
-                faults.append(
-                    ("corpus.answers", "rows of cpt are texts, which ask nothing. Remove method, or the line.")
-                )
+        faults += answers_faults(recipe)
         total = sum(part.fraction for part in recipe.corpus.parts().values())
         if total > 0.95:
             fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."

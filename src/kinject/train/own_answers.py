@@ -87,7 +87,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     if not out.exists() or not counts.exists():
         writer = _load_writer(recipe, part, section, generator)
         requests = list(writer.requests(rows, _documents(documents) if writer.reads_document else {}))
-        key = f"corpus.{part}.answers".replace("..", ".")
+        key = _key(part)
         if not requests:
             raise InputError(f"{source}: {key}: {_unasked(section)}")
         answers, fates = writer.answer(requests)
@@ -100,6 +100,22 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         n_rows = write_jsonl(out, _merged(Path(source), asked, answers))
         write_checked_json(counts, {**fates, "given": n_rows - len(answers), "kept": len(answers)})
     return out, _note(recipe, part, read_checked_json(counts, "Delete it; the answers are written again."), out)
+
+
+def answers_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
+    """Return (key, fault) of the answers that cannot be written."""
+    faults = []
+    for part in recipe.corpus.own_answers():
+        if recipe.model.new is not None:
+            fault = "a new model has no answers yet. Give model.path, or remove the line."
+            faults.append((_key(part), fault))
+        elif not part and recipe.method == "cpt":
+            faults.append((_key(part), "rows of cpt are texts, which ask nothing. Remove method, or the line."))
+    return faults
+
+
+def _key(part: str) -> str:
+    return f"corpus.{part}.answers" if part else "corpus.answers"
 
 
 def _hash_of(path: str | None) -> str | None:
@@ -120,10 +136,9 @@ def _unasked(section: AnswersSection) -> str:
 
 
 def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) -> str:
-    name = f"corpus.{part}.answers" if part else "corpus.answers"
     n_asked = counts["kept"] + counts["endless"] + counts["wrong"]
     return (
-        f"{name}: {recipe.model.path} wrote {counts['kept']:,} of {n_asked:,} answers itself; left out: {counts['endless']:,} "
+        f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_asked:,} answers itself; left out: {counts['endless']:,} "
         f"that do not end, {counts['wrong']:,} without the given answer; {counts['given']:,} rows keep theirs ({out})"
     )
 
