@@ -138,8 +138,8 @@ def _unasked(section: AnswersSection) -> str:
 def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) -> str:
     n_asked = counts["kept"] + counts["endless"] + counts["wrong"]
     return (
-        f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_asked:,} answers itself; left out: {counts['endless']:,} "
-        f"that do not end, {counts['wrong']:,} without the given answer; {counts['given']:,} rows keep theirs ({out})"
+        f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_asked:,} answers itself; left out: "
+        f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; {counts['given']:,} rows keep theirs ({out})"
     )
 
 
