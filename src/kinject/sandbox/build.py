@@ -97,7 +97,10 @@ def write_sandbox(root: Path) -> list[Path]:
     write_text(data / "README.md", _DATA_CARD)
     write_text(questions / "README.md", _EVAL_CARD)
     return [
-        *(data / f"{name}.jsonl" for name in ("documents", "known_documents", "held_out", "instructions", "abstentions")),
+        *(
+            data / f"{name}.jsonl"
+            for name in ("documents", "known_documents", "held_out", "instructions", "abstentions")
+        ),
         *(
             questions / f"{name}.jsonl"
             for name in ("new", "known", "reverse", "new_open", "known_open", "unanswerable")
