@@ -16,6 +16,7 @@ from kinject.recipe.read import (
 from kinject.recipe.sections import (
     AugmentSection,
     CorpusSection,
+    DistillationSection,
     GeneratorSection,
     GuardsSection,
     ModelSection,
@@ -32,6 +33,7 @@ __all__ = [
     "AugmentRecipe",
     "AugmentSection",
     "CorpusSection",
+    "DistillationSection",
     "DocumentsSection",
     "EvalRecipe",
     "EvalSection",

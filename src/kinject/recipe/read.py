@@ -21,6 +21,7 @@ from kinject.recipe.sections import (
     AugmentSection,
     BenchSection,
     CorpusSection,
+    DistillationSection,
     GuardsSection,
     ModelSection,
     ProbesSection,
@@ -56,12 +57,14 @@ class Sections:
         help="Folder for everything this run writes, for example runs/NAME.", nonempty=True, path="output"
     )
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
-    method: Literal["cpt", "sft"] | None = option(
+    method: Literal["cpt", "sft", "distill"] | None = option(
         None,
-        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows.",
+        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows. "
+        "distill (context distillation): any rows, learned as the section distillation says.",
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
+    distillation: DistillationSection | None = None
     regularization: RegularizationSection | None = None
     guards: GuardsSection = GuardsSection()
     techniques: TechniquesSection = TechniquesSection()

@@ -33,6 +33,7 @@ from kinject.errors import InputError, TrainingError
 from kinject.recipe import RowWeightsSection, TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
+from kinject.train.contexts import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
 from kinject.train.load import set_chat_template
 from kinject.types import Question
 
@@ -145,6 +146,10 @@ class TrainingCorpus(CorpusFile):
         """The hash of the file, and the method that its rows were checked against."""
         method = self.recipe.method
         return (*super().cache_key, method) if method in _REFUSED_SHAPES else super().cache_key
+
+    def plain(self) -> CorpusFile:
+        """Return the same rows, to be read once more without checks and weights."""
+        return CorpusFile(self.path, sha256=self._sha256)
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row. Raises `RecipeError` for one that does not fit `method`, after faulty lines."""
@@ -279,13 +284,17 @@ class CorpusPacker:
 
 @dataclass(frozen=True)
 class TokenizedCorpora:
-    """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log."""
+    """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log.
+
+    `teacher` is what the teacher of `method: distill` reads.
+    """
 
     train: TrainingData
     weights: npt.NDArray[np.float32] | None
     validation: TrainingData | None
     packing: PackingConfig
     notes: list[str]
+    teacher: TeacherRows | None = None
 
 
 def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
@@ -298,10 +307,12 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
     packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.separate_paraphrases)
     chat, chat_note = set_chat_template(recipe, tokenizer)
-    how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat)
+    second_part = recipe.method == "distill" and section_of(recipe).context != "document"
+    how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
     packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_note = _hold_out(recipe, tokens)
+    teacher = teacher_rows(recipe, corpora.rows.plain(), tokens, tokenizer, how)
     data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
@@ -312,7 +323,10 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     weights = corpora.rows.weights.result() if corpora.rows.weights is not None else None
     if weights is not None and held_out:
         weights = weights[learned]
-    return TokenizedCorpora(data, weights, validation, packing, notes)
+    if teacher is not None and held_out:
+        teacher = teacher.pick(learned)
+    notes += [describe_heads(teacher)] if teacher is not None else []
+    return TokenizedCorpora(data, weights, validation, packing, notes, teacher)
 
 
 def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:
@@ -415,12 +429,14 @@ class RowDataset:
     """Training rows for a trainer, each made when a batch needs it.
 
     A row is a dict with input_ids, labels, position_ids, length and, with `with_replay`, replayed. With `weights` (of
-    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1.
+    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1. With `teacher` it has the number of
+    the teacher's prediction of each token; rows mixed in have none.
     """
 
     rows: PackedRows
     with_replay: bool = False
     weights: npt.NDArray[np.float32] | None = None
+    teacher: TeacherRows | None = None
     column_names: tuple[str, ...] = field(default=("input_ids", "labels", "position_ids", "length"), init=False)
 
     def __len__(self) -> int:
@@ -443,7 +459,21 @@ class RowDataset:
                 for number, start, end in self.rows.segments(index)
                 for _ in range(start, end)
             ]
+        if self.teacher is not None:
+            columns["teacher"] = [
+                prediction
+                for number, start, end in self.rows.segments(index)
+                for prediction in self._predictions(number)[start:end]
+            ]
         return columns
+
+    def _predictions(self, number: int) -> list[int]:
+        """Return the number of the prediction of each token of one row of the source."""
+        assert self.teacher is not None
+        if number < len(self.teacher):
+            predictions: list[int] = self.teacher.numbers(number).tolist()
+            return predictions
+        return [NO_TEACHER] * len(self.rows.source[number].input_ids)
 
 
 @dataclass(frozen=True)
@@ -461,7 +491,7 @@ class Collator:
     masked_batch: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return input_ids, labels, position_ids and, if rows have them, replayed and weights.
+        """Return input_ids, labels, position_ids and, if rows have them, replayed, weights and teacher.
 
         Raises `TrainingError` if no token of the batch is in the loss and `masked_batch` is stop.
         """
@@ -471,8 +501,14 @@ class Collator:
             from kinject.train.guards import react
 
             react(self.masked_batch, "a batch has no token to learn (all labels masked). Check the corpus rows.")
-        padding = {"input_ids": self.pad_token_id, "labels": IGNORED, "replayed": False, "weights": 0.0}
-        kinds = ("input_ids", "labels", "position_ids", "replayed", "weights")
+        padding = {
+            "input_ids": self.pad_token_id,
+            "labels": IGNORED,
+            "replayed": False,
+            "weights": 0.0,
+            "teacher": NO_TEACHER,
+        }
+        kinds = ("input_ids", "labels", "position_ids", "replayed", "weights", "teacher")
         columns = [key for key in kinds if key in rows[0]]
         if self.flatten:
             return {key: torch.tensor([[value for row in rows for value in row[key]]]) for key in columns}
