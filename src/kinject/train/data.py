@@ -30,6 +30,7 @@ from kinject.corpus.tokenize import (
 )
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError, TrainingError
+from kinject.models import window_of
 from kinject.recipe import RowWeightsSection, TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
@@ -399,7 +400,7 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
 
 def check_positions(recipe: TrainRecipe, config: Any, data: TrainingData) -> int | None:
     """Return how many positions a model of `config` has, None for any number. Raises `RecipeError` if texts need more."""
-    limit: int | None = getattr(config, "max_position_embeddings", None)
+    limit = window_of(config)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
         fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
