@@ -17,8 +17,7 @@ from kinject.corpus.rows import CorpusFile
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.models import load_model
-from kinject.recipe import Recipe
-from kinject.recipe.sections import DistillationSection
+from kinject.recipe import DistillationSection, Recipe
 from kinject.train import teacher, train
 from kinject.train.loss import Predictions, TrainingLoss, divergence, log_probs_of
 from kinject.train.setup import make_trainer
@@ -404,6 +403,6 @@ def test_what_cannot_be_distilled_is_refused(make_recipe: MakeRecipe, sections: 
 
 
 def test_sharded_weights_are_refused(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.train.config.is_sharded", lambda config: True)
+    monkeypatch.setattr("kinject.train.contexts.is_sharded", lambda config: True)
     with pytest.raises(RecipeError, match="needs whole weights on one process"):
         train(make_recipe(method="distill"))

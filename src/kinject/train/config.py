@@ -17,7 +17,8 @@ from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
-from kinject.train.load import is_sharded, sharding_faults, what_splits
+from kinject.train.contexts import distillation_faults
+from kinject.train.load import sharding_faults, what_splits
 from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ def _evaluation_faults(recipe: TrainRecipe) -> Faults:
 def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of regularization and techniques, alone and together."""
     return [
-        *_regularization_faults(recipe, config), *_distillation_faults(recipe, config),
+        *_regularization_faults(recipe, config), *distillation_faults(recipe, config),
         *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
         *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
         *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
@@ -382,26 +383,6 @@ def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     splits = what_splits(recipe, config)
     if (section.l2 or section.ewc or section.kl) and splits:
         faults.append((key, f"l2, ewc and kl need the base's weights and the gradients, and {splits}"))
-    return faults
-
-
-def _distillation_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
-    """Return what context distillation cannot be combined with."""
-    if recipe.method != "distill":
-        fault = "belongs to method: distill. Set that, or remove the section."
-        return [("distillation", fault)] if recipe.distillation is not None else []
-    faults = Faults()
-    if recipe.model.new is not None:
-        faults.append(("method", "distill: a new model has nothing to teach. Give model.path."))
-    if recipe.techniques.reinitialize_last_layers:
-        fault = "distill: the teacher is the model itself, with these layers. Remove the line."
-        faults.append(("techniques.reinitialize_last_layers", fault))
-    if config.loss_type != "nll":
-        fault = f"changes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
-        faults.append(("method", f"distill {fault}"))
-    if is_sharded(config):
-        fault = "distill: the teacher's pass needs whole weights on one process. Use DDP or ZeRO-2, or an adapter."
-        faults.append(("method", fault))
     return faults
 
 

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kinject.corpus.tokenize import IGNORED
-from kinject.recipe.sections import DistillationSection, HardExampleMiningSection
+from kinject.recipe import DistillationSection
+from kinject.recipe.sections import HardExampleMiningSection
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Predictions:
     given: torch.Tensor
     log_probs: torch.Tensor
     ids: torch.Tensor | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors it is made from, each with one row a token."""
+        return [self.given, self.log_probs, *([] if self.ids is None else [self.ids])]
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:

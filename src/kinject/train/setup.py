@@ -181,12 +181,8 @@ def _assemble(
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
-    dataset = RowDataset(
-        data.rows,
-        with_replay=section is not None and section.kl > 0,
-        weights=tokenized.weights,
-        teacher=tokenized.teacher,
-    )
+    has_kl = section is not None and section.kl > 0
+    dataset = RowDataset(data.rows, has_kl, tokenized.weights, tokenized.teacher)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
     reinitialized = reinitialize_last_layers(model, recipe)

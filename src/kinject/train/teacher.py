@@ -13,15 +13,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from kinject import models
-from kinject.corpus.tokenize import cached_entry, mapped
+from kinject.corpus.tokenize import IGNORED, cached_entry, mapped
 from kinject.disk import content_id
 from kinject.recipe import DistillationSection, TrainRecipe
 from kinject.signals import running_time
@@ -51,6 +52,16 @@ class Teacher:
         n = int(self.starts[-1])
         self._log_probs = mapped(folder / "log_probs.bin", np.float32).reshape(n, -1)
         self._ids = mapped(folder / "ids.bin", np.uint32).reshape(n, -1)
+
+    def of_batch(self, batch: Mapping[str, torch.Tensor], learned: torch.Tensor | None = None) -> Predictions:
+        """Return the predictions of the token after each one of `batch`, or only of those that `learned` marks.
+
+        `batch` holds labels and teacher [batch, length]; `learned` is [batch, length - 1].
+        """
+        numbers = batch["teacher"][:, 1:].masked_fill(batch["labels"][:, 1:] == IGNORED, NO_TEACHER)
+        return self.predictions(
+            F.pad(numbers, (0, 1), value=NO_TEACHER).flatten() if learned is None else numbers[learned]
+        )
 
     def predictions(self, numbers: torch.Tensor) -> Predictions:
         """Return the predictions with these `numbers` [tokens], on their device; zeros for `NO_TEACHER`."""

@@ -24,7 +24,6 @@ from kinject.errors import TrainingError
 from kinject.models import copy_weights
 from kinject.process import tensor_parallel_size
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
-from kinject.train.contexts import NO_TEACHER
 from kinject.train.data import TrainingData
 from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, token_metrics
@@ -396,11 +395,9 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _predictions(self, inputs: dict[str, Any], learned: torch.Tensor | None = None) -> Predictions | None:
         """Return the teacher's predictions of the tokens after each one of the batch, or only of `learned`; None without any."""
-        if self.teacher is None or not self.model.training or "teacher" not in inputs:
+        if self.teacher is None or not self.model.training:
             return None
-        index = inputs["teacher"][:, 1:].masked_fill(inputs["labels"][:, 1:] == IGNORED, NO_TEACHER)
-        index = F.pad(index, (0, 1), value=NO_TEACHER).flatten() if learned is None else index[learned]
-        return self.teacher.predictions(index)
+        return self.teacher.of_batch(inputs, learned)
 
     def _divergence_term(self) -> Regularizer | None:
         """Return the regularizer if the loss holds its KL divergence."""
@@ -415,11 +412,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         learned = labels != IGNORED
         states, targets = hidden[:, :-1][learned], labels[learned]
         teacher = self._predictions(inputs, learned)
-        more = (
-            []
-            if teacher is None
-            else [teacher.given, teacher.log_probs, *([] if teacher.ids is None else [teacher.ids])]
-        )
+        more = [] if teacher is None else teacher.tensors()
 
         def score(part: torch.Tensor, wanted: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
             return training_loss.by_token(project(part), wanted, teacher=Predictions(*given) if given else None)
