@@ -266,6 +266,7 @@ def _is_plain_loss(recipe: TrainRecipe) -> bool:
     """Return whether the loss is the mean over tokens, which TRL computes on a GPU without all logits."""
     techniques, section = recipe.techniques, recipe.regularization
     special = techniques.hard_example_mining is not None or techniques.row_weights is not None
+    special = special or recipe.method == "distill"
     return not (special or trainer_field(recipe, "label_smoothing_factor") or (section is not None and section.kl))
 
 

@@ -139,7 +139,8 @@ def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) 
     n_asked = counts["kept"] + counts["endless"] + counts["wrong"]
     return (
         f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_asked:,} answers itself; left out: "
-        f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; {counts['given']:,} rows keep theirs ({out})"
+        f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; "
+        f"{counts['given']:,} rows keep theirs ({out})"
     )
 
 
