@@ -49,7 +49,7 @@ from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
-from kinject.train.teacher import Teacher, load_teacher
+from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
 from kinject.train.trainable import (
     check_model,
     check_trainable,
@@ -115,11 +115,12 @@ def _make_trainer(
             return load_training_model(recipe, tokenizer, sharding, path)[0]
 
     load_base = functools.partial(load_weights, "") if sharding is not None else None
-    teacher = _load_teacher(recipe, config, model, tokenized, hashes) if tokenized.teacher is not None else None
     trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base)
     trainer.load_weights = load_weights
-    trainer.probes, trainer.teacher = probes, teacher
+    trainer.probes = probes
     trainer.training_data = tokenized.train
+    if tokenized.teacher is not None:
+        _add_teacher(trainer, recipe, tokenized, hashes)
     names = check_trainable(trainer.model, recipe)
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
     if not trainer.guard.output.isfinite().all():
@@ -150,17 +151,17 @@ def _make_trainer(
     return trainer
 
 
-def _load_teacher(
-    recipe: TrainRecipe, config: SFTConfig, model: PreTrainedModel, tokenized: TokenizedCorpora,
-    hashes: Mapping[str, str] | None,
-) -> Teacher:  # fmt: skip
-    """Return the teacher of the run; the first process makes its predictions if the cache lacks them."""
-    assert tokenized.teacher is not None
-    weights = (hashes or {}).get("model", "").removeprefix("hub:")
-    make = functools.partial(load_teacher, recipe, tokenized.teacher, model, weights, bf16=config.bf16)
-    teacher, note = first_process_first(make)
+def _add_teacher(
+    trainer: KnowledgeTrainer, recipe: TrainRecipe, tokenized: TokenizedCorpora, hashes: Mapping[str, str] | None
+) -> None:
+    """Give `trainer` its teacher; the first process makes the predictions that the cache lacks."""
+    weights, read = (hashes or {}).get("model", ""), tokenized.teacher
+    known = "" if weights.startswith("hub:") else weights
+    make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
+    trainer.teacher, note = first_process_first(make)
+    if isinstance(trainer.teacher, LiveTeacher):
+        trainer.add_callback(FollowStudent(trainer.teacher))
     tokenized.notes.append(note)
-    return teacher
 
 
 def _assemble(
