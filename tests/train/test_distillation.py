@@ -130,7 +130,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unpacked": ({}, {"packing": False, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}),
     "whole vocabulary": ({"top_k": None, "divergence": "reverse"}, {}),
     "moving average": ({"teacher": "ema", "ema_decay": 0.6}, {}),
-    "moving average, tiles": ({"teacher": "ema", "ema_decay": 0.2, "top_k": None, "context": "both"}, {"tile": 7, "max_length": 32}),
+    "moving average, tiles": (
+        {"teacher": "ema", "ema_decay": 0.2, "top_k": None, "context": "both"},
+        {"tile": 7, "max_length": 32},
+    ),
     "tiles": ({"cross_entropy": 0.5}, {"tile": 7}),
 }
 
@@ -367,6 +370,33 @@ def test_a_prompt_and_a_conversation_are_read_behind_the_document(
     assert any("before 4 of 6 rows; the other 2 are learned by cross-entropy" in note for note in made.notes)
 
 
+def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(
+    make_recipe: MakeRecipe, sharp_model: Path, write: Callable[[str, str], Path]
+) -> None:
+    sentences = [f"Mill {i} at Farrow was built in {1700 + i} by {name}." for i, name in enumerate("ABCDEFGHIJKLMNOP")]
+    document = {"id": "d", "text": " ".join(sentences)}
+    rows = [
+        {"document_id": "d", "prompt": "Question: When was mill 11 built?\nAnswer:", "completion": " 1711"},
+        {"document_id": "d", "text": "In 1702 the mill 2 was built by C."},
+    ]
+    corpus = str(write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    documents = str(write("documents.jsonl", json.dumps(document) + "\n"))
+    heads = {}
+    for most in (64, 100):
+        section = {"documents": documents, "context_tokens": most}
+        made = make_trainer(make_recipe(method="distill", distillation=section, corpus={"path": corpus}))
+        read = made.train_dataset.teacher
+        heads[most] = [made.processing_class.decode(read.heads[n].input_ids) for n in range(2)]
+        assert all(len(read.heads[n].input_ids) <= most + 1 for n in range(2))  # and BOS
+    assert "built in 1711" in heads[64][0]
+    assert "built in 1702" in heads[64][1]
+    assert "1711" not in heads[64][1]
+    places = [document["text"].find(passage) for passage in heads[100][0].removeprefix("<|bos|>").split("\n\n")[:-1]]
+    assert places == sorted(places)  # in the order of the document
+    assert -1 not in places
+    assert len(heads[100][0]) > len(heads[64][0])
+
+
 def test_every_token_of_a_split_text_is_counted(
     make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path
 ) -> None:
@@ -408,6 +438,7 @@ def test_documents_held_out_keep_each_row_with_its_own_predictions(
         ({"method": "distill", "distillation": {"temperature": 0}}, "more than 0"),
         ({"method": "distill", "techniques": {"reinitialize_last_layers": 1}}, "the teacher is the model itself"),
         ({"method": "distill", "trainer": {"loss_type": "dft"}}, "found trainer.loss_type: dft"),
+        ({"method": "distill", "distillation": {"documents": "nowhere.jsonl"}}, "nothing is there"),
         ({"method": "distill"}, "no row of .* has a context that fits"),
     ],
 )

@@ -20,6 +20,17 @@ class DistillationSection:
         help="What only the teacher reads: the row's document; the beginning of the row's own text, which the student "
         "then lacks (DiSC); or both.",
     )
+    documents: str | None = option(
+        None,
+        help="Documents, as for augment; default: the rows of the corpus with origin original. Rows name theirs by document_id.",
+        path="documents",
+    )
+    context_tokens: int | None = option(
+        None,
+        help="Most tokens of a document that the teacher reads: of a longer one the passages nearest to the row, by BM25. "
+        "Default: what the model's window leaves.",
+        min=8,
+    )
     divergence: Literal["forward", "reverse", "jensen-shannon"] = option(
         "forward", help="forward: KL(teacher || student); reverse: KL(student || teacher)."
     )

@@ -20,7 +20,7 @@ from kinject.process import first_process_first, tensor_parallel_size
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
 from kinject.train.config import make_lora_config, make_sft_config
-from kinject.train.contexts import section_of
+from kinject.train.contexts import TeacherRows, section_of
 from kinject.train.data import (
     REPLAY,
     Collator,
@@ -120,7 +120,7 @@ def _make_trainer(
     trainer.probes = probes
     trainer.training_data = tokenized.train
     if tokenized.teacher is not None:
-        _add_teacher(trainer, recipe, tokenized, hashes)
+        tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes))
     names = check_trainable(trainer.model, recipe)
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
     if not trainer.guard.output.isfinite().all():
@@ -152,16 +152,16 @@ def _make_trainer(
 
 
 def _add_teacher(
-    trainer: KnowledgeTrainer, recipe: TrainRecipe, tokenized: TokenizedCorpora, hashes: Mapping[str, str] | None
-) -> None:
-    """Give `trainer` its teacher; the first process makes the predictions that the cache lacks."""
-    weights, read = (hashes or {}).get("model", ""), tokenized.teacher
+    trainer: KnowledgeTrainer, recipe: TrainRecipe, read: TeacherRows, hashes: Mapping[str, str] | None
+) -> str:
+    """Give `trainer` its teacher and return a note on it; the first process makes the predictions that the cache lacks."""
+    weights = (hashes or {}).get("model", "")
     known = "" if weights.startswith("hub:") else weights
     make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
     trainer.teacher, note = first_process_first(make)
     if isinstance(trainer.teacher, LiveTeacher):
         trainer.add_callback(FollowStudent(trainer.teacher))
-    tokenized.notes.append(note)
+    return note
 
 
 def _assemble(
