@@ -44,6 +44,7 @@ from kinject.train.load import (
     widen_adapter,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
+from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
@@ -176,6 +177,9 @@ def _add_teacher(
     trainer.teacher, note = first_process_first(make)
     if isinstance(trainer.teacher, LiveTeacher):
         trainer.add_callback(FollowStudent(trainer.teacher))
+        section = section_of(recipe)
+        if section.answers == "student":
+            trainer.on_policy = OnPolicy(trainer.teacher, trainer.processing_class, section.max_tokens, recipe.seed)
     return note
 
 
