@@ -20,6 +20,8 @@ BASE_RUN: Final = Path("runs/sandbox/base")
 """The run folder that the recipes name, relative to the working directory."""
 BASE_CORPUS: Final = Path("runs/sandbox/base-corpus.jsonl")
 """The base model's corpus, which the recipes replay."""
+REPLAY_CORPUS: Final = Path("runs/sandbox/replay.jsonl")
+"""A part of it whose rows name their documents."""
 SHIPPED: Final = Path(__file__).parent / "base_model"
 """The run as it ships: README.md (its card), manifest.json, recipe.yaml, logs, and model/."""
 

@@ -41,10 +41,12 @@ from kinject.sandbox import (
     BASE_CORPUS,
     BASE_RUN,
     CHAT_CORPUS,
+    REPLAY_CORPUS,
     base_id,
     write_base,
     write_base_corpus,
     write_dialogues,
+    write_replay_corpus,
     write_sentence_rows,
 )
 from kinject.signals import running_time
@@ -53,7 +55,10 @@ from kinject.study.arms import Arm, base_models, eval_overrides, override_argume
 SANDBOX_BASE = "sandbox-base"
 """Entry of study.setup that lays down the sandbox's base model as it ships."""
 _SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
-    "sandbox-corpus": lambda: BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
+    "sandbox-corpus": lambda: (
+        BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
+        REPLAY_CORPUS.exists() or write_replay_corpus(REPLAY_CORPUS),
+    ),
     "sandbox-sentences": lambda: write_sentence_rows(BASE_CORPUS.parent),
     "sandbox-chat": lambda: CHAT_CORPUS.exists() or write_dialogues(CHAT_CORPUS),
 }

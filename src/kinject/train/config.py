@@ -289,6 +289,7 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
             except DiskError as error:
                 faults.append((f"trainer.{key}", str(error)))
     faults += [*embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
+    faults += recipe.exposure.faults(trainer, recipe.probes)
     if recipe.corpus is not None:
         for key in RESERVED_KWARGS & (recipe.corpus.chat_template_kwargs or {}).keys():
             faults.append((f"corpus.chat_template_kwargs.{key}", "is set by kinject. Remove the line."))
