@@ -21,8 +21,8 @@ from kinject.errors import RecipeError
 from kinject.recipe import Recipe
 from kinject.recipe.exposure_section import ExposureSection
 from kinject.train import train
+from kinject.train.data import RoundSampler
 from kinject.train.exposure import Pool, ReadingPlan, ReadingState
-from kinject.train.trainer import RoundSampler
 from kinject.types import Question
 
 MakeRecipe = Callable[..., Recipe]

@@ -42,7 +42,9 @@ def add_parser(verbs: Any) -> None:
     build = actions.add_parser("build", help="write documents and questions")
     build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
     build.set_defaults(run=_build)
-    corpus = actions.add_parser("corpus", help="write the base model's training corpus, and replay.jsonl, a part of it that names its documents")
+    corpus = actions.add_parser(
+        "corpus", help="write the base model's training corpus, and replay.jsonl, a part of it that names its documents"
+    )
     corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
     corpus.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     corpus.set_defaults(run=_corpus)

@@ -298,8 +298,8 @@ Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and
 |---|---|---|
 | new.jsonl | {N_NEW * len(ATTRIBUTES)} | on each fact of data/sandbox/documents.jsonl: learning |
 | known.jsonl | {_N_KNOWN_QUESTIONS} | on facts of data/sandbox/known_documents.jsonl: forgetting |
-| new_probes.jsonl | {N_NEW * len(ATTRIBUTES)} | on the facts of new.jsonl in other words, with other distractors: for decisions in training |
-| known_probes.jsonl | {_N_KNOWN_QUESTIONS} | on facts of the known people that known.jsonl does not ask about: for decisions in training |
+| new_probes.jsonl | {N_NEW * len(ATTRIBUTES)} | facts of new.jsonl in other words, with other distractors: decide in training |
+| known_probes.jsonl | {_N_KNOWN_QUESTIONS} | facts of known people that known.jsonl does not ask about: decide in training |
 | reverse.jsonl | {N_NEW * len(ATTRIBUTES)} | that ask for the person, given a fact of documents.jsonl ("Who was born in ...?") |
 | new_open.jsonl | {N_NEW * len(ATTRIBUTES)} | those of new.jsonl, open |
 | known_open.jsonl | {_N_KNOWN_QUESTIONS} | those of known.jsonl, open |

@@ -117,6 +117,11 @@ class PhaseRows(LazyRows[TrainingRow]):
         """Return the row with this number."""
         return self.current.read_row(index)
 
+    @property
+    def source(self) -> Sequence[TokenRow]:
+        """The texts that the rows are made of, those of the corpus first."""
+        return self.current.source
+
     def segments(self, index: int) -> list[tuple[int, int, int]]:
         """Return (row of the source, start, end) of each segment of one row."""
         return self.current.segments(index)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from kinject.errors import TrainingError
 from kinject.models import copy_weights
 from kinject.process import made_by_first_process, tensor_parallel_size
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
-from kinject.train.data import TrainingData
+from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
-from kinject.train.loss import MeanLoss, Project, TrainingLoss, in_tiles, token_metrics
+from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, token_metrics
 from kinject.train.optimizers import (
     OneByOne,
     SharpnessAware,
@@ -39,6 +38,7 @@ from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
+from kinject.train.teacher import Teacher
 from kinject.train.trainable import FreezeWarmup
 
 _OPTIMIZER = "optimizer"
@@ -64,6 +64,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     regularizer: Regularizer | None = None
     layerwise_lr_decay: float = 1.0
     training_loss: TrainingLoss = TrainingLoss()
+    teacher: Teacher | None = None
     freeze_warmup: FreezeWarmup | None = None
     sam: SharpnessAware | None = None
     loss_tile: int | None = None
@@ -94,7 +95,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """Loads the model of a checkpoint folder as the run's own was loaded."""
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
+        self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher"]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save model and tokenizer, without the pickle of the arguments: recipe.yaml and the manifest hold them."""
@@ -363,7 +364,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Return whether the loss is computed here; TRL computes it otherwise."""
         has_kl = self.regularizer is not None and self.regularizer.strengths.kl > 0
         nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
-        special = has_kl or not self.training_loss.plain or self.loss_tile is not None
+        special = has_kl or not self.training_loss.plain or self.loss_tile is not None or self.teacher is not None
         return special or (nll_only and self.accelerator.device.type == "cpu")
 
     def compute_loss(
@@ -374,7 +375,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         In evaluation it is always the negative log-likelihood over the number of learned tokens.
         """
         if return_outputs or not self._computes_loss():
-            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights")}
+            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights", "teacher")}
             coefficient = self.router_aux_loss_coef
             self.router_aux_loss_coef = coefficient if self.model.training else 0.0  # TRL adds the routers' loss
             try:
@@ -389,7 +390,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             total = model(**read, use_cache=False, score=sum_loss)
         else:
             logits = model(**read, use_cache=False).logits.float()
-            total = training_loss.total(logits, inputs)
+            total = training_loss.total(logits, inputs, self._predictions(inputs))
             if (pull := self._divergence_term()) is not None:
                 total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
             self._note_token_metrics(logits, inputs["labels"])
@@ -399,6 +400,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
         return loss
+
+    def _predictions(self, inputs: dict[str, Any], learned: torch.Tensor | None = None) -> Predictions | None:
+        """Return the teacher's predictions of the tokens after each one of the batch, or only of `learned`; None without any."""
+        if self.teacher is None or not self.model.training:
+            return None
+        return self.teacher.of_batch(inputs, learned)
 
     def _divergence_term(self) -> Regularizer | None:
         """Return the regularizer if the loss holds its KL divergence."""
@@ -412,7 +419,13 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         tile, labels = self.loss_tile or 1, inputs["labels"][:, 1:]
         learned = labels != IGNORED
         states, targets = hidden[:, :-1][learned], labels[learned]
-        losses = in_tiles(lambda part, wanted: training_loss.by_token(project(part), wanted), tile, states, targets)
+        teacher = self._predictions(inputs, learned)
+        more = [] if teacher is None else teacher.tensors()
+
+        def score(part: torch.Tensor, wanted: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+            return training_loss.by_token(project(part), wanted, teacher=Predictions(*given) if given else None)
+
+        losses = in_tiles(score, tile, states, targets, *more)
         by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
         total = training_loss.total_of(by_token, inputs)
         if (pull := self._divergence_term()) is not None:
@@ -443,27 +456,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
         metrics["entropy"].append(entropy / max(n_tokens, 1))
         metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
-
-
-class RoundSampler(torch.utils.data.Sampler[int]):
-    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order, both by epoch."""
-
-    def __init__(self, rounds: Sequence[int], seed: int) -> None:
-        self.rounds = [[index for index, _ in rows] for _, rows in groupby(enumerate(rounds), key=lambda item: item[1])]
-        self.seed, self.epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the order."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return sum(map(len, self.rounds))
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        for number in torch.randperm(len(self.rounds), generator=generator).tolist():
-            rows = self.rounds[number]
-            yield from (rows[index] for index in torch.randperm(len(rows), generator=generator).tolist())
 
 
 @torch.no_grad()
