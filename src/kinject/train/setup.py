@@ -21,6 +21,7 @@ from kinject.process import first_process_first, tensor_parallel_size
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import (
     AllKnownStopping,
+    EarlyStopping,
     Histograms,
     PatienceStopping,
     PlanReadings,
@@ -209,9 +210,7 @@ def _assemble(
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
     screen = Screen(effective_batch(config, data)["tokens"])
-    stopping: list[Any] = [ProbeStopping(recipe.probes, guard.warnings)] if recipe.probes is not None else []
-    if recipe.exposure.patience is not None:
-        stopping.append(AllKnownStopping(recipe.exposure.patience, guard.warnings))
+    stopping = _stopping(recipe, guard.warnings)
     first_row = Dataset.from_list([dataset[0]])  # SFTTrainer needs a Dataset, which would copy every row
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -233,15 +232,28 @@ def _assemble(
     configure_trainer(trainer, recipe, reinitialized)
     config.save_strategy = save_strategy
     config.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
+    _order_rows(trainer, plan, data)
+    if regularizer is not None:
+        _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
+    trainer.regularizer = regularizer
+    return trainer
+
+
+def _stopping(recipe: TrainRecipe, messages: list[str]) -> list[EarlyStopping]:
+    """Return the callbacks by which probes end the run."""
+    stopping: list[EarlyStopping] = [ProbeStopping(recipe.probes, messages)] if recipe.probes is not None else []
+    if recipe.exposure.patience is not None:
+        stopping.append(AllKnownStopping(recipe.exposure.patience, messages))
+    return stopping
+
+
+def _order_rows(trainer: KnowledgeTrainer, plan: ReadingPlan | None, data: TrainingData) -> None:
+    """Let `plan` choose the rows of the run; without one they are read by the rounds of the epoch, if it has some."""
     trainer.reading_plan = plan
     if plan is not None:
         trainer.add_callback(PlanReadings(plan, data.account.source))
     elif data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
-    if regularizer is not None:
-        _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
-    trainer.regularizer = regularizer
-    return trainer
 
 
 def _plan_readings(
