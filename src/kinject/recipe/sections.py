@@ -65,69 +65,6 @@ class ModelSection:
     )
 
 
-@dataclass(frozen=True)
-class ReplaySection:
-    """Rows of a second corpus, mixed in against forgetting."""
-
-    path: str = option(help="Corpus (JSONL) to replay from.", path="file")
-    fraction: float = option(help="Fraction of the mixture's tokens that are replay.", min=0.0, max=0.95)
-    answers: Literal["given", "own"] = option(
-        "given",
-        help="own: the model answers the last turn of each row with messages itself, before it is trained (self-distillation).",
-    )
-
-
-@dataclass(frozen=True)
-class MixedCorpusSection:
-    """Rows of a further corpus mixed in: instruction rows among documents, or documents among instruction rows."""
-
-    path: str = option(help="Corpus (JSONL).", path="file")
-    fraction: float = option(help="Fraction of the mixture's tokens.", min=0.0, max=0.95)
-
-
-@dataclass(frozen=True)
-class CorpusSection:
-    """The training corpus: rows with `text`, `messages`, or `prompt` and `completion`."""
-
-    path: str = option(help="Corpus (JSONL).", path="file")
-    replay: ReplaySection | None = option(None, help="Second corpus, mixed in.")
-    mix: Mapping[str, MixedCorpusSection] | None = option(
-        None, help="name: path and fraction of a further corpus, mixed in by fraction of tokens."
-    )
-    validation_corpus: str | None = option(
-        None, help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.", path="file"
-    )
-    general_text: bool = option(
-        True,
-        help="Use replay and validation_corpus; false leaves both out, with a warning, for a run without such text.",
-    )
-    validation_fraction: float = option(
-        0.0, help="Fraction of the documents, with all their texts, held out of training for the validation loss.",
-        min=0.0, max=0.5,
-    )  # fmt: skip
-    bos: bool = option(True, help="Begin each document with the BOS token.")
-    eos: bool = option(True, help="End each document with the EOS token.")
-    allow_dropped_tokens: bool = option(False, help="Train although max_length truncates or drops text.")
-    chat_template_kwargs: Mapping[str, Any] | None = option(
-        None, help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}."
-    )
-    thinking: Literal["learn", "mask"] = option(
-        "learn", help="Thinking in the assistant's turns (reasoning_content, <think>): learned, or read only."
-    )
-    cache_dir: str = option(
-        "runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.", path="output"
-    )
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether evaluations have a validation loss."""
-        return self.validation_corpus is not None or self.validation_fraction > 0
-
-    def parts(self) -> dict[str, ReplaySection | MixedCorpusSection]:
-        """Return the corpora that are mixed in, by name; replay is called ``replay``."""
-        return {**({"replay": self.replay} if self.replay is not None else {}), **(self.mix or {})}
-
-
 Reaction = Literal["stop", "warn", "ignore"]
 
 

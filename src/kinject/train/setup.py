@@ -38,6 +38,7 @@ from kinject.train.data import (
     Corpora,
     RowDataset,
     TokenizedCorpora,
+    TrainingCorpus,
     TrainingData,
     check_positions,
     note_fill,
@@ -53,10 +54,10 @@ from kinject.train.load import (
     precision_warnings,
     take_over_sharding,
     widen_adapter,
-    write_own_answers,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SharpnessAware
+from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
@@ -109,12 +110,10 @@ def _make_trainer(
     """Return the trainer as `make_trainer` does, of a checked config."""
 
     def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora]:
-        corpora = open_corpora(recipe, hashes)
-        own = write_own_answers(recipe)
-        if own is not None:
-            corpora.parts[REPLAY] = dataclasses.replace(corpora.parts[REPLAY], rows=CorpusFile(own, REPLAY))
+        corpora, notes = with_own_answers(recipe, open_corpora(recipe, hashes))
         tokenizer = load_training_tokenizer(recipe, corpora.rows)
-        return corpora, tokenizer, tokenize_and_pack(recipe, tokenizer, corpora)
+        tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
+        return corpora, tokenizer, dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes])
 
     corpora, tokenizer, tokenized = first_process_first(tokenize)  # the others find its tokens in the cache
     model, notes = load_training_model(recipe, tokenizer, sharding)
@@ -163,6 +162,22 @@ def _make_trainer(
     return trainer
 
 
+def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str]]:
+    """Return the corpora with the answers that the model is to write itself, and a note on each."""
+    notes = []
+    for part, section in recipe.corpus.own_answers().items():
+        path, note = write_own_answers(recipe, part, section)
+        notes.append(note)
+        if part:
+            name = part.removeprefix("mix.")
+            rows = CorpusFile(path, REPLAY * (name == REPLAY))
+            corpora.parts[name] = dataclasses.replace(corpora.parts[name], rows=rows)
+        else:
+            own = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
+            corpora = dataclasses.replace(corpora, rows=TrainingCorpus(own))
+    return corpora, notes
+
+
 def _load_teacher(
     recipe: TrainRecipe, config: SFTConfig, model: PreTrainedModel, tokenized: TokenizedCorpora,
     hashes: Mapping[str, str] | None,
@@ -196,8 +211,7 @@ def _assemble(
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
     has_kl = section is not None and section.kl > 0
-    rows = data.rows if plan is None else plan.rows
-    dataset = RowDataset(rows, has_kl, tokenized.weights, tokenized.teacher)
+    dataset = RowDataset(data.rows if plan is None else plan.rows, has_kl, tokenized.weights, tokenized.teacher)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
     reinitialized = reinitialize_last_layers(model, recipe)
@@ -210,7 +224,6 @@ def _assemble(
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
     screen = Screen(effective_batch(config, data)["tokens"])
-    stopping = _stopping(recipe, guard.warnings)
     first_row = Dataset.from_list([dataset[0]])  # SFTTrainer needs a Dataset, which would copy every row
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -219,7 +232,8 @@ def _assemble(
                 model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
                 eval_dataset=first_row if validation is not None else None,
                 data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
-                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen, *stopping],
+                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen,
+                           *_stopping(recipe, guard.warnings)],
             )  # fmt: skip
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
             raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
