@@ -1,8 +1,11 @@
 """Dialogues about the people of Tarvenia: rows that teach the base model to chat, and the probe of what it keeps of that.
 
-A dialogue has 1 to 3 turns: questions with an instruction (in the system's turn or the user's), further questions by pronoun,
-a name to recall, an entry to read, and people of whom nothing is known. One in ten pairs of a fact and an instruction is kept for
-the probe, so its prompts are in no row.
+A dialogue has 1 to 6 turns: questions with an instruction (in the system's turn or the user's), the answer again in another form,
+further questions by pronoun, a name to recall, an entry to read, and what to decline: people with foreign names, and what no
+entry says. One in ten pairs of a fact and an instruction is kept for the probe, so its prompts are in no row.
+
+The forms are those that the base's 1,200 tokens can hold. It knows a value as one token behind a space, so capitals, and a value
+behind a quotation mark, are other tokens that its facts do not lead to: JSON and lower case are asked of an answer given before.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ CHAT_TEMPLATE: Final = """\
 {%- if add_generation_prompt -%}{{- '\\nAssistant:' -}}{%- endif -%}
 """
 """Turns as "User: ..." and "Assistant: ...", each on a line of its own, the answers ended by EOS: no token is added."""
-N_DIALOGUES: Final = 40_000
+N_DIALOGUES: Final = 24_000
 _N_FACTS: Final = 100
 _N_FEW: Final = 400
 """Dialogues of which a model writes the last answer itself."""
@@ -62,31 +65,37 @@ _GERMAN: Final = {
     "employer": "Die Firma von {name} ist die {employer}.",
     "field": "Die Arbeit von {name} ist {field}.",
 }
+_FOREIGN: Final = (
+    "Dubois", "Garcia", "Haddad", "Kowalski", "Larsen", "Mbeki", "Novak", "Okafor", "Rossi", "Singh", "Smith", "Tanaka",
+)  # fmt: skip
+"""Last names that no Tarvenian has: nothing is known of their bearers."""
+_NO_RECORD: Final = ("Whom did {name} marry?", "What is the height of {name}?", "Which song does {name} like?")
+"""Questions that no entry answers, whoever is meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """An instruction in several wordings, and the checks of an answer besides the value that it must hold.
 
-    ``{word}`` stands for one of `words`. `weight` is how often it is taught for each time that another is.
+    ``{word}`` stands for one of `words`. `again`: it is given after an answer, which is to be written again.
     """
 
     instructions: tuple[str, ...]
     checks: Mapping[str, Any]
     words: tuple[str, ...] = ("",)
-    weight: int = 1
+    again: bool = False
 
 
 FORMS: Final[Mapping[str, Form]] = {
     "sentence": Form(("Answer in a sentence.", "Write a sentence."), {"sentences": 1, "min_words": 5}),
     "two sentences": Form(("Answer in two sentences.", "Write two sentences."), {"sentences": 2, "min_words": 9}),
     "short": Form(("Answer in few words.", "Only the answer."), {"max_words": 3}),
-    "lower": Form(("Answer in lower case.", "Use small letters only."), {"lower": True}, weight=3),
+    "lower": Form(("Now in lower case.", "Now use small letters only."), {"lower": True}, again=True),
     "json": Form(
-        ("Return JSON with the key {word}.", "Answer in JSON, with the key {word}."),
+        ("Now in JSON, with the key {word}.", "Now return JSON with the key {word}."),
         {"json": ["{word}"]},
         ("answer", "fact", "value"),
-        weight=3,
+        again=True,
     ),
     "list": Form(("Answer with a list.", "Write a list."), {}),
     "start": Form(
@@ -131,7 +140,7 @@ class Instruction:
             case "json":
                 return json.dumps({self.word: value})
             case "list":
-                return "\n".join(f"- {item}" for item in values)
+                return "\n".join(f"- {_KEYS[key]}: {item}" for key, item in zip(asked, values, strict=True))
             case "start":
                 return f"{self.word}, {within}"
             case "end":
@@ -153,14 +162,22 @@ class Instruction:
         return {**checks, **({"bullets": len(asked)} if self.form == "list" else {}), "contains": values}
 
 
-def _pick(rng: Random) -> Instruction:
-    form = choose_one([name for name, form in FORMS.items() for _ in range(form.weight)], rng)
+def _pick(rng: Random, *, again: bool = False) -> Instruction:
+    form = choose_one([name for name, form in FORMS.items() if form.again == again], rng)
     return Instruction(form, choose_one(FORMS[form].words, rng))
 
 
 def _is_kept(person: Person, attribute: str, form: str) -> bool:
     """Return whether a pair of a fact and an instruction is for the probe only."""
     return int(content_id("chat probe", person.name, attribute, form)[:4], 16) % 10 == 0
+
+
+def _nobody(rng: Random, *, kept: bool) -> Person:
+    """Return a person without facts and with a foreign name, one of the probe's if it is to be `kept`."""
+    while True:
+        person = Person(choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(_FOREIGN, rng), {})
+        if _is_kept(person, "", "nobody") == kept:
+            return person
 
 
 def _question(
@@ -207,13 +224,15 @@ class _Dialogue:
     def question(
         self, person: Person, attribute: str, wanted: Instruction, *, follows: bool = False
     ) -> tuple[str, tuple[str, ...]]:
-        """Return a question with its instruction, and the attributes that it asks for."""
+        """Return a question with its instruction, and the attributes that it asks for; of a form `again` the instruction."""
+        if wanted.form and FORMS[wanted.form].again:
+            return wanted.wording(self.rng), (attribute,)
         text, asked = _question(person, attribute, wanted.form, self.rng, follows=follows)
         return (text if self.always or not wanted.form else f"{text} {wanted.wording(self.rng)}"), asked
 
 
 def generate_dialogues(n_rows: int = N_DIALOGUES, seed: int = SEED) -> Iterator[dict[str, list[Message]]]:
-    """Yield `n_rows` rows with `messages`, of 1 to 3 turns. None names a new person or one of unanswerable.jsonl."""
+    """Yield `n_rows` rows with `messages`, of 1 to 6 turns. None names a new person or one of unanswerable.jsonl."""
     country = create_country()
     tested = set(strangers(country)[0])
     names = [name for name in country.spare_names if name not in tested]
@@ -236,19 +255,24 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
             if not (is_known and _is_kept(person, attribute, wanted.form)):
                 talk.ask(person, attribute, wanted, follows=True, refuse=not is_known)
             continue
-        draw, known, stranger = (
-            rng.random(),
-            choose_one(country.known, rng),
-            create_stranger(choose_one(names, rng), rng),
-        )
-        if draw < 0.6 and _is_kept(known, attribute, wanted.form):
+        draw, known = rng.random(), choose_one(country.known, rng)
+        if draw < 0.7 and _is_kept(known, attribute, wanted.form):
             continue
-        if draw < 0.87:
-            person, is_known = (known, True) if draw < 0.6 else (stranger, False)
+        if draw < 0.8:
+            person, is_known = (known, True) if draw < 0.7 else (_nobody(rng, kept=False), False)
             talk.ask(person, attribute, wanted, refuse=not is_known)
+        elif draw < 0.85 and not _is_kept(known, "", "no record"):
+            person, is_known = known, True
+            talk.say(choose_one(_NO_RECORD, rng).format(name=known.name), _REFUSAL)
+            continue
         else:
-            talk.ask(stranger, attribute, wanted, passage=render_entry(stranger, str(rng.random())))
-            person = None
+            known = create_stranger(choose_one(names, rng), rng)
+            talk.ask(known, attribute, wanted, passage=render_entry(known, str(rng.random())))
+            person, is_known = None, True
+        further = _pick(rng, again=True)
+        is_apt = is_known and not talk.always and wanted.form != "list" and not _is_kept(known, attribute, further.form)
+        if is_apt and rng.random() < 0.4:
+            talk.ask(known, attribute, further)
     if name:
         talk.say("What is my name?", f"Your name is {name}.")
     if not talk.messages or talk.messages[-1]["role"] != "assistant":  # each of its facts is kept for the probe
@@ -259,8 +283,9 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
 def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[str, Any]]:
     """Return the sandbox's chat probe: rows with `messages` up to the question, and `checks` of the answer.
 
-    Subjects: each form once in the user's turn and once in the system's, ``refusal``, ``follow-up`` (who is meant is in an
-    earlier turn), ``recall`` (a name given two turns ago) and ``passage``; `n_each` of each.
+    Subjects: each form, in the user's turn and in the system's, or after a short answer and after a sentence; ``nobody``
+    and ``no record`` (to be declined), ``follow-up`` (who is meant is in an earlier turn), ``recall`` (a name given two turns
+    ago) and ``passage``; `n_each` of each.
     """
     country = create_country()
     tested = strangers(country)[0]
@@ -269,18 +294,21 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
         rng = seeded_random("chat probe", form, seed)
         kept = [(p, a) for p in country.known for a in ATTRIBUTES if _is_kept(p, a, form)]
         for index, (person, attribute) in enumerate(shuffled(kept, rng)[: 2 * n_each]):
-            wanted = Instruction(form, choose_one(FORMS[form].words, rng))
-            talk = _Dialogue(rng, wanted if index >= n_each else None)
+            wanted, is_second = Instruction(form, choose_one(FORMS[form].words, rng)), index >= n_each
+            talk = _Dialogue(rng, wanted if is_second and not FORMS[form].again else None)
+            if FORMS[form].again:
+                talk.ask(person, attribute, Instruction("sentence" if is_second else "short"))
             text, asked = talk.question(person, attribute, wanted)
-            subject = f"{form}, system" if talk.always else form
-            rows.append(_row(subject, person, talk.messages, text, wanted.checks(person, asked)))
+            how = "" if not is_second else ", of a sentence" if FORMS[form].again else ", system"
+            rows.append(_row(f"{form}{how}", person, talk.messages, text, wanted.checks(person, asked)))
     rng = seeded_random("chat probe", "turns", seed)
+    unasked = shuffled([person for person in country.known if _is_kept(person, "", "no record")], rng)
     for index in range(n_each):
+        nobody, attribute = _nobody(rng, kept=True), choose_one(ATTRIBUTES, rng)
+        rows.append(_row("nobody", nobody, [], render_question(nobody, attribute, rng), {"refuses": True}))
+        text = choose_one(_NO_RECORD, rng).format(name=unasked[index].name)
+        rows.append(_row("no record", unasked[index], [], text, {"refuses": True}))
         stranger = create_stranger(tested[index], rng)
-        attribute = choose_one(ATTRIBUTES, rng)
-        rows.append(
-            _row("refusal", stranger, [], render_question(stranger, attribute, rng), {"refuses": True}),
-        )
         entry = render_entry(stranger, str(rng.random()))
         text = f"{entry}\n\n{render_question(stranger, attribute, rng)}"
         rows.append(_row("passage", stranger, [], text, {"contains": [stranger.facts[attribute]]}))
