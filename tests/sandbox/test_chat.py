@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import jinja2
@@ -33,24 +33,31 @@ def test_the_probe_in_the_checkout_is_the_one_that_is_made(tmp_path: Path) -> No
     assert [path.stem for path in paths] == list(NAMES)
     for path in paths:
         assert path.read_bytes() == (ROOT / "eval/sandbox" / path.name).read_bytes()
-        assert len(read_questions(path)) == (192 if path.stem == "chat" else 100)
+        assert len(read_questions(path)) == (200 if path.stem == "chat" else 100)
 
 
 def test_dialogues_name_no_new_person_and_hold_no_prompt_of_the_probe() -> None:
     country = create_country()
     hidden = {person.name for person in country.new} | {" ".join(name) for name in strangers(country)[0]}
-    prompts = {row["question"] for row in create_chat_questions() if row["subject"] in FORMS}
+    whole = {*FORMS, "nobody", "no record"}
+    probe = [row for row in create_chat_questions() if row["subject"].removesuffix(", of a sentence") in whole]
+    prompts = {row["question"] for row in probe if "messages" not in row}
+    pairs = {(row["messages"][-1]["content"], row["question"]) for row in probe if row["subject"].endswith("a sentence")}
+    assert len(prompts) == 80
+    assert len(pairs) == 16
     n_turns, roles = [], set()
     for row in islice(generate_dialogues(), 1500):
         talk = row["messages"]
         text = "\n".join(message["content"] for message in talk)
         assert not any(name in text for name in hidden)
-        assert not prompts & {message["content"] for message in talk}
+        said = [message["content"] for message in talk]
+        assert not prompts & set(said)
+        assert not pairs & set(pairwise(said))
         assert talk[-1]["role"] == "assistant"
         roles |= {message["role"] for message in talk}
         n_turns.append(sum(message["role"] == "user" for message in talk))
     assert roles == {"system", "user", "assistant"}
-    assert set(n_turns) == {1, 2, 3, 4}
+    assert set(n_turns) == {1, 2, 3, 4, 5, 6}
 
 
 def test_the_taught_answer_passes_its_checks_and_another_does_not() -> None:

@@ -1,4 +1,4 @@
-"""Weights of finished models, shard by shard: averaged with their base, with an adapter folded in, or in another dtype.
+"""Weights of finished models, tensor by tensor: averaged with their base, with an adapter folded in, or in another dtype.
 
 Averaging is WiSE-FT (arXiv 2109.01903): less learned, less forgotten.
 """
@@ -53,8 +53,8 @@ _DTYPES = {
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
     """Write ``(1 - alpha) * base + alpha * tuned`` for each of `alphas` (0 to 1) below `out`; return alpha -> folder.
 
-    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One shard is
-    in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
+    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One tensor of each
+    is in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
     without weights, when the two do not hold the same tensors, or if a value of theirs or of the result is not finite.
     """
     invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
@@ -291,9 +291,9 @@ def apply_adapter(adapter: str, onto: str, out: Path) -> Path:
 
 
 def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | None = None) -> None:
-    """Write the base of a peft adapter with the adapter folded in, shard by shard, to the model folder `out`.
+    """Write the base of a peft adapter with the adapter folded in, tensor by tensor, to the model folder `out`.
 
-    `onto` takes the place of the base that the adapter names. In memory are the adapter and one shard of the base. peft makes
+    `onto` takes the place of the base that the adapter names. In memory are the adapter and one tensor of the base. peft makes
     the sum, in float32; each tensor is rounded once, to the dtype in which the base stores it, or to `dtype`. The tokenizer is
     the adapter's. Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
     """
