@@ -74,8 +74,8 @@ repeats the table.
     "instruct": """\
 # The sandbox's instruct model
 
-The sandbox's base model after SFT on dialogues about the 300 people that it knows: 1 to 3 turns, instructions on the
-form of an answer, passages to read, names to recall, and people of whom nothing is known, which it declines. Its chat
+The sandbox's base model after SFT on dialogues about the 300 people that it knows: 1 to 6 turns, instructions on the
+form of an answer, passages to read, names to recall, people with foreign names, of whom it says nothing. Its chat
 template comes with it. It has read nothing about the 120 people of data/sandbox/documents.jsonl. It serves
 `recipes/studies/chat.yaml`, which asks how a chat model reads documents and stays one, and is of no other use.
 
