@@ -5,13 +5,18 @@
 writes documents.jsonl, paraphrases.jsonl, and three question sets: the dataset's cloze probes (taken from the text,
 reworded, and one inference away), each with its own answer and three answers of other probes of the same level.
 
-The study recipes/studies/natural.yaml needs more:
+The studies recipes/studies/natural.yaml and natural-frontier.yaml need more:
 
     --paraphrased       only the 40 passages that have paraphrases
-    --stories MODEL     stories.jsonl too: 200 stories that MODEL writes, sampled at temperature 1
+    --stories MODEL     stories.jsonl too: 200 stories that MODEL writes, sampled at temperature 1; and continued.jsonl:
+                        which sentence comes next in each of them, beside sentences of three others
+    --replay N          replay.jsonl too: N further stories of that MODEL
     --passed VARIANTS   two corpora too, each with the passages themselves: unchecked.jsonl with all paraphrases, and
                         drawn.jsonl with as many of each passage as VARIANTS (variants.jsonl of `kinject augment`, which
                         checked them) has, drawn without a look at the checks
+
+Settings were tuned on the probes of passages whose number ends in 2, 5 or 8. Each question set is also written without
+them, as LEVEL.test.jsonl, and with them alone, as LEVEL.tuning.jsonl.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +32,7 @@ from typing import Any
 
 from kinject.disk import content_id, read_jsonl, write_jsonl
 
+TUNING = ("2", "5", "8")
 LEVELS = {"memorised": "mem", "reworded": "gen", "inferred": "hard_gen"}
 Row = dict[str, Any]
 
@@ -93,21 +100,47 @@ def corpus_row(row: Row) -> Row:
     return {"id": content_id("corpus", document, row["text"]), "document_id": document, "text": row["text"]}
 
 
-def stories(model_dir: Path, n: int) -> Iterator[Row]:
+def stories(model_dir: Path, n: int, seed: int, batch: int) -> Iterator[Row]:
     """Yield `n` texts of at most 256 tokens that the model in `model_dir` writes from its first token on."""
     import torch
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
-    torch.manual_seed(0)
-    for _ in range(0, n, 20):
-        start = torch.full((20, 1), tokenizer.bos_token_id)
+    torch.manual_seed(seed)
+    while n > 0:
+        start = torch.full((min(n, batch), 1), tokenizer.bos_token_id)
         written = model.generate(
             start, attention_mask=torch.ones_like(start), max_new_tokens=256, do_sample=True, temperature=1.0, top_k=0
         )
         for text in tokenizer.batch_decode(written, skip_special_tokens=True):
             yield {"text": text.strip()}
+        n -= batch
+
+
+def continued(texts: list[str]) -> Iterator[Row]:
+    """Yield for each of `texts` with four sentences: how it begins, and which sentence comes next.
+
+    The wrong choices are sentences of three other texts, from the same place.
+    """
+    split = [re.split(r"(?<=[.!?])\s+", text) for text in texts]
+    split = [sentences for sentences in split if len(sentences) > 4]  # the last may be cut off
+    rng = random.Random(0)
+    for index, sentences in enumerate(split):
+        others = [other[3] for other in split if other[3] != sentences[3]]
+        choices = [sentences[3], *rng.sample(others, 3)]
+        rng.shuffle(choices)
+        story = f"story-{index:03}"
+        yield {
+            "id": content_id("continued", story, sentences[3]), "question": f"{' '.join(sentences[:3])} ...",
+            "choices": choices, "answer": choices.index(sentences[3]), "document_id": story,
+        }  # fmt: skip
+
+
+def halves(questions: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the questions on the passages of `TUNING`, and the others."""
+    for name, wanted in (("tuning", True), ("test", False)):
+        yield name, [row for row in questions if row["document_id"].endswith(TUNING) is wanted]
 
 
 def main() -> None:
@@ -117,15 +150,22 @@ def main() -> None:
     parser.add_argument("target", type=Path, help="folder to write into")
     parser.add_argument("--paraphrased", action="store_true", help="only passages that have paraphrases")
     parser.add_argument("--stories", type=Path, metavar="MODEL", help="write stories.jsonl with this model")
+    parser.add_argument("--replay", type=int, default=0, metavar="N", help="with --stories: write replay.jsonl")
     parser.add_argument("--passed", type=Path, metavar="VARIANTS", help="write unchecked.jsonl and drawn.jsonl")
     arguments = parser.parse_args()
     passages = json.loads((arguments.source / "fictional_knowledge_paraphrased.json").read_text("utf-8"))
     if arguments.paraphrased:
         passages = [passage for passage in passages if passage.get("paraphrases")]
     written = {"documents": documents(passages), "paraphrases": paraphrases(passages)}
-    written |= {name: unique(questions(passages, level)) for name, level in LEVELS.items()}
+    for name, level in LEVELS.items():
+        of_level = list(unique(questions(passages, level)))
+        written[name] = iter(of_level)
+        written |= {f"{name}.{part}": iter(rows) for part, rows in halves(of_level)}
     if arguments.stories:
-        written["stories"] = stories(arguments.stories, 200)
+        of_model = list(stories(arguments.stories, 200, seed=0, batch=20))
+        written |= {"stories": iter(of_model), "continued": continued([row["text"] for row in of_model])}
+    if arguments.stories and arguments.replay:
+        written["replay"] = stories(arguments.stories, arguments.replay, seed=1, batch=100)
     if arguments.passed:
         written |= {name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)}
     for name, rows in written.items():
