@@ -8,15 +8,15 @@ reworded, and one inference away), each with its own answer and three answers of
 The studies recipes/studies/natural.yaml and natural-frontier.yaml need more:
 
     --paraphrased       only the 40 passages that have paraphrases
+    --ends DIGITS       only what belongs to passages whose number ends in one of DIGITS; the wrong choices stay those of
+                        all passages. recipes/real-data/best.yaml was tuned on those ending in 2, 5 and 8
     --stories MODEL     stories.jsonl too: 200 stories that MODEL writes, sampled at temperature 1; and continued.jsonl:
                         which sentence comes next in each of them, beside sentences of three others
     --replay N          replay.jsonl too: N further stories of that MODEL
-    --passed VARIANTS   two corpora too, each with the passages themselves: unchecked.jsonl with all paraphrases, and
-                        drawn.jsonl with as many of each passage as VARIANTS (variants.jsonl of `kinject augment`, which
-                        checked them) has, drawn without a look at the checks
-
-Settings were tuned on the probes of passages whose number ends in 2, 5 or 8. Each question set is also written without
-them, as LEVEL.test.jsonl, and with them alone, as LEVEL.tuning.jsonl.
+    --passed VARIANTS   corpora too, each with the passages themselves: unchecked.jsonl with all paraphrases;
+                        sentences.jsonl, the same with each sentence as a text of its own; and drawn.jsonl with as many
+                        of each passage as VARIANTS (variants.jsonl of `kinject augment`, which checked them) has,
+                        drawn without a look at the checks
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kinject.corpus.passages import sentences
 from kinject.disk import content_id, read_jsonl, write_jsonl
 
-TUNING = ("2", "5", "8")
 LEVELS = {"memorised": "mem", "reworded": "gen", "inferred": "hard_gen"}
 Row = dict[str, Any]
 
@@ -86,6 +85,7 @@ def corpora(passages: list[Row], passed: Path) -> Iterator[tuple[str, list[Row]]
     originals = list(documents(passages))
     texts = list(paraphrases(passages))
     yield "unchecked", originals + texts
+    yield "sentences", [{**row, "text": text} for row in originals + texts for text in sentences(row["text"])]
     rng = random.Random(0)
     drawn = []
     for document in originals:
@@ -94,9 +94,14 @@ def corpora(passages: list[Row], passed: Path) -> Iterator[tuple[str, list[Row]]
     yield "drawn", originals + drawn
 
 
+def document_of(row: Row) -> str:
+    """Return the id of the passage that a row is, or belongs to."""
+    return str(row.get("document_id", row.get("id")))
+
+
 def corpus_row(row: Row) -> Row:
     """Return a row of a corpus: an id, the document's id, the text."""
-    document = row.get("document_id", row.get("id"))
+    document = document_of(row)
     return {"id": content_id("corpus", document, row["text"]), "document_id": document, "text": row["text"]}
 
 
@@ -123,24 +128,17 @@ def continued(texts: list[str]) -> Iterator[Row]:
 
     The wrong choices are sentences of three other texts, from the same place.
     """
-    split = [re.split(r"(?<=[.!?])\s+", text) for text in texts]
-    split = [sentences for sentences in split if len(sentences) > 4]  # the last may be cut off
+    split = [parts for parts in map(sentences, texts) if len(parts) > 4]  # the last may be cut off
     rng = random.Random(0)
-    for index, sentences in enumerate(split):
-        others = [other[3] for other in split if other[3] != sentences[3]]
-        choices = [sentences[3], *rng.sample(others, 3)]
+    for index, (*start, following) in enumerate(parts[:4] for parts in split):
+        others = [parts[3] for parts in split if parts[3] != following]
+        choices = [following, *rng.sample(others, 3)]
         rng.shuffle(choices)
         story = f"story-{index:03}"
         yield {
-            "id": content_id("continued", story, sentences[3]), "question": f"{' '.join(sentences[:3])} ...",
-            "choices": choices, "answer": choices.index(sentences[3]), "document_id": story,
+            "id": content_id("continued", story, following), "question": f"{' '.join(start)} ...", "choices": choices,
+            "answer": choices.index(following), "document_id": story,
         }  # fmt: skip
-
-
-def halves(questions: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the questions on the passages of `TUNING`, and the others."""
-    for name, wanted in (("tuning", True), ("test", False)):
-        yield name, [row for row in questions if row["document_id"].endswith(TUNING) is wanted]
 
 
 def main() -> None:
@@ -149,6 +147,7 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="folder with fictional_knowledge_paraphrased.json")
     parser.add_argument("target", type=Path, help="folder to write into")
     parser.add_argument("--paraphrased", action="store_true", help="only passages that have paraphrases")
+    parser.add_argument("--ends", default="0123456789", metavar="DIGITS", help="only passages whose number ends so")
     parser.add_argument("--stories", type=Path, metavar="MODEL", help="write stories.jsonl with this model")
     parser.add_argument("--replay", type=int, default=0, metavar="N", help="with --stories: write replay.jsonl")
     parser.add_argument("--passed", type=Path, metavar="VARIANTS", help="write unchecked.jsonl and drawn.jsonl")
@@ -157,17 +156,16 @@ def main() -> None:
     if arguments.paraphrased:
         passages = [passage for passage in passages if passage.get("paraphrases")]
     written = {"documents": documents(passages), "paraphrases": paraphrases(passages)}
-    for name, level in LEVELS.items():
-        of_level = list(unique(questions(passages, level)))
-        written[name] = iter(of_level)
-        written |= {f"{name}.{part}": iter(rows) for part, rows in halves(of_level)}
+    written |= {name: unique(questions(passages, level)) for name, level in LEVELS.items()}
+    if arguments.passed:
+        written |= {name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)}
+    ends = tuple(arguments.ends)
+    written = {name: (row for row in rows if document_of(row).endswith(ends)) for name, rows in written.items()}
     if arguments.stories:
         of_model = list(stories(arguments.stories, 200, seed=0, batch=20))
         written |= {"stories": iter(of_model), "continued": continued([row["text"] for row in of_model])}
     if arguments.stories and arguments.replay:
         written["replay"] = stories(arguments.stories, arguments.replay, seed=1, batch=100)
-    if arguments.passed:
-        written |= {name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)}
     for name, rows in written.items():
         path = arguments.target / f"{name}.jsonl"
         print(f"{path}: {write_jsonl(path, rows)} rows")
