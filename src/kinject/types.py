@@ -171,6 +171,11 @@ class Question:
         """The texts that are correct answers: `answers`, else the gold choice; () for a question without an answer."""
         return self.answers or self.choices[self.answer : self.answer + 1]
 
+    @property
+    def is_answerable(self) -> bool:
+        """Whether any answer is correct; without one, to abstain is."""
+        return bool(self.accepted or self.checks)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -112,7 +112,7 @@ def test_a_damaged_entry_is_told_and_made_again(tmp_path: Path, caplog: pytest.L
     assert [list(row.input_ids) for row in cached_tokens(tmp_path, "key", lambda: ROWS, "")] == [
         list(row.input_ids) for row in ROWS
     ]
-    assert "ends.bin: is missing, but SHA256SUMS beside it names it. These tokens are made again." in caplog.text
+    assert "ends.bin: is missing, but SHA256SUMS beside it names it. It is made again." in caplog.text
 
 
 def test_stored_rows_are_what_the_tokenizer_gives(tmp_path: Path, tiny_tokenizer: Any) -> None:

@@ -1,14 +1,26 @@
-"""A model that reads later tokens is found by that, whatever its configuration says; none that is causal is taken for one."""
+"""A model that reads later tokens is found by that, whatever its configuration says; none that is causal is taken for one.
+
+The window and the tokens that end an answer are found where models keep them.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    Gemma3Config,
+    GenerationConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+)
 
-from kinject.models import causal_fault, reads_later_tokens
+from kinject.models import causal_fault, end_tokens, reads_later_tokens, window_of
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 _GROUPED = {**_SIZES, "num_key_value_heads": 1, "head_dim": 16}
@@ -92,3 +104,24 @@ def test_weights_that_are_rounded_need_a_larger_change() -> None:
 def test_a_sharded_model_is_not_tried() -> None:
     with torch.device("meta"):
         assert not reads_later_tokens(_model("bert", _SIZES))
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (GPT2Config(n_positions=77), 77),
+        (LlamaConfig(max_position_embeddings=99), 99),
+        (Gemma3Config(text_config={"max_position_embeddings": 55}), 55),
+        (MambaConfig(), None),
+    ],
+)
+def test_the_window_is_found_under_its_names_and_inside_a_model_of_texts_and_images(config, window):
+    assert window_of(config) == window
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_tokenizer", "ends"), [(None, None, []), (None, 2, [2]), (0, 2, [0, 2]), ([5, 2], 2, [5, 2])]
+)
+def test_an_answer_ends_at_the_tokens_of_the_model_and_at_that_of_the_tokenizer(of_model, of_tokenizer, ends):
+    model = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=of_model))
+    assert end_tokens(model, SimpleNamespace(eos_token_id=of_tokenizer)) == ends

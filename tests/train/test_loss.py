@@ -18,8 +18,8 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
-from kinject.train.data import RowWeights
 from kinject.train.loss import TrainingLoss, token_metrics
+from kinject.train.row_weights import RowWeights
 from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
 

@@ -24,7 +24,7 @@ Stopped at any moment, the same command resumes it. Finished work is not repeate
 examples:
   kinject demo
   kinject demo --into demo       in another folder
-  kinject demo --from-scratch    train the base model, too (about 12 minutes more)"""
+  kinject demo --from-scratch    train the base model, too (about 9 minutes more)"""
 
 
 def add_parser(verbs: Any) -> None:

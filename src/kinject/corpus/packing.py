@@ -243,7 +243,7 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
 def _cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount) -> list[Segment]:
     """Return the segments of a row with tokens in the loss, each of at most a block; only the first unless rows are split."""
     length = len(row.input_ids)
-    account.source += length + row.n_left_out
+    account.source += length + row.n_left_out + row.n_unread
     account.dropped += row.n_left_out
     size = config.block or length
     if config.strategy != "bfd_split" and length > size:
@@ -272,7 +272,7 @@ def _chunks(
     for index in order:
         row = rows[index]
         ends.append(ends[-1] + len(row.input_ids))
-        account.source += row.n_left_out
+        account.source += row.n_left_out + row.n_unread
         account.dropped += row.n_left_out
     account.source += ends[-1]
     size = config.block or ends[-1]

@@ -36,8 +36,11 @@ _CLOCK = re.compile(
     r"|[.]([0-5]\d)(?=\s?(?:Uhr|uur|h|[ap]\.?\s?m)\b))|\b(um|ore|alle|dalle|kl\.)\s(\d{1,2})[.]([0-5]\d)\b(?![.%]\w)"
 )
 """A time of day that is not written with a colon: 9.15 Uhr, 8 h 30, 14時30分, alle 9.30."""
+_MAY_BE_CLOCK = re.compile(r"\d(?:\s?[hч点點时時시]|\.\d)")
+"""What each match of `_CLOCK` contains; it is found much faster."""
 _LEADING_ZERO = re.compile(r"\A0(?=\d)")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
+_MAY_BE_DATE = re.compile(r"\d[./]\d")
 _ITALIAN_CENTURY = re.compile(r"\b(?:Due|Tre|Quattro|Cinque|Sei|Sette|Otto|Nove)cento\b")
 """The Quattrocento is the 15th century."""
 _NUMBER_ADJECTIVE = re.compile(
@@ -134,7 +137,10 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     """Return the numbers, units and dates in a text of the language `code`."""
     grammar = grammar_of(code)
     quantities = Quantities()
-    text = _CLOCK.sub(lambda match: f"{match[4] or ''} {match[1] or match[5]}:{match[2] or match[3] or match[6]}", text)
+    if _MAY_BE_CLOCK.search(text):
+        text = _CLOCK.sub(
+            lambda match: f"{match[4] or ''} {match[1] or match[5]}:{match[2] or match[3] or match[6]}", text
+        )
     if grammar.unspaced:
         quantities.text = _YEAR_AND_MONTH.sub(r"\1年\2月", text.translate(_WIDE).lower())
         _add_han_numbers(quantities.text, grammar, quantities)
@@ -173,7 +179,7 @@ def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
         for match in _TIME.finditer(text):
             quantities.add(_LEADING_ZERO.sub("", match[0]), place=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
-    if "." in text or "/" in text:
+    if _MAY_BE_DATE.search(text):
         for match in _DAY_FIRST.finditer(text):
             day, month = int(match[1]), int(match[3])
             quantities.add(match[4])

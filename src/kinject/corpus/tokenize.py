@@ -3,8 +3,8 @@
 An entry of the cache is a folder, named by the content of the corpus, the tokenizer and the settings. It holds ``ids.bin``
 (uint32, all rows joined), ``learned.bin`` (one byte a token), ``ends.bin`` (int64, where each row ends), ``documents.bin``
 (int64, each row's document, -1 for none), ``left_out.bin`` (uint32, each row's tokens that its chat template leaves out),
-``documents.json`` (their ids by number) and ``SHA256SUMS`` over them. It is written whole or not at all and memory-mapped
-by every run that needs it; a damaged entry is made again.
+``unread.bin`` (uint32, those that only a teacher reads), ``documents.json`` (their ids by number) and ``SHA256SUMS`` over
+them. It is written whole or not at all and memory-mapped by every run that needs it; a damaged entry is made again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.chat import ChatFormat, encode_conversation
+from kinject.corpus.passages import sentence_ends
 from kinject.corpus.rows import CorpusRow, LineFaults
 from kinject.disk import (
     check_sha256sums,
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
-FORMAT = 4
+FORMAT = 5
 """Format of cache entries. It changes with the files or the rules of tokenisation, so that no older entry is read."""
 
 Row = TypeVar("Row")
@@ -61,6 +62,7 @@ _BATCH = 256  # rows that the tokenizer is given at once
 _FLUSH = 1 << 17  # tokens in memory while an entry is written
 _FILES: dict[str, Any] = {
     "ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64, "left_out": np.uint32,
+    "unread": np.uint32,
 }  # fmt: skip
 
 
@@ -68,7 +70,8 @@ _FILES: dict[str, Any] = {
 class TokenRow:
     """One tokenised row. `learned[i]`: token i is in the loss; never the first, since no token precedes it.
 
-    `n_left_out` counts the tokens of its text that its chat template leaves out.
+    `n_left_out` counts the tokens of its text that its chat template leaves out, `n_unread` those at its beginning that only
+    a teacher reads (`Tokenization.second_part`).
     """
 
     row_id: str
@@ -77,15 +80,16 @@ class TokenRow:
     input_ids: Sequence[int] | npt.NDArray[Any]
     learned: Sequence[bool] | npt.NDArray[Any]
     n_left_out: int = 0
+    n_unread: int = 0
 
 
 @dataclass(slots=True)
 class TokenAccount:
     """Counts of every token of a corpus: ``source == trained + masked + truncated + dropped``.
 
-    `trained` are in the loss; `masked` are read only (prompts, and the first token of each document); `truncated` were cut
-    at max_length; `dropped` are in segments left out because none of their tokens is in the loss, or of text that a chat
-    template leaves out.
+    `trained` are in the loss; `masked` are read only (prompts, the first token of each document, and what only a teacher
+    reads); `truncated` were cut at max_length; `dropped` are in segments left out because none of their tokens is in the
+    loss, or of text that a chat template leaves out.
     """
 
     source: int = 0
@@ -109,12 +113,14 @@ class Tokenization:
     """How rows become tokens: BOS and EOS at document boundaries, and the parts of SFT rows in the loss.
 
     `completion_only` None means: only the completion of prompt+completion rows. `chat` is for rows with messages.
+    `second_part`: of a row with text only what `split_text` leaves to the student.
     """
 
     bos: bool = True
     eos: bool = True
     completion_only: bool | None = None
     chat: ChatFormat = ChatFormat()
+    second_part: bool = False
 
 
 def tokenize_rows(
@@ -141,14 +147,34 @@ def tokenize_rows(
             if row.shape == "completion":
                 n_prompt = len(next(ids_of_texts)) * (how.completion_only is not False)
             ids = next(ids_of_texts)
+            n_unread = split_text(row, ids, tokenizer) if how.second_part else 0
+            ids = ids[n_unread:]
             learned = [index >= n_prompt for index in range(len(ids))]
             if how.bos:
                 ids, learned = [tokenizer.bos_token_id, *ids], [False, *learned]
             if how.eos:
                 ids, learned = [*ids, tokenizer.eos_token_id], [*learned, True]
             if not faults:
-                yield _token_row(row, ids, learned)
+                yield _token_row(row, ids, learned, n_unread=n_unread)
     faults.raise_if_any()
+
+
+def split_text(row: CorpusRow, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return how many of the tokens `ids` of a row's text are before its split; 0 for a row without text or of one token.
+
+    It is split after one of its sentences, which follows from the row's id alone; a text of one sentence is split after
+    half of its tokens.
+    """
+    if row.shape != "text":
+        return 0
+    ends = sentence_ends(row.text.rstrip())[:-1]
+    if not ends:
+        return len(ids) // 2
+    first = row.text[: random.Random(row.id).choice(ends)]
+    of_first = tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"]
+    same = [own == other for own, other in zip(ids, of_first, strict=False)]
+    n_first = same.index(False) if False in same else len(same)
+    return n_first if 0 < n_first < len(ids) else len(ids) // 2
 
 
 def _texts(row: CorpusRow) -> tuple[str, ...]:
@@ -174,8 +200,8 @@ def _conversation(
     return None if faults else _token_row(row, ids, learned, n_left_out)
 
 
-def _token_row(row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: int = 0) -> TokenRow:
-    return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out)
+def _token_row(row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: int = 0, n_unread: int = 0) -> TokenRow:
+    return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out, n_unread)
 
 
 def _require_boundaries(tokenizer: PreTrainedTokenizerBase, how: Tokenization) -> None:
@@ -250,12 +276,12 @@ class TokenStore(LazyRows[TokenRow]):
         """Map the files. Raises `DiskError` when one cannot be read."""
         self.origin = origin
         try:
-            arrays = {name: _mapped(folder / f"{name}.bin", kind) for name, kind in _FILES.items()}
+            arrays = {name: mapped(folder / f"{name}.bin", kind) for name, kind in _FILES.items()}
             with open_to_read(folder / "documents.json") as file:
                 self._names: list[str] = json.load(file)
         except (OSError, ValueError, DiskError) as error:
             raise DiskError(f"{folder}: cannot be read ({error}). Delete the folder; it is made again.") from error
-        self._ids, self._learned, self._ends, self._documents, self._left_out = arrays.values()
+        self._ids, self._learned, self._ends, self._documents, self._left_out, self._unread = arrays.values()
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -266,10 +292,12 @@ class TokenStore(LazyRows[TokenRow]):
         document = int(self._documents[index])
         name = self._names[document] if document >= 0 else ""
         ids, learned = self._ids[start:end], self._learned[start:end]
-        return TokenRow(str(index), name, self.origin, ids, learned, int(self._left_out[index]))
+        counts = int(self._left_out[index]), int(self._unread[index])
+        return TokenRow(str(index), name, self.origin, ids, learned, *counts)
 
 
-def _mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
+def mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
+    """Return the numbers of a file, mapped from disk."""
     if not path.stat().st_size:
         return np.empty(0, kind)
     return np.memmap(path, kind, mode="r")
@@ -277,6 +305,14 @@ def _mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
 
 def cached_tokens(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origin: str) -> TokenStore:
     """Return the entry `key` of the cache `folder`; if it is missing, it is made from the rows of `make()`.
+
+    Raises `DiskError` when it cannot be written.
+    """
+    return TokenStore(cached_entry(folder, key, lambda part: _write_files(part, make())), origin)
+
+
+def cached_entry(folder: Path, key: str, write: Callable[[Path], None]) -> Path:
+    """Return the folder of the entry `key` of the cache `folder`; if it is missing, `write` fills a new one.
 
     Processes that need the same entry wait for the first. A process that dies leaves no entry, and a damaged one is made
     again. Raises `DiskError` when it cannot be written.
@@ -293,13 +329,13 @@ def cached_tokens(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]]
                 fault = _fault(entry)  # another process may have made it meanwhile
                 if fault:
                     _clear(entry, fault)
-                    _write(entry, make())
+                    _write(entry, write)
     except OSError as error:
         message = unwritable(folder, error)
         raise DiskError(
             f"{message} So the tokenised corpus cannot be written; corpus.cache_dir may be another folder."
         ) from error
-    return TokenStore(entry, origin)
+    return entry
 
 
 def _fault(entry: Path) -> str:
@@ -315,15 +351,16 @@ def _fault(entry: Path) -> str:
 def _clear(entry: Path, fault: str) -> None:
     """Remove a damaged entry, with a warning."""
     if os.path.lexists(entry):
-        log.warning(f"{fault}. These tokens are made again.")
+        log.warning(f"{fault}. It is made again.")
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def _write(entry: Path, rows: Iterable[TokenRow]) -> None:
+def _write(entry: Path, write: Callable[[Path], None]) -> None:
     part = part_path(entry)
     part.mkdir()
     try:
-        _write_files(part, rows)
+        write(part)
+        write_sha256sums(part)
         try:
             os.replace(part, entry)
         except OSError:
@@ -351,6 +388,7 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
             end += len(row.input_ids)
             buffers["ends"].append(end)
             buffers["left_out"].append(row.n_left_out)
+            buffers["unread"].append(row.n_unread)
             named = bool(row.document_id)
             buffers["documents"].append(numbers.setdefault(row.document_id, len(numbers)) if named else -1)
             n_buffered += len(row.input_ids)
@@ -365,7 +403,6 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
     finally:
         for file in files.values():
             file.close()
-    write_sha256sums(part)
 
 
 def entry_key(

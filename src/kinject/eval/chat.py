@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.questions import question_prompt
+from kinject.corpus.retrieved import with_passages
 from kinject.disk import read_manifest
 from kinject.errors import InputError
 from kinject.eval.retrieval import make_retriever, read_passages
 from kinject.eval.retrievers import Retriever
-from kinject.models import LoadedModel, load_model
+from kinject.models import LoadedModel, end_tokens, load_model, window_of
 from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
 
@@ -94,12 +95,11 @@ class Chat:
         from transformers import GenerationConfig
 
         ids = self._encode(loaded, history, question, passages)
-        ends = loaded.model.generation_config.eos_token_id or loaded.tokenizer.eos_token_id
+        ends, pad = end_tokens(loaded.model, loaded.tokenizer), loaded.tokenizer.pad_token_id
         sampling = {"do_sample": True, "temperature": self.setup.temperature} if self.setup.temperature else {}
         config = GenerationConfig(
-            max_new_tokens=self.setup.max_new_tokens, eos_token_id=ends, **({"do_sample": False} | sampling),
-            pad_token_id=loaded.tokenizer.pad_token_id if loaded.tokenizer.pad_token_id is not None else
-            (ends[0] if isinstance(ends, list) else ends),
+            max_new_tokens=self.setup.max_new_tokens, eos_token_id=ends or None, **({"do_sample": False} | sampling),
+            pad_token_id=ends[0] if pad is None and ends else pad,
         )  # fmt: skip
         if not loaded.tokenizer.chat_template:
             config.stop_strings = ["\n"]  # a base model would ask itself on
@@ -113,7 +113,7 @@ class Chat:
 
     def _encode(self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str]) -> list[int]:
         """Return the tokens of the turns; the oldest are left out of the history until the rest fits the window."""
-        window = getattr(loaded.model.config, "max_position_embeddings", None) or 1 << 30
+        window = window_of(loaded.model.config) or 1 << 30
         while True:
             ids = _tokens(loaded.tokenizer, self.setup.system, history, question, passages)
             if len(ids) + self.setup.max_new_tokens <= window:
@@ -130,13 +130,13 @@ def _tokens(
     tokenizer: Any, system: str, history: Sequence[Message], question: str, passages: Sequence[str]
 ) -> list[int]:
     if tokenizer.chat_template:
-        asked = "\n\n".join((*passages, question))
+        asked = with_passages(passages, question)
         turns = [*([{"role": "system", "content": system}] if system else []), *history]
         turns.append({"role": "user", "content": asked})
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
-    asked = "\n\n".join((*passages, question_prompt(question)))
+    asked = with_passages(passages, question_prompt(question))
     return list(tokenizer(f"{system}\n\n{asked}" if system else asked)["input_ids"])
 
 

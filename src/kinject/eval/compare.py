@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kinject.corpus.questions import Layout, read_questions
+from kinject.corpus.questions import read_questions
 from kinject.disk import check_folder, file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.harness_files import read_samples
 from kinject.eval.outcomes import is_correct, is_scored
-from kinject.eval.prompts import GENERATED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
+from kinject.eval.plan import layout_of
+from kinject.eval.prompts import GENERATED, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import correct_family, correctness, summarize_arm
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
@@ -321,11 +322,9 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
         if answer.arm == base and not answer.k and answer.format not in (*WITHOUT_QUESTION, PERPLEXITY_FORMAT):
             graded = rescored([answer], "match")[0] if answer.format in GENERATED else answer
             asked.setdefault(answer.question_set, {}).setdefault(answer.question_id, []).append(graded)
-    is_open = OPEN.issuperset(section.get("formats", ["texts"]))
+    formats = section.get("formats", ["texts"])
     return [
-        _split_set(
-            run_dir, manifest, name, item if isinstance(item, dict) else {"path": item}, asked[name], is_open=is_open
-        )
+        _split_set(run_dir, manifest, name, item if isinstance(item, dict) else {"path": item}, asked[name], formats)
         for name, item in section["questions"].items()
     ]
 
@@ -336,8 +335,7 @@ def _split_set(
     name: str,
     item: dict[str, Any],
     asked: dict[str, list[Answer]],
-    *,
-    is_open: bool,
+    formats: Sequence[str],
 ) -> KnownSplit:
     path = Path(item["path"])
     if path.suffix in (".yaml", ".yml"):
@@ -346,8 +344,7 @@ def _split_set(
         )
     if manifest.get("inputs", {}).get(str(path)) != file_hash(path):
         raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
-    layout: Layout = item.get("layout", "auto")
-    layout = "open" if is_open and layout in ("auto", "squad") else layout
+    layout = layout_of(item.get("layout", "auto"), formats)
     parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     by_luck, n_prompts = 0.0, 0
     for question in read_questions(path, layout, item.get("n_choices", 4)):

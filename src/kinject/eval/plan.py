@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -328,7 +328,7 @@ def _read_sets(
     task: Task | None = None
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
-    layout = layout_of(item, section)
+    layout = layout_of(item.layout, section.formats)
     if is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
@@ -346,7 +346,7 @@ def _read_sets(
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
     bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
-    answered = next((question for question in questions if question.accepted or question.checks), None)
+    answered = next((question for question in questions if question.is_answerable), None)
     if item.role == "unanswerable" and answered is not None:
         raise InputError(f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable.")
     test = QuestionSet(
@@ -368,15 +368,14 @@ def _read_sets(
         yield split
 
 
-def layout_of(item: QuestionSetSection, section: EvalSection) -> Layout:
-    """Return the layout in which the file of a set is read: its answers are no choices if models only write theirs."""
-    only_open = OPEN.issuperset(section.formats)
-    return "open" if only_open and item.layout in ("auto", "squad") else item.layout
+def layout_of(layout: Layout, formats: Iterable[str]) -> Layout:
+    """Return the layout in which a set asked in `formats` is read: answers are no choices if models only write theirs."""
+    return "open" if OPEN.issuperset(formats) and layout in ("auto", "squad") else layout
 
 
 def role_of(role: Role, questions: Sequence[Question]) -> Role:
     """Return the role of a set: that of the recipe, or unanswerable if none of its questions has an answer."""
-    has_answers = not questions or any(question.accepted or question.checks for question in questions)
+    has_answers = not questions or any(question.is_answerable for question in questions)
     return role if has_answers else "unanswerable"
 
 

@@ -49,7 +49,7 @@ from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.generate import Generator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.hub import local_folder
-from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash
+from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash, window_of
 from kinject.process import single_process_notes, world_size
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
@@ -99,7 +99,7 @@ class LoadedScorer:
 
     def encode(self, requests: Sequence[PromptRequest]) -> Sequence[Encoded]:
         """Return the tokens of each request, cut to the model's window."""
-        return encode_requests(self.encoder, requests, self.scorer.forward.window())
+        return encode_requests(self.encoder, requests, window_of(self.scorer.forward.config))
 
     def score_missing(
         self, scoring: ResumableScoring, prompts: Mapping[str, Encoded], stored: Collection[str], store: Store
@@ -403,7 +403,7 @@ def _windows_of(text: str, model: LoadedScorer) -> Iterator[tuple[str, Encoded]]
         raise InputError(
             f"{model.name}: the tokenizer has neither BOS nor EOS, so the first token of a text has no context."
         )
-    length = min(model.scorer.forward.window() or _LONGEST_WINDOW, _LONGEST_WINDOW)
+    length = min(window_of(model.scorer.forward.config) or _LONGEST_WINDOW, _LONGEST_WINDOW)
     ids = [start, *tokenizer(text, add_special_tokens=False, verbose=False).input_ids]
     for index in range(1, len(ids), length):
         context = np.asarray(ids[index - 1 : index], dtype=np.int32)

@@ -5,7 +5,14 @@ Importing this package imports no torch; its functions do.
 
 from typing import Any
 
-from kinject.models.causal import causal_fault, check_causal, is_runnable, reads_later_tokens
+from kinject.models.causal import (
+    causal_fault,
+    check_causal,
+    end_tokens,
+    is_runnable,
+    reads_later_tokens,
+    window_of,
+)
 from kinject.models.folder import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -58,11 +65,11 @@ from kinject.models.sharded import (
 __all__ = [
     "ADAPTER_CONFIG", "CONFIG", "INDEX", "LoadedModel", "Sharding", "attention_fault", "base_of_adapter",
     "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in", "check_model",
-    "choose_attention", "choose_device", "choose_precision", "copy_weights", "emulated_bf16", "fastest_attention",
+    "choose_attention", "choose_device", "choose_precision", "copy_weights", "emulated_bf16", "end_tokens", "fastest_attention",
     "first_line", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer", "model_files",
     "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_headers", "read_object",
     "read_sharding", "reads_later_tokens", "saved_tensors", "shape_of", "shard", "sharded_by_transformers", "size_of",
-    "train_tokenizer", "try_attention", "weight_files", "whole", "whole_weights",
+    "train_tokenizer", "try_attention", "weight_files", "whole", "whole_weights", "window_of",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""The test that a model is causal: only then do its training loss and its log-probs mean anything.
+"""What a causal language model reads and writes: how much at once, up to which tokens, and nothing from later ones.
 
-A model that reads later tokens learns to copy them, and has none to copy when it writes.
+A model that reads later tokens learns to copy them, and has none to copy when it writes: its training loss and its log-probs
+mean nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,23 @@ _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
 """Limits for float32, and for weights that are rounded more. Experts that get other rows at once change the last digit."""
 _FEW_PARAMETERS = 20_000_000
+
+
+def window_of(config: Any) -> int | None:
+    """Return the most tokens that a model of a transformers `config` reads at once, None if the config sets no bound."""
+    text = config.get_text_config()
+    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end what `model` writes: those of its generation config, then the tokenizer's; [] without any."""
+    own = model.generation_config.eos_token_id
+    ends = [own] if isinstance(own, int) else own or ()
+    return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
 
 
 def is_runnable(model: Any) -> bool:

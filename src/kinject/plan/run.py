@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from kinject.disk import is_file, is_folder
 from kinject.errors import KinjectError, RecipeError
-from kinject.models import choose_device, choose_precision, fastest_attention, load_tokenizer
+from kinject.models import choose_device, choose_precision, fastest_attention, load_tokenizer, window_of
 from kinject.plan.devices import Change, Devices, cheapest_changes, find_devices, find_gpu
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, new_config, read_config
@@ -227,9 +227,9 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
     model, trainer = recipe.model, recipe.trainer
     config = _model_config(recipe)
     block = trainer_field(recipe, "max_length")
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if block is None or (not trainer.get("packing") and limit is not None):
-        block = min(block or limit, limit or block)
+    limit = window_of(config)
+    if block is None or (limit is not None and not trainer.get("packing") and limit < block):
+        block = limit
     if block is None:
         raise recipe.error("trainer.max_length", "missing. Without it the length of a row is unknown before training.")
     strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
@@ -266,6 +266,7 @@ def _is_plain_loss(recipe: TrainRecipe) -> bool:
     """Return whether the loss is the mean over tokens, which TRL computes on a GPU without all logits."""
     techniques, section = recipe.techniques, recipe.regularization
     special = techniques.hard_example_mining is not None or techniques.row_weights is not None
+    special = special or recipe.method == "distill"
     return not (special or trainer_field(recipe, "label_smoothing_factor") or (section is not None and section.kl))
 
 

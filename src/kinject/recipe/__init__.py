@@ -1,5 +1,6 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
+from kinject.recipe.distillation_section import DistillationSection
 from kinject.recipe.documents_section import DocumentsSection
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
@@ -32,6 +33,7 @@ __all__ = [
     "AugmentRecipe",
     "AugmentSection",
     "CorpusSection",
+    "DistillationSection",
     "DocumentsSection",
     "EvalRecipe",
     "EvalSection",

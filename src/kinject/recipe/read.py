@@ -14,6 +14,7 @@ from typing import Any, Literal, overload
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
+from kinject.recipe.distillation_section import DistillationSection
 from kinject.recipe.documents_section import DocumentsSection
 from kinject.recipe.eval_section import EvalSection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
@@ -56,12 +57,14 @@ class Sections:
         help="Folder for everything this run writes, for example runs/NAME.", nonempty=True, path="output"
     )
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
-    method: Literal["cpt", "sft"] | None = option(
+    method: Literal["cpt", "sft", "distill"] | None = option(
         None,
-        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows.",
+        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows. "
+        "distill (context distillation): any rows, learned as the section distillation says.",
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
+    distillation: DistillationSection | None = None
     regularization: RegularizationSection | None = None
     guards: GuardsSection = GuardsSection()
     techniques: TechniquesSection = TechniquesSection()

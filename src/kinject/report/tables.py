@@ -154,20 +154,16 @@ def _k_cell(result: ArmResult | None) -> Cell:
 def numbers_tables(view: View) -> list[TableBlock]:
     """Return every number of the report's own arms: one table for each model, question set and prompt format."""
     tables = []
-    for model in view.report.models:
-        for name in view.sets("", model):
-            for form in view.formats(name):
-                results = view.shown(model, name, form)
-                if results:
-                    role, chance = results[0].role, format_percent(results[0].chance)
-                    title = f"{view.set_label(name, form, model)}: {ROLES[role]}"
-                    lines = tuple(_numbers_line(result, view.base(model)) for result in results)
-                    questions = format_count(max(r.n for r in results), "question")
-                    scopes = {c.scope for r in results for c in (r.to_base, r.to_rag, r.to_plain) if c is not None}
-                    models = " · arms with one seed: in these models" if "these models" in scopes else ""
-                    guessing = f", chance {chance}" if results[0].chance else ""
-                    subtitle = f"{format_prompt(form)} · {questions}{guessing}{models}"
-                    tables.append(without_empty_columns(TableBlock(title, subtitle, _NUMBERS, lines, role=role)))
+    for model, name, form, results in view.groups():
+        role, chance = results[0].role, format_percent(results[0].chance)
+        title = f"{view.set_label(name, form, model)}: {ROLES[role]}"
+        lines = tuple(_numbers_line(result, view.base(model)) for result in results)
+        questions = format_count(max(r.n for r in results), "question")
+        scopes = {c.scope for r in results for c in (r.to_base, r.to_rag, r.to_plain) if c is not None}
+        models = " · arms with one seed: in these models" if "these models" in scopes else ""
+        guessing = f", chance {chance}" if results[0].chance else ""
+        subtitle = f"{format_prompt(form)} · {questions}{guessing}{models}"
+        tables.append(without_empty_columns(TableBlock(title, subtitle, _NUMBERS, lines, role=role)))
     return tables
 
 
@@ -181,18 +177,15 @@ _OUTCOMES = {
 def outcome_tables(view: View) -> list[TableBlock]:
     """Return every number of the outcomes of written answers beside right, as `numbers_tables` has those of right."""
     tables = []
-    for model in view.report.models:
-        for name in view.sets("", model):
-            for form in view.formats(name):
-                shown = view.shown(model, name, form)
-                for outcome, (words, more) in _OUTCOMES.items():
-                    parts = [(result, part) for result in shown if (part := result.outcome(outcome)) is not None]
-                    if parts:
-                        title = f"{view.set_label(name, form, model)}: {words}"
-                        lines = tuple(_outcome_line(result, part, view.base(model), more) for result, part in parts)
-                        columns = ("arm", "share", *_NUMBERS[2:6], "came", "went", *_NUMBERS[8:])
-                        about = f"{format_prompt(form)} · {format_count(max(part.n for _, part in parts), 'question')}"
-                        tables.append(without_empty_columns(TableBlock(title, about, columns, lines, folded=True)))
+    for model, name, form, shown in view.groups():
+        for outcome, (words, more) in _OUTCOMES.items():
+            parts = [(result, part) for result in shown if (part := result.outcome(outcome)) is not None]
+            if parts:
+                title = f"{view.set_label(name, form, model)}: {words}"
+                lines = tuple(_outcome_line(result, part, view.base(model), more) for result, part in parts)
+                columns = ("arm", "share", *_NUMBERS[2:6], "came", "went", *_NUMBERS[8:])
+                about = f"{format_prompt(form)} · {format_count(max(part.n for _, part in parts), 'question')}"
+                tables.append(without_empty_columns(TableBlock(title, about, columns, lines, folded=True)))
     return tables
 
 
@@ -301,13 +294,11 @@ def subjects_tables(view: View) -> list[TableBlock]:
     """Return accuracy by subject for the report's own arms, where a set has several and no rows of their own."""
     tables = []
     by_subject = {(result.model, result.question_set) for result in view.report.results if result.subject}
-    for model in view.report.models:
-        for name in view.sets("", model):
-            for form in view.formats(name)[: 1 if view.is_study else None]:
-                results = [result for result in view.shown(model, name, form) if result.subjects]
-                if results and (model, name) not in by_subject:
-                    title = f"{view.set_label(name, form, model)} by subject, in %"
-                    tables.append(_subjects_table(title, results))
+    for model, name, form, shown in view.groups(n_formats=1 if view.is_study else None):
+        results = [result for result in shown if result.subjects]
+        if results and (model, name) not in by_subject:
+            title = f"{view.set_label(name, form, model)} by subject, in %"
+            tables.append(_subjects_table(title, results))
     return tables
 
 

@@ -133,6 +133,17 @@ class View:
             results += [result for result in every_k if result.k] if chosen is None else [chosen]
         return results
 
+    def groups(
+        self, role: str = "", n_formats: int | None = None
+    ) -> Iterator[tuple[str, str, PromptFormat, list[ArmResult]]]:
+        """Yield (model, question set, prompt format, `shown` results) of all sets (of `role`), in their first `n_formats`."""
+        for model in self.report.models:
+            for name in self.sets(role, model):
+                for form in self.formats(name)[:n_formats]:
+                    results = self.shown(model, name, form)
+                    if results:
+                        yield model, name, form, results
+
     def point(self, sweep: Sweep, point: SweepPoint, question_set: str) -> ArmResult | None:
         """Return the result of a sweep's point, None if its arm did not finish."""
         return self.result(sweep.model, point.arm, question_set)

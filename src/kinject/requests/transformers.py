@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import is_folder
 from kinject.errors import EndpointError, InputError
-from kinject.models import model_hash
+from kinject.models import end_tokens, model_hash, window_of
 from kinject.recipe import GeneratorSection
 from kinject.requests.chat import sampling_options, split_thinking, with_thinking
 from kinject.types import Completion, Message, Usage
@@ -123,7 +123,7 @@ class LocalModel:
 
     @property
     def _room(self) -> int:
-        return int(getattr(self._loaded.model.config, "max_position_embeddings", None) or 1 << 30)
+        return window_of(self._loaded.model.config) or 1 << 30
 
     def _too_long(self, n_tokens: int) -> EndpointError:
         return EndpointError(
@@ -167,11 +167,7 @@ class LocalModel:
 
     def _ends(self) -> list[int]:
         """Return the tokens that end an answer."""
-        of_model = self._loaded.model.generation_config.eos_token_id
-        ends = [of_model] if isinstance(of_model, int) else list(of_model or ())
-        of_tokenizer = self._loaded.tokenizer.eos_token_id
-        if of_tokenizer is not None and of_tokenizer not in ends:
-            ends.append(of_tokenizer)
+        ends = end_tokens(self._loaded.model, self._loaded.tokenizer)
         if not ends:
             raise InputError(f"{self._section.model}: neither model nor tokenizer has a token that ends an answer.")
         return ends

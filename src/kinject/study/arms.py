@@ -18,7 +18,9 @@ RAG = "+rag"
 """Suffix of an arm's name when it is evaluated with its chosen number of retrieved passages."""
 AUGMENT_SECTIONS = ("augment",)
 """Sections of overrides that apply to the augment recipe."""
-TRAIN_SECTIONS = ("trainer", "model", "corpus", "adapter", "regularization", "guards", "techniques", "method")
+TRAIN_SECTIONS = (
+    "trainer", "model", "corpus", "adapter", "distillation", "regularization", "guards", "techniques", "method",
+)  # fmt: skip
 """Sections of overrides that apply to the train recipe."""
 
 

@@ -287,8 +287,8 @@ def _outcome_faults(
     if is_task(item.path) or not is_file(item.path):
         return
     has_answer = {
-        bool(q.accepted or q.checks)
-        for q in read_questions(Path(item.path), layout_of(item, evaluation), item.n_choices)
+        q.is_answerable
+        for q in read_questions(Path(item.path), layout_of(item.layout, evaluation.formats), item.n_choices)
     }
     if claim.outcome == "abstained" and has_answer == {False}:
         what = f"no question of {claim.question_set!r} has an answer: to abstain is right there, or not to is answered."

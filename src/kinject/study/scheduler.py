@@ -231,7 +231,7 @@ def _split_questions(
     left out of the test questions of every other. Raises `InputError` if a part is empty.
     """
     sections = {name: question_set_section(section, name) for name in section.questions}
-    items = {name: replace(item, layout=layout_of(item, section)) for name, item in sections.items()}
+    items = {name: replace(item, layout=layout_of(item.layout, section.formats)) for name, item in sections.items()}
     files = {
         name: item for name, item in items.items()
         if not is_task(item.path) and not {item.path, item.validation} & awaited.keys()

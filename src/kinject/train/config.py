@@ -17,6 +17,7 @@ from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
+from kinject.train.contexts import distillation_faults
 from kinject.train.load import sharding_faults, what_splits
 from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
 
@@ -359,7 +360,8 @@ def _evaluation_faults(recipe: TrainRecipe) -> Faults:
 def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of regularization and techniques, alone and together."""
     return [
-        *_regularization_faults(recipe, config), *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
+        *_regularization_faults(recipe, config), *distillation_faults(recipe, config),
+        *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
         *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
         *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
     ]  # fmt: skip

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +26,15 @@ from kinject.corpus.tokenize import (
     tokenize_rows,
     wanted_tokens,
 )
-from kinject.disk import Row, content_id, read_jsonl
+from kinject.disk import content_id
 from kinject.errors import InputError, TrainingError
-from kinject.recipe import RowWeightsSection, TrainRecipe
+from kinject.models import window_of
+from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
+from kinject.train.contexts import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
 from kinject.train.load import set_chat_template
+from kinject.train.row_weights import RowWeights
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -45,89 +46,6 @@ REPLAY = "replay"
 
 _MOST_ROWS = 1.25  # rows over the least that hold as many tokens, before a run warns that they are not full
 _REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",)}
-_DAY = 86_400.0
-_MAX_FAULTS = 20
-_HEAVIEST = 1e9
-"""Far from weights whose products with losses leave float32."""
-
-
-class RowWeights:
-    """Collects the weight of each row of a corpus: a number in one of its columns, or a number by its age.
-
-    With a half-life, the column holds ISO 8601 dates and the weight is ``0.5 ** (days before the newest / half_life)``.
-    """
-
-    def __init__(self, section: RowWeightsSection, path: Path) -> None:
-        self.section, self.path = section, path
-        self._values: list[float] = []
-        self._faults: list[str] = []
-        self._n_faults = 0
-
-    def add(self, number: int, row: Row) -> None:
-        """Add the row on line `number`."""
-        value = _look_up(row, self.section.column)
-        if value is None and self.section.missing is not None:
-            self._values.append(math.nan)
-            return
-        try:
-            self._values.append(_seconds(value) if self.section.half_life is not None else _number(value))
-        except ValueError as error:
-            self._n_faults += 1
-            if self._n_faults <= _MAX_FAULTS:
-                self._faults.append(f"{self.path}:{number}: {self.section.column}: {error}")
-
-    def result(self) -> npt.NDArray[np.float32]:
-        """Return the weight of each row, in order; the file is read if no row was added (its tokens were cached).
-
-        Raises `InputError` with every row (the first 20) whose column is absent or of another kind, each as file:line.
-        """
-        if not self._values and not self._n_faults:
-            for number, row in read_jsonl(self.path):
-                self.add(number, row)
-        if self._faults:
-            n_more = self._n_faults - _MAX_FAULTS
-            more = [f"... and {n_more} more faulty lines."] if n_more > 0 else []
-            hint = "Set techniques.row_weights.missing for rows that lack the column."
-            raise InputError("\n".join([*self._faults, *more, hint]))
-        weights = np.array(self._values)
-        if self.section.half_life is not None and not np.isnan(weights).all():
-            weights = 0.5 ** ((np.nanmax(weights) - weights) / _DAY / self.section.half_life)
-        weights = np.nan_to_num(weights, nan=self.section.missing or 0.0)
-        if not weights.any():
-            raise InputError(
-                f"{self.path}: every row weighs 0 by {self.section.column}, so nothing would be learned. Give some a "
-                "weight."
-            )
-        return np.asarray(weights, dtype=np.float32)
-
-
-def _look_up(row: Any, column: str) -> Any:
-    """Return the value of `column`, which may name a field of nested objects: ``meta.weight``; None without one."""
-    if column in row:
-        return row[column]
-    for key in column.split("."):
-        row = row.get(key) if isinstance(row, dict) else None
-    return row
-
-
-def _number(value: Any) -> float:
-    if value is None:
-        raise ValueError("is missing.")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _HEAVIEST:
-        raise ValueError(
-            f"found {value!r}, expected a number of 0 or more, up to {_HEAVIEST:g}. For dates set half_life."
-        )
-    return float(value)
-
-
-def _seconds(value: Any) -> float:
-    if value is None:
-        raise ValueError("is missing.")
-    try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"found {value!r}, expected a date such as 2024-05-31.") from None
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class TrainingCorpus(CorpusFile):
@@ -145,6 +63,10 @@ class TrainingCorpus(CorpusFile):
         """The hash of the file, and the method that its rows were checked against."""
         method = self.recipe.method
         return (*super().cache_key, method) if method in _REFUSED_SHAPES else super().cache_key
+
+    def plain(self) -> CorpusFile:
+        """Return the same rows, to be read once more without checks and weights."""
+        return CorpusFile(self.path, sha256=self._sha256)
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row. Raises `RecipeError` for one that does not fit `method`, after faulty lines."""
@@ -279,13 +201,17 @@ class CorpusPacker:
 
 @dataclass(frozen=True)
 class TokenizedCorpora:
-    """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log."""
+    """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log.
+
+    `teacher` is what the teacher of `method: distill` reads.
+    """
 
     train: TrainingData
     weights: npt.NDArray[np.float32] | None
     validation: TrainingData | None
     packing: PackingConfig
     notes: list[str]
+    teacher: TeacherRows | None = None
 
 
 def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
@@ -298,10 +224,12 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
     packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.separate_paraphrases)
     chat, chat_note = set_chat_template(recipe, tokenizer)
-    how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat)
+    second_part = recipe.method == "distill" and section_of(recipe).context != "document"
+    how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
     packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_note = _hold_out(recipe, tokens)
+    teacher = teacher_rows(recipe, corpora.rows.plain(), tokens, tokenizer, how)
     data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
@@ -312,7 +240,10 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     weights = corpora.rows.weights.result() if corpora.rows.weights is not None else None
     if weights is not None and held_out:
         weights = weights[learned]
-    return TokenizedCorpora(data, weights, validation, packing, notes)
+    if teacher is not None and held_out:
+        teacher = teacher.pick(learned)
+    notes += [describe_heads(teacher)] if teacher is not None else []
+    return TokenizedCorpora(data, weights, validation, packing, notes, teacher)
 
 
 def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:
@@ -385,7 +316,7 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
 
 def check_positions(recipe: TrainRecipe, config: Any, data: TrainingData) -> int | None:
     """Return how many positions a model of `config` has, None for any number. Raises `RecipeError` if texts need more."""
-    limit: int | None = getattr(config, "max_position_embeddings", None)
+    limit = window_of(config)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
         fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
@@ -415,12 +346,14 @@ class RowDataset:
     """Training rows for a trainer, each made when a batch needs it.
 
     A row is a dict with input_ids, labels, position_ids, length and, with `with_replay`, replayed. With `weights` (of
-    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1.
+    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1. With `teacher` it has the number of
+    the teacher's prediction of each token; rows mixed in have none.
     """
 
     rows: PackedRows
     with_replay: bool = False
     weights: npt.NDArray[np.float32] | None = None
+    teacher: TeacherRows | None = None
     column_names: tuple[str, ...] = field(default=("input_ids", "labels", "position_ids", "length"), init=False)
 
     def __len__(self) -> int:
@@ -443,7 +376,21 @@ class RowDataset:
                 for number, start, end in self.rows.segments(index)
                 for _ in range(start, end)
             ]
+        if self.teacher is not None:
+            columns["teacher"] = [
+                prediction
+                for number, start, end in self.rows.segments(index)
+                for prediction in self._predictions(number)[start:end]
+            ]
         return columns
+
+    def _predictions(self, number: int) -> list[int]:
+        """Return the number of the prediction of each token of one row of the source."""
+        assert self.teacher is not None
+        if number < len(self.teacher):
+            predictions: list[int] = self.teacher.numbers(number).tolist()
+            return predictions
+        return [NO_TEACHER] * len(self.rows.source[number].input_ids)
 
 
 @dataclass(frozen=True)
@@ -461,7 +408,7 @@ class Collator:
     masked_batch: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return input_ids, labels, position_ids and, if rows have them, replayed and weights.
+        """Return input_ids, labels, position_ids and, if rows have them, replayed, weights and teacher.
 
         Raises `TrainingError` if no token of the batch is in the loss and `masked_batch` is stop.
         """
@@ -471,8 +418,14 @@ class Collator:
             from kinject.train.guards import react
 
             react(self.masked_batch, "a batch has no token to learn (all labels masked). Check the corpus rows.")
-        padding = {"input_ids": self.pad_token_id, "labels": IGNORED, "replayed": False, "weights": 0.0}
-        kinds = ("input_ids", "labels", "position_ids", "replayed", "weights")
+        padding = {
+            "input_ids": self.pad_token_id,
+            "labels": IGNORED,
+            "replayed": False,
+            "weights": 0.0,
+            "teacher": NO_TEACHER,
+        }
+        kinds = ("input_ids", "labels", "position_ids", "replayed", "weights", "teacher")
         columns = [key for key in kinds if key in rows[0]]
         if self.flatten:
             return {key: torch.tensor([[value for row in rows for value in row[key]]]) for key in columns}

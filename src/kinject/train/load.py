@@ -208,6 +208,12 @@ def what_splits(recipe: TrainRecipe, config: SFTConfig) -> str:
     return ""
 
 
+def is_sharded(config: SFTConfig) -> bool:
+    """Return whether each process of this launch holds only a part of the weights (FSDP, ZeRO-3)."""
+    is_fsdp = bool(config.fsdp) or is_fsdp_launch()
+    return is_fsdp or getattr(config.deepspeed_plugin, "zero_stage", 0) == 3
+
+
 def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
     """Return (key, fault) of what sharding cannot do: transformers', DeepSpeed's and accelerate's."""
     faults: list[tuple[str, str]] = []

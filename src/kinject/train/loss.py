@@ -1,4 +1,5 @@
-"""The training loss: the plain mean over tokens, smoothed labels, hard-example mining, or weighted rows; its metrics.
+"""The training loss: the plain mean over tokens, smoothed labels, hard-example mining, weighted rows, or a teacher's
+predictions; its metrics.
 
 Each loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that
 accumulation and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
@@ -18,7 +19,57 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kinject.corpus.tokenize import IGNORED
+from kinject.recipe import DistillationSection
 from kinject.recipe.sections import HardExampleMiningSection
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Log-probs of next tokens [tokens, k + 1]: of `ids` [tokens, k], and in the last column of all others together.
+
+    Without `ids` they are of the whole vocabulary in its order; with as many ids as the vocabulary has there is no last column.
+    `given` [tokens] marks the tokens that have any.
+    """
+
+    given: torch.Tensor
+    log_probs: torch.Tensor
+    ids: torch.Tensor | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors it is made from, each with one row a token."""
+        return [self.given, self.log_probs, *([] if self.ids is None else [self.ids])]
+
+
+def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
+    """Return the log-probs of `logits` [tokens, vocabulary] in the columns of `Predictions` with these `ids`."""
+    log_probs = logits.log_softmax(-1)
+    if ids is None:
+        return log_probs
+    kept = log_probs.gather(-1, ids)
+    if ids.shape[-1] == logits.shape[-1]:
+        return kept
+    others = log_probs.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([kept, others], -1)
+
+
+def divergence(
+    logits: torch.Tensor, target: torch.Tensor, ids: torch.Tensor | None = None, kind: str = "forward"
+) -> torch.Tensor:
+    """Return the divergence [tokens], in nats, of the model's `logits` [tokens, vocabulary] from the log-probs `target`.
+
+    `ids` name the columns of `target` as in `Predictions`: with fewer than the vocabulary it is the divergence of the events
+    "this token" and "another one", at most that of the whole vocabulary. `kind` is forward, KL(target || model), reverse,
+    KL(model || target), or jensen-shannon, the mean of both to their mixture.
+    """
+    own = log_probs_of(logits, ids)
+    if kind == "forward":
+        return F.kl_div(own, target, reduction="none", log_target=True).sum(-1)
+    if kind == "reverse":
+        return F.kl_div(target, own, reduction="none", log_target=True).sum(-1)
+    middle = torch.logaddexp(own, target) - math.log(2)
+    both = F.kl_div(middle, target, reduction="none", log_target=True)
+    both = both + F.kl_div(middle, own, reduction="none", log_target=True)
+    return both.sum(-1) / 2
 
 
 @dataclass(frozen=True)
@@ -29,15 +80,18 @@ class TrainingLoss:
     * `mining`: only the fraction with the highest loss counts: of tokens, or of rows by their mean loss, all rows with
       equal weight (arXiv 1604.03540). Rows are texts: one ends where positions restart.
     * `weighted`: batches hold weights [batch, length], and the loss is the weighted mean over tokens.
+    * `distillation`: where a teacher's predictions are given, the loss of a token is the divergence from them
+      (arXiv 2209.15189), times the square of the temperature (arXiv 1503.02531), and a fraction of cross-entropy.
     """
 
     smoothing: float = 0.0
     mining: HardExampleMiningSection | None = None
     weighted: bool = False
+    distillation: DistillationSection | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether it is the plain mean over tokens."""
+        """Whether it is the plain mean over tokens, of cross-entropy or of a divergence."""
         return not self.smoothing and self.mining is None and not self.weighted
 
     def count(self, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -51,20 +105,30 @@ class TrainingLoss:
             n = _n_hardest(n_items, self.mining.fraction)
         return torch.tensor(n, device=learned.device)
 
-    def total(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+    def total(self, logits: torch.Tensor, batch: Mapping[str, Any], teacher: Predictions | None = None) -> torch.Tensor:
         """Return the sum for `batch`; `logits` [batch, length, vocabulary] in float32, each for the token after it.
 
-        Labels are shifted, not logits: a copy of those costs as much as the softmax.
+        `teacher` has a row for each of them too, batch by batch. Labels are shifted, not logits: a copy of those costs as
+        much as the softmax.
         """
         labels = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
-        plain = self.mining is None and not self.weighted
-        losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "sum" if plain else "none")
-        return losses if plain else self.total_of(losses.view(labels.shape)[:, :-1], batch)
+        sums = self.mining is None and not self.weighted and teacher is None
+        losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "sum" if sums else "none", teacher)
+        return losses if sums else self.total_of(losses.view(labels.shape)[:, :-1], batch)
 
-    def by_token(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "none") -> torch.Tensor:
+    def by_token(
+        self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "none", teacher: Predictions | None = None
+    ) -> torch.Tensor:
         """Return the loss of each of `labels` [tokens], 0 where it is ignored; `logits` [tokens, vocabulary] in float32."""
-        smoothing = self.smoothing
-        return F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction=reduction)
+        smoothing, how = self.smoothing, self.distillation
+        losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction=reduction)
+        if teacher is None or how is None or not bool(teacher.given.any()):
+            return losses
+        given = teacher.given.nonzero()[:, 0]
+        ids = None if teacher.ids is None else teacher.ids[given]
+        distances = divergence(logits[given] / how.temperature, teacher.log_probs[given], ids, how.divergence)
+        distances = (1 - how.cross_entropy) * how.temperature**2 * distances + how.cross_entropy * losses[given]
+        return losses.index_copy(0, given, distances)
 
     def total_of(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""

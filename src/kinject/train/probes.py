@@ -16,6 +16,7 @@ from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
 from kinject.errors import InputError
+from kinject.models import end_tokens
 from kinject.recipe.sections import ProbesSection
 from kinject.types import Question
 
@@ -97,9 +98,10 @@ class Probes:
         found: dict[str, float] = {}
         for probe in self.sets:
             if probe.accepted:
-                pairs = list(zip(self.written(model, probe, pad_token_id), probe.accepted, strict=True))
-                n, n_right = len(pairs), sum(matches(*pair) for pair in pairs)
-                n_abstained = sum(abstains(text) and not matches(text, accepted) for text, accepted in pairs)
+                texts = self.written(model, probe, pad_token_id)
+                right = [matches(text, accepted) for text, accepted in zip(texts, probe.accepted, strict=True)]
+                n, n_right = len(texts), sum(right)
+                n_abstained = sum(abstains(text) and not is_right for text, is_right in zip(texts, right, strict=True))
                 found[f"{probe.name}_accuracy"] = n_right / n
                 found[f"{probe.name}_wrong"] = (n - n_right - n_abstained) / n
                 found[f"{probe.name}_abstained"] = n_abstained / n
@@ -140,15 +142,14 @@ class Probes:
         width, device = len(rows[0]), next(iter(model.parameters())).device
         ids = torch.tensor([[pad_token_id] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-        ends = model.generation_config.eos_token_id
-        ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id} - {None}
+        ends = end_tokens(model, self.tokenizer)
 
         def has_broken(input_ids: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
             tails = self.tokenizer.batch_decode(input_ids[:, max(width, input_ids.shape[1] - 2) :])
             return torch.tensor(["\n" in tail for tail in tails], device=device)
 
         config = GenerationConfig(
-            max_new_tokens=self.section.max_new_tokens, do_sample=False, eos_token_id=sorted(ends) or None,
+            max_new_tokens=self.section.max_new_tokens, do_sample=False, eos_token_id=ends or None,
             pad_token_id=pad_token_id, use_cache=True,
         )  # fmt: skip
         with _without_defaults(model):

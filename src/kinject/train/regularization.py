@@ -18,7 +18,7 @@ from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.recipe import RegularizationSection
-from kinject.train.loss import Project, add_hidden_states, in_tiles
+from kinject.train.loss import Project, add_hidden_states, divergence, in_tiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,7 +102,7 @@ class Regularizer:
             logits_of_base = base(
                 input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False
             ).logits
-        return _divergence(logits[marked], logits_of_base[:, :-1][marked].float())
+        return divergence(logits[marked], logits_of_base[:, :-1][marked].float().log_softmax(-1)).sum()
 
     def divergence_in_tiles(
         self, model: Any, inputs: dict[str, Any], hidden: torch.Tensor, project: Project, tile: int
@@ -120,7 +120,7 @@ class Regularizer:
         def score(states: torch.Tensor, states_of_base: torch.Tensor) -> torch.Tensor:
             with self.base_of(model, hidden.device), torch.no_grad():
                 target = project_base(states_of_base)
-            return _divergence(project(states), target)
+            return divergence(project(states), target.log_softmax(-1)).sum()
 
         return torch.stack(in_tiles(score, tile, hidden[:, :-1][marked], of_base[:, :-1][marked])).sum()
 
@@ -141,8 +141,3 @@ class Regularizer:
         """Let the frozen copy, if there is one, return its hidden states."""
         if self._frozen is not None:
             add_hidden_states(self._frozen)
-
-
-def _divergence(logits: torch.Tensor, logits_of_base: torch.Tensor) -> torch.Tensor:
-    target = logits_of_base.log_softmax(-1)
-    return F.kl_div(logits.log_softmax(-1), target, reduction="sum", log_target=True)

@@ -43,7 +43,7 @@ _CORPUS_FIX = "Run kinject augment again: nothing is requested twice. If you cha
 _FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 """Files of a finished run whose hashes the manifest holds."""
 _SECTIONS = ("seed", "method", "model", "adapter", "corpus", "trainer")
-_OPTIONAL_SECTIONS = ("regularization", "guards", "techniques", "probes")
+_OPTIONAL_SECTIONS = ("distillation", "regularization", "guards", "techniques", "probes")
 
 
 def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:

@@ -20,6 +20,7 @@ from kinject.process import first_process_first, tensor_parallel_size
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
 from kinject.train.config import make_lora_config, make_sft_config
+from kinject.train.contexts import section_of
 from kinject.train.data import (
     REPLAY,
     Collator,
@@ -48,6 +49,7 @@ from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
+from kinject.train.teacher import Teacher, load_teacher
 from kinject.train.trainable import (
     check_model,
     check_trainable,
@@ -113,9 +115,10 @@ def _make_trainer(
             return load_training_model(recipe, tokenizer, sharding, path)[0]
 
     load_base = functools.partial(load_weights, "") if sharding is not None else None
+    teacher = _load_teacher(recipe, config, model, tokenized, hashes) if tokenized.teacher is not None else None
     trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base)
     trainer.load_weights = load_weights
-    trainer.probes = probes
+    trainer.probes, trainer.teacher = probes, teacher
     trainer.training_data = tokenized.train
     names = check_trainable(trainer.model, recipe)
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
@@ -147,6 +150,19 @@ def _make_trainer(
     return trainer
 
 
+def _load_teacher(
+    recipe: TrainRecipe, config: SFTConfig, model: PreTrainedModel, tokenized: TokenizedCorpora,
+    hashes: Mapping[str, str] | None,
+) -> Teacher:  # fmt: skip
+    """Return the teacher of the run; the first process makes its predictions if the cache lacks them."""
+    assert tokenized.teacher is not None
+    weights = (hashes or {}).get("model", "").removeprefix("hub:")
+    make = functools.partial(load_teacher, recipe, tokenized.teacher, model, weights, bf16=config.bf16)
+    teacher, note = first_process_first(make)
+    tokenized.notes.append(note)
+    return teacher
+
+
 def _assemble(
     recipe: TrainRecipe,
     config: SFTConfig,
@@ -165,7 +181,8 @@ def _assemble(
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
-    dataset = RowDataset(data.rows, with_replay=section is not None and section.kl > 0, weights=tokenized.weights)
+    has_kl = section is not None and section.kl > 0
+    dataset = RowDataset(data.rows, has_kl, tokenized.weights, tokenized.teacher)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
     reinitialized = reinitialize_last_layers(model, recipe)
@@ -224,16 +241,21 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     """
     techniques = recipe.techniques
     trainer.training_loss = TrainingLoss(
-        float(trainer.args.label_smoothing_factor), techniques.hard_example_mining, techniques.row_weights is not None
+        float(trainer.args.label_smoothing_factor),
+        techniques.hard_example_mining,
+        techniques.row_weights is not None,
+        section_of(recipe) if recipe.method == "distill" else None,
     )
     trainer.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
     has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
-    if trainer.aux_loss_enabled and (has_kl or not trainer.training_loss.plain or techniques.loss_tile):
+    is_distilled = recipe.method == "distill"
+    if trainer.aux_loss_enabled and (has_kl or is_distilled or not trainer.training_loss.plain or techniques.loss_tile):
         fault = (
-            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, loss_tile and "
+            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, loss_tile, distill and "
             "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
         )
         key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
+        key = "method" if is_distilled else key
         raise recipe.error("regularization.kl" if has_kl else key, fault)
     if trainer.args.mixed_precision == "fp16" and recipe.model.quantization != "none":
         widen_adapter(trainer.model)

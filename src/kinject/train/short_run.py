@@ -30,7 +30,7 @@ RESULT = "result.json"
 """Written last: peak_bytes, and out_of_memory if the GPU refused an allocation."""
 LOG = "log.txt"
 """The output of the process."""
-_SECTIONS = ("seed", "method", "model", "adapter", "regularization", "techniques", "corpus")
+_SECTIONS = ("seed", "method", "model", "adapter", "distillation", "regularization", "techniques", "corpus")
 _NEEDS_LONG_RUN = (
     "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
     "warmup_steps", "warmup_ratio",

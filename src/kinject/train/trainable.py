@@ -146,7 +146,7 @@ def _new_model_faults(new: Mapping[str, Any]) -> Faults:
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(_new_config({"model_type": new["model_type"], **fields}))
-            window = getattr(model.config, "max_position_embeddings", None) or _PROBED
+            window = models.window_of(model.config) or _PROBED
             ids = torch.arange(4).repeat(_PROBED // 4)[: max(4, window)]
             logits = model.train()(input_ids=ids[None], use_cache=False).logits
         if not bool(logits.isfinite().all()):

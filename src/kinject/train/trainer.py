@@ -26,7 +26,7 @@ from kinject.process import tensor_parallel_size
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
 from kinject.train.data import TrainingData
 from kinject.train.guards import Guard, check_made_update, check_weights
-from kinject.train.loss import MeanLoss, Project, TrainingLoss, in_tiles, token_metrics
+from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, token_metrics
 from kinject.train.optimizers import (
     OneByOne,
     SharpnessAware,
@@ -38,6 +38,7 @@ from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
+from kinject.train.teacher import Teacher
 from kinject.train.trainable import FreezeWarmup
 
 _OPTIMIZER = "optimizer"
@@ -63,6 +64,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     regularizer: Regularizer | None = None
     layerwise_lr_decay: float = 1.0
     training_loss: TrainingLoss = TrainingLoss()
+    teacher: Teacher | None = None
     freeze_warmup: FreezeWarmup | None = None
     sam: SharpnessAware | None = None
     loss_tile: int | None = None
@@ -91,7 +93,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """Loads the model of a checkpoint folder as the run's own was loaded."""
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
+        self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher"]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save model and tokenizer, without the pickle of the arguments: recipe.yaml and the manifest hold them."""
@@ -354,7 +356,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Return whether the loss is computed here; TRL computes it otherwise."""
         has_kl = self.regularizer is not None and self.regularizer.strengths.kl > 0
         nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
-        special = has_kl or not self.training_loss.plain or self.loss_tile is not None
+        special = has_kl or not self.training_loss.plain or self.loss_tile is not None or self.teacher is not None
         return special or (nll_only and self.accelerator.device.type == "cpu")
 
     def compute_loss(
@@ -365,7 +367,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         In evaluation it is always the negative log-likelihood over the number of learned tokens.
         """
         if return_outputs or not self._computes_loss():
-            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights")}
+            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights", "teacher")}
             coefficient = self.router_aux_loss_coef
             self.router_aux_loss_coef = coefficient if self.model.training else 0.0  # TRL adds the routers' loss
             try:
@@ -380,7 +382,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             total = model(**read, use_cache=False, score=sum_loss)
         else:
             logits = model(**read, use_cache=False).logits.float()
-            total = training_loss.total(logits, inputs)
+            total = training_loss.total(logits, inputs, self._predictions(inputs))
             if (pull := self._divergence_term()) is not None:
                 total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
             self._note_token_metrics(logits, inputs["labels"])
@@ -390,6 +392,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
         return loss
+
+    def _predictions(self, inputs: dict[str, Any], learned: torch.Tensor | None = None) -> Predictions | None:
+        """Return the teacher's predictions of the tokens after each one of the batch, or only of `learned`; None without any."""
+        if self.teacher is None or not self.model.training:
+            return None
+        return self.teacher.of_batch(inputs, learned)
 
     def _divergence_term(self) -> Regularizer | None:
         """Return the regularizer if the loss holds its KL divergence."""
@@ -403,7 +411,13 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         tile, labels = self.loss_tile or 1, inputs["labels"][:, 1:]
         learned = labels != IGNORED
         states, targets = hidden[:, :-1][learned], labels[learned]
-        losses = in_tiles(lambda part, wanted: training_loss.by_token(project(part), wanted), tile, states, targets)
+        teacher = self._predictions(inputs, learned)
+        more = [] if teacher is None else teacher.tensors()
+
+        def score(part: torch.Tensor, wanted: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+            return training_loss.by_token(project(part), wanted, teacher=Predictions(*given) if given else None)
+
+        losses = in_tiles(score, tile, states, targets, *more)
         by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
         total = training_loss.total_of(by_token, inputs)
         if (pull := self._divergence_term()) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -153,7 +153,7 @@ class Checker:
 
         `context` is what the writer sees besides the source, such as its title: it is not new.
         """
-        self._prompt_ngrams = _ngrams_of(instructions)
+        self._prompt_ngrams, self._prompt_starts = _ngrams_of(instructions)
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
@@ -189,10 +189,8 @@ class Checker:
         if change:
             return Verdict("language", change)
         form, shingles = _form_and_shingles(text)
-        from_prompt = next(
-            (ngram for ngram in _ngrams(form) if ngram in self._prompt_ngrams and ngram not in self._form), None
-        )
-        if from_prompt is not None:
+        from_prompt = self._find_prompt(form)
+        if from_prompt:
             return Verdict("prompt", f"found {from_prompt!r}")
         echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
         if echo > MAX_OVERLAP and self._rules.refuse_echo:
@@ -214,6 +212,16 @@ class Checker:
         measures = {"length_ratio": ratio, "source_overlap": echo, "sibling_overlap": nearest}
         rounded: dict[str, Any] = {name: round(value, 3) for name, value in measures.items()}
         return Verdict(measures=rounded | {"language": self._facts.code}, doubts=compared.doubts)
+
+    def _find_prompt(self, form: str) -> str:
+        """Return words of the prompts in a row that a text has and its source has not, "" without any."""
+        words = form.split(" ")
+        for start, word in enumerate(words[: 1 - _NGRAM]):
+            if word in self._prompt_starts:
+                ngram = " ".join(words[start : start + _NGRAM])
+                if ngram in self._prompt_ngrams and ngram not in self._form:
+                    return ngram
+        return ""
 
     def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
         """Return the `verdict` of an accepted text, or its refusal if rewritings accepted since then resemble it."""
@@ -291,12 +299,6 @@ def _shingles(form: str) -> Shingles:
     return frozenset(zip(words, words[1:], words[2:], strict=False)) or frozenset([tuple(words)])
 
 
-def _ngrams(form: str) -> Iterator[str]:
-    """Yield every `_NGRAM` words in a row of a text."""
-    words = form.split(" ")
-    return (" ".join(words[start : start + _NGRAM]) for start in range(len(words) - _NGRAM + 1))
-
-
 def overlap(one: Shingles, other: Shingles) -> float:
     """Return the Jaccard similarity of two sets, exactly."""
     shared = len(one & other)
@@ -304,6 +306,8 @@ def overlap(one: Shingles, other: Shingles) -> float:
 
 
 @lru_cache(maxsize=64)
-def _ngrams_of(instructions: tuple[str, ...]) -> frozenset[str]:
-    """Return every `_NGRAM` words in a row of the prompts."""
-    return frozenset(ngram for text in instructions for ngram in _ngrams(normal_form(text)))
+def _ngrams_of(instructions: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return every `_NGRAM` words in a row of the prompts, and the first words of these."""
+    rows = [normal_form(text).split(" ") for text in instructions]
+    ngrams = [words[start : start + _NGRAM] for words in rows for start in range(len(words) - _NGRAM + 1)]
+    return frozenset(map(" ".join, ngrams)), frozenset(words[0] for words in ngrams)

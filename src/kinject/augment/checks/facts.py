@@ -85,7 +85,10 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
         start, end = match.span()
         if end - start == 4:  # a year may follow any name
             continue
-        for found in (_WORD_BEFORE.search(body[max(0, start - 30) : start]), _WORD_AFTER.match(body, end)):
+        before = (
+            _WORD_BEFORE.search(body[max(0, start - 30) : start]) if body[start - 1 : start] in (" ", "-") else None
+        )
+        for found in (before, _WORD_AFTER.match(body, end)):
             word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
             profile = grammar.profile
             no_names = (SENTENCE_STARTERS, profile.frequent_words, profile.months, profile.unit_words)
@@ -93,10 +96,16 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
                 numbered.setdefault(word, set()).add(match[0].rstrip(",").replace(",", ""))
     frame = f"{parts.frame}\n{context}".strip()
     speakers = frozenset(_normal_words(parts.speakers).split()) if parts.speakers else frozenset()
-    framed = (extract_quantities(frame, code), extract_names(frame, code)) if frame else _NOTHING
+    framed = _frame_facts(frame, code) if frame else _NOTHING
     return Facts(
         code, extract_quantities(body, code), extract_names(body, code), quotations, numbered, text, framed, speakers
     )
+
+
+@lru_cache(maxsize=64)
+def _frame_facts(frame: str, code: str) -> tuple[Quantities, Names]:
+    """Return what is in a frame; all passages of a document without headings have one."""
+    return extract_quantities(frame, code), extract_names(frame, code)
 
 
 def _normal_words(text: str) -> str:

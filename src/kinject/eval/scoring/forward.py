@@ -80,14 +80,6 @@ class TreeForward:
             return f"{self.config._attn_implementation} takes no custom mask"
         return ""
 
-    def window(self) -> int | None:
-        """Return the most tokens that the model reads at once, None if its configuration sets no bound."""
-        for name in ("n_positions", "max_position_embeddings", "n_ctx"):
-            value = getattr(self.config, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
-        return None
-
     def read_tree(self, rows: Sequence[Row], prefix: Prefix) -> HiddenStates:
         """Return the states of `rows` below `prefix`; `scores` takes them."""
         ids, depths = _padded(rows)

@@ -21,6 +21,7 @@ from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.scorer import Scorer, is_out_of_memory
+from kinject.models import end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,9 +123,7 @@ class Generator:
         """Take the model of `scorer`; nothing is run yet."""
         self.scorer, self.forward = scorer, scorer.forward
         self.tokenizer: Any = tokenizer
-        ends = self.forward.model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        self.ends = frozenset(end for end in (*ends, self.tokenizer.eos_token_id) if end is not None)
+        self.ends = frozenset(end_tokens(self.forward.model, tokenizer))
         self.forward.model.generation_config = GenerationConfig()  # penalties of its own are no part of the question
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0

@@ -70,17 +70,21 @@ def model_panels(view: View, role: str = "") -> list[_Panel]:
 
 
 def _panels(view: View, role: str, n_formats: int | None) -> list[_Panel]:
-    panels = [
-        _Panel(model, name, form, tuple(view.shown(model, name, form)))
-        for model in view.report.models for name in view.sets(role, model) for form in view.formats(name)[:n_formats]
-    ]  # fmt: skip
-    return [panel for panel in panels if panel.results]
+    return [_Panel(model, name, form, tuple(results)) for model, name, form, results in view.groups(role, n_formats)]
 
 
 def _row_names(drawn: Sequence[_Panel], *, base: bool) -> list[str]:
     """Return the labels of all rows: arms without context first, then with."""
     results = [result for panel in drawn for result in panel.results if base or result.to_base is not None]
     return list(dict.fromkeys(arm_label(s) for s in sorted(results, key=lambda result: result.k > 0)))
+
+
+def _prepared(drawn: Sequence[_Panel], names: Sequence[str], columns: int) -> tuple[Figure, list[tuple[Axes, _Panel]]]:
+    """Return a figure with axes for each of `drawn`, a row for each of `names`; the first of a line is labelled."""
+    figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
+    for index, panel in enumerate(axes):
+        prepare_rows(panel, names, labelled=index % n_columns == 0)
+    return figure, list(zip(axes, drawn, strict=True))
 
 
 def accuracy_by_arm(view: View, *, columns: int = 3) -> Figure | None:
@@ -94,9 +98,8 @@ def accuracy_by_arm(view: View, *, columns: int = 3) -> Figure | None:
         return None
     names = _row_names(drawn, base=True)
     with style():
-        figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
-        for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
-            prepare_rows(panel, names, labelled=index % n_columns == 0)
+        figure, prepared = _prepared(drawn, names, columns)
+        for panel, shown in prepared:
             panel.set_xlim(0, 1)
             panel.set_xticks(*TICKS)
             panel.axvline(shown.results[0].chance, **CHANCE, label="chance")
@@ -139,9 +142,8 @@ def outcomes_by_arm(view: View, *, columns: int = 3) -> Figure | None:
         return None
     names = _row_names(drawn, base=True)
     with style():
-        figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
-        for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
-            prepare_rows(panel, names, labelled=index % n_columns == 0)
+        figure, prepared = _prepared(drawn, names, columns)
+        for panel, shown in prepared:
             panel.set_xlim(0, 1)
             panel.set_xticks(*TICKS)
             panel.grid(visible=False)
@@ -174,9 +176,8 @@ def relative_gains(view: View, *, columns: int = 3) -> Figure | None:
         return None
     names = _row_names(drawn, base=False)
     with style():
-        figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
-        for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
-            prepare_rows(panel, names, labelled=index % n_columns == 0)
+        figure, prepared = _prepared(drawn, names, columns)
+        for panel, shown in prepared:
             panel.axvline(0, color=INK, linewidth=0.9)
             for result in shown.results:
                 _draw_gain(panel, names.index(arm_label(result)) if result.to_base else 0, result)
@@ -206,9 +207,8 @@ def flips(view: View, *, columns: int = 3) -> Figure | None:
         return None
     names = _row_names(drawn, base=False)
     with style():
-        figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
-        for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
-            prepare_rows(panel, names, labelled=index % n_columns == 0)
+        figure, prepared = _prepared(drawn, names, columns)
+        for panel, shown in prepared:
             contrasts = [(names.index(arm_label(s)), s.to_base) for s in shown.results if s.to_base is not None]
             for row, contrast in contrasts:
                 _draw_flips(panel, row, contrast.wrong_to_right, contrast.right_to_wrong)

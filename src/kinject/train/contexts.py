@@ -1,0 +1,238 @@
+"""What the teacher of context distillation reads (arXiv 2209.15189, 2412.14964, 2602.16093).
+
+The teacher reads a row behind a context, its head, which the student never sees; both then predict the same tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kinject import models
+from kinject.corpus.chat import encode_conversation
+from kinject.corpus.packing import PickedRows
+from kinject.corpus.retrieved import with_passages
+from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.tokenize import (
+    Tokenization,
+    TokenRow,
+    cached_tokens,
+    entry_key,
+    split_text,
+)
+from kinject.disk import content_id
+from kinject.recipe import DistillationSection, TrainRecipe
+from kinject.train.load import is_sharded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from trl import SFTConfig
+
+NO_TEACHER = -1
+"""The number of a token without a prediction of the teacher."""
+
+_FORMAT = 1
+"""Format of cached heads. It changes with what a teacher reads."""
+
+
+@dataclass(frozen=True)
+class TeacherRows:
+    """What the teacher reads for each row of the corpus: `heads[i]`, then the last tokens of `rows[i]`.
+
+    The number of these is kept as `n_left_out` of the head; an empty head means that the row has no teacher. Predictions are
+    numbered through all learned tokens of all rows that have one. `key` names all this by its content.
+    """
+
+    rows: Sequence[TokenRow]
+    heads: Sequence[TokenRow]
+    key: str
+    starts: npt.NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count the predictions of each row."""
+        counts = [
+            int(np.count_nonzero(np.asarray(row.learned))) if len(head.input_ids) else 0
+            for row, head in zip(self.rows, self.heads, strict=True)
+        ]
+        object.__setattr__(self, "starts", np.cumsum([0, *counts], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def pick(self, indices: Sequence[int]) -> TeacherRows:
+        """Return the rows with these numbers only."""
+        key = content_id(self.key, hashlib.sha256(np.asarray(indices, dtype=np.int64).tobytes()).hexdigest())
+        return TeacherRows(PickedRows(self.rows, indices), PickedRows(self.heads, indices), key)
+
+    def has_teacher(self, index: int) -> bool:
+        """Return whether the row with this number has a teacher."""
+        return bool(self.starts[index] < self.starts[index + 1])
+
+    def numbers(self, index: int) -> npt.NDArray[np.int64]:
+        """Return the number of the prediction of each token of a row, `NO_TEACHER` where there is none."""
+        learned = np.asarray(self.rows[index].learned, dtype=np.bool_)
+        if not self.has_teacher(index):
+            return np.full(len(learned), NO_TEACHER, dtype=np.int64)
+        return np.where(learned, self.starts[index] + np.cumsum(learned) - 1, NO_TEACHER)
+
+    def tail(self, index: int) -> list[int]:
+        """Return the tokens of a row that the teacher reads behind the head."""
+        ids: list[int] = np.asarray(self.rows[index].input_ids).tolist()
+        return ids[len(ids) - self.heads[index].n_left_out :]
+
+    def learned_in_tail(self, index: int) -> list[int]:
+        """Return the places of the learned tokens in the tail of a row."""
+        n_tail = self.heads[index].n_left_out
+        places: list[int] = np.flatnonzero(np.asarray(self.rows[index].learned)[-n_tail:]).tolist()
+        return places
+
+
+@dataclass(frozen=True)
+class HeadWriter:
+    """Makes the head of each row of a corpus.
+
+    `documents` are the texts of documents by id, `others` another text of each. `window` is the most tokens that the teacher
+    reads (None: any number).
+    """
+
+    section: DistillationSection
+    tokenizer: PreTrainedTokenizerBase
+    how: Tokenization
+    window: int | None
+    documents: Mapping[str, str]
+    others: Mapping[str, str]
+
+    def heads(self, rows: Iterable[CorpusRow], tokens: Iterable[TokenRow]) -> Iterator[TokenRow]:
+        """Yield the head of each row; an empty one if it has no context, or if head and text exceed the window."""
+        for row, own in zip(rows, tokens, strict=True):
+            head, n_tail = self._head(row, own)
+            if self.window is not None and len(head) + n_tail > self.window:
+                head, n_tail = [], 0
+            yield TokenRow("", "", "", head, [False] * len(head), n_tail)
+
+    def _head(self, row: CorpusRow, own: TokenRow) -> tuple[list[int], int]:
+        """Return (the tokens of the head, how many tokens of the row follow it)."""
+        context = self._context(row)
+        if row.shape == "messages":
+            return self._head_of_conversation(row, own, context)
+        begin = [self.tokenizer.bos_token_id] if self.how.bos else []
+        first: list[int] = []
+        if row.shape == "text" and self.how.second_part:
+            ids = self._ids(row.text)
+            first = ids[: split_text(row, ids, self.tokenizer)]
+        before = [*(self._ids(context) if context else []), *first]
+        return ([*begin, *before], len(own.input_ids) - len(begin)) if before else ([], 0)
+
+    def _context(self, row: CorpusRow) -> str:
+        """Return the text before a row: its document, or for the document itself another text of it; "" without one."""
+        if self.section.context == "beginning":
+            return ""
+        document = self.documents.get(row.document_id, "")
+        if row.shape == "text" and row.text == document:
+            document = self.others.get(row.document_id, "")
+        return with_passages([document], "") if document else ""
+
+    def _head_of_conversation(self, row: CorpusRow, own: TokenRow, context: str) -> tuple[list[int], int]:
+        """Return the same for a conversation: the context is in front of the user's first message."""
+        asked = next((n for n, turn in enumerate(row.messages) if turn["role"] == "user"), None)
+        if not context or asked is None or not isinstance(row.messages[asked].get("content"), str):
+            return [], 0
+        turns = [dict(turn) for turn in row.messages]
+        turns[asked]["content"] = context + turns[asked]["content"]
+        ids = encode_conversation(dataclasses.replace(row, messages=tuple(turns)), self.tokenizer, self.how.chat)[0]
+        student = np.asarray(own.input_ids).tolist()
+        n_tail = next(
+            (n for n, (a, b) in enumerate(zip(reversed(ids), reversed(student), strict=False)) if a != b), len(student)
+        )
+        n_tail = min(n_tail, len(student) - 1, len(ids) - 1)
+        first = int(np.argmax(np.asarray(own.learned)))
+        return (ids[:-n_tail], n_tail) if n_tail >= len(student) - first else ([], 0)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+
+def teacher_rows(
+    recipe: TrainRecipe, corpus: CorpusFile, tokens: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase,
+    how: Tokenization,
+) -> TeacherRows | None:  # fmt: skip
+    """Return what the teacher of a recipe reads for each row of `corpus`; None for another method.
+
+    Raises `RecipeError` if no row has a context.
+    """
+    if recipe.method != "distill":
+        return None
+    section, window = section_of(recipe), _window(recipe)
+    documents, others = ({}, {}) if section.context == "beginning" else _documents(corpus)
+    writer = HeadWriter(section, tokenizer, how, window, documents, others)
+    key = entry_key(corpus.cache_key, tokenizer, how, "teacher", _FORMAT, section.context, window)
+    heads = cached_tokens(Path(recipe.corpus.cache_dir), key, lambda: writer.heads(corpus, tokens), "")
+    read = TeacherRows(tokens, heads, key)
+    if not read.starts[-1]:
+        fault = (
+            f"{section.context}: no row of {recipe.corpus.path} has a context that fits into the model's window. Rows need a "
+            "document_id, and the corpus the documents themselves (origin: original); context: beginning needs none."
+        )
+        raise recipe.error("distillation.context", fault)
+    return read
+
+
+def section_of(recipe: TrainRecipe) -> DistillationSection:
+    """Return the section of a recipe, or its defaults."""
+    return recipe.distillation or DistillationSection()
+
+
+def _window(recipe: TrainRecipe) -> int | None:
+    path = recipe.model.path
+    config = models.load_config(path, recipe.model.revision) if path is not None else None
+    return getattr(config.get_text_config(), "max_position_embeddings", None) if config is not None else None
+
+
+def _documents(corpus: CorpusFile) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the texts of the documents in a corpus by id, and another text of each that has one."""
+    documents: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for row in corpus:
+        if row.shape == "text" and row.document_id:
+            (documents if row.origin == "original" else others).setdefault(row.document_id, row.text)
+    return documents, others
+
+
+def describe_heads(read: TeacherRows) -> str:
+    """Return how many rows have a teacher, as a line to print."""
+    n = sum(read.has_teacher(index) for index in range(len(read)))
+    line = f"distillation: the teacher reads a context before {n:,} of {len(read):,} rows"
+    if n == len(read):
+        return line
+    return (
+        f"{line}; the other {len(read) - n:,} are learned by cross-entropy (no document, no other text of a document that "
+        "is a row itself, or more tokens than the model's window)"
+    )
+
+
+def distillation_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
+    """Return (key, fault) of what context distillation cannot be combined with."""
+    if recipe.method != "distill":
+        fault = "belongs to method: distill. Set that, or remove the section."
+        return [("distillation", fault)] if recipe.distillation is not None else []
+    faults: list[tuple[str, str]] = []
+    if recipe.model.new is not None:
+        faults.append(("method", "distill: a new model has nothing to teach. Give model.path."))
+    if recipe.techniques.reinitialize_last_layers:
+        fault = "distill: the teacher is the model itself, with these layers. Remove the line."
+        faults.append(("techniques.reinitialize_last_layers", fault))
+    if config.loss_type != "nll":
+        fault = f"changes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
+        faults.append(("method", f"distill {fault}"))
+    if is_sharded(config):
+        fault = "distill: the teacher's pass needs whole weights on one process. Use DDP or ZeRO-2."
+        faults.append(("method", fault))
+    return faults
