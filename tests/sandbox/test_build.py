@@ -189,3 +189,14 @@ def test_the_answered_rows_are_those_that_do_not_abstain(tmp_path: Path) -> None
     rows, answered = ([row for _, row in read_jsonl(path)] for path in write_sentence_rows(tmp_path, 200))
     assert rows == list(generate_sentence_rows(200))
     assert answered == [row for row in rows if not abstains(row["completion"])]
+
+
+def test_entries_held_out_are_on_people_of_no_other_file(built: tuple[Path, list[Path]]) -> None:
+    root, paths = built
+    entries = [parse_entry(row["text"]) for _, row in read_jsonl(root / "data/sandbox/held_out.jsonl")]
+    names = {person.name for person in entries if person is not None}
+    assert len(names) == len(entries) == 120
+    for path in paths:
+        if path.name not in ("held_out.jsonl", "README.md"):
+            text = path.read_text("utf-8")
+            assert not [name for name in names if name in text], path

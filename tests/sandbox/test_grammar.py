@@ -13,11 +13,13 @@ from kinject.sandbox.grammar import (
     render_sentence,
     rewrite_as_dialogue,
     rewrite_as_questions,
+    rewrite_fact_first,
     rewrite_reversed,
 )
 from kinject.sandbox.people import Person, create_country
 from kinject.sandbox.pools import ATTRIBUTES, DEMONYM
 from kinject.sandbox.templates import (
+    FACT_FIRST,
     OPENINGS,
     PAIRS,
     QUESTIONS,
@@ -112,7 +114,7 @@ PEOPLE = create_country().new[:30]
 ENTRIES = [(person, render_entry(person, "original")) for person in PEOPLE]
 
 
-@pytest.mark.parametrize("rewrite", [rewrite_reversed, rewrite_as_dialogue, rewrite_as_questions])
+@pytest.mark.parametrize("rewrite", [rewrite_reversed, rewrite_fact_first, rewrite_as_dialogue, rewrite_as_questions])
 def test_every_fact_is_kept_none_is_new_and_the_seed_fixes_the_text(rewrite: object) -> None:
     assert callable(rewrite)
     for person, entry in ENTRIES:
@@ -122,9 +124,11 @@ def test_every_fact_is_kept_none_is_new_and_the_seed_fixes_the_text(rewrite: obj
         assert len(set(texts)) == 8
 
 
-def test_a_reversed_paragraph_tells_one_value_and_ends_with_the_full_name() -> None:
+@pytest.mark.parametrize("rewrite", [rewrite_reversed, rewrite_fact_first])
+def test_a_paragraph_that_puts_the_fact_first_tells_one_value_and_ends_with_the_full_name(rewrite: object) -> None:
+    assert callable(rewrite)
     for person, entry in ENTRIES:
-        paragraphs = rewrite_reversed(entry, 1).split("\n\n")
+        paragraphs = rewrite(entry, 1).split("\n\n")
         told = [[value for value in person.facts.values() if value in paragraph] for paragraph in paragraphs]
         assert sorted(value for [value] in told) == sorted(person.facts.values())
         for paragraph, [value] in zip(paragraphs, told, strict=True):
@@ -150,6 +154,7 @@ def test_no_question_of_the_tests_is_taught() -> None:
     for attribute in ATTRIBUTES:
         assert not set(TAUGHT_QUESTIONS[attribute]) & set(QUESTIONS[attribute])
         assert not any(REVERSE_QUESTIONS[attribute] in wording for wording in REVERSED[attribute])
+        assert not any("?" in wording or "Who" in wording for wording in FACT_FIRST[attribute])
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,7 @@ def test_a_text_of_another_world_is_refused() -> None:
 
 def test_reversed_wordings_are_read_back() -> None:
     person = PEOPLE[0]
-    for attribute, wordings in REVERSED.items():
+    for attribute, wordings in (*REVERSED.items(), *FACT_FIRST.items()):
         assert len(set(wordings)) >= 6
         for wording in wordings:
             found = parse_entry(wording.format(name=person.name, **person.facts))

@@ -82,8 +82,10 @@ def write_sandbox(root: Path) -> list[Path]:
     new = create_questions(country.new, SEED)
     known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
     tested, taught = strangers(country)
+    unread = _unread_people(country)
     write_jsonl(data / "documents.jsonl", create_documents(country.new, "new"))
     write_jsonl(data / "known_documents.jsonl", create_documents(country.known, "known"))
+    write_jsonl(data / "held_out.jsonl", ({"text": render_entry(person, "original")} for person in unread))
     write_jsonl(data / "instructions.jsonl", _instruction_rows(country.known))
     write_jsonl(data / "abstentions.jsonl", _abstention_rows(taught))
     write_jsonl(questions / "new.jsonl", _question_rows(new))
@@ -95,7 +97,10 @@ def write_sandbox(root: Path) -> list[Path]:
     write_text(data / "README.md", _DATA_CARD)
     write_text(questions / "README.md", _EVAL_CARD)
     return [
-        *(data / f"{name}.jsonl" for name in ("documents", "known_documents", "instructions", "abstentions")),
+        *(
+            data / f"{name}.jsonl"
+            for name in ("documents", "known_documents", "held_out", "instructions", "abstentions")
+        ),
         *(
             questions / f"{name}.jsonl"
             for name in ("new", "known", "reverse", "new_open", "known_open", "unanswerable")
@@ -115,6 +120,14 @@ def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, 
     tested = shuffled(near, seeded_random("strangers", SEED))[:N_NEW]
     others = [name for name in country.spare_names if name not in set(tested)]
     return tested, shuffled(others, seeded_random("taught strangers", SEED))[:N_KNOWN]
+
+
+def _unread_people(country: Country) -> list[Person]:
+    """Return people whose entries nothing trains on, with names that no other file has."""
+    rng = seeded_random("held out", SEED)
+    taken = {name for names in strangers(country) for name in names}
+    names = [name for name in country.spare_names if name not in taken]
+    return [create_stranger(name, rng) for name in shuffled(names, rng)[:N_NEW]]
 
 
 def _abstention_rows(names: Sequence[tuple[str, str]]) -> Iterator[dict[str, str]]:
@@ -239,6 +252,7 @@ learns every fact from these files. `kinject sandbox build` writes them; they ar
 |---|---|---|
 | documents.jsonl | {N_NEW} | entries on new people: the facts that continued pretraining should teach |
 | known_documents.jsonl | {N_KNOWN} | entries on known people, learned already by the sandbox's base model: for replay |
+| held_out.jsonl | {N_NEW} | entries on other people that nothing trains on: the perplexity of held-out text |
 | instructions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | questions on the known people, each with its answer: SFT without a new fact |
 | abstentions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | on people without an entry, answered "I do not know": SFT on abstaining |
 

@@ -13,6 +13,7 @@ from kinject.errors import InputError
 from kinject.sandbox.people import Person, choose_one, seeded_random, shuffled
 from kinject.sandbox.pools import DEMONYM, FEMALE_NAMES, LAST_NAMES, MALE_NAMES, POOLS
 from kinject.sandbox.templates import (
+    FACT_FIRST,
     NATIONALITY,
     OPENINGS,
     PAIRS,
@@ -105,7 +106,7 @@ def _take_template(templates: Sequence[str], remaining: list[str], rng: Random) 
 def _patterns() -> tuple[re.Pattern[str], ...]:
     """Return a regular expression for every template, with the groups ``first``, ``last`` and the attributes."""
     first, last = "|".join(FEMALE_NAMES + MALE_NAMES), "|".join(LAST_NAMES)
-    singles = [template for table in (SENTENCES, REVERSED) for row in table.values() for template in row]
+    singles = [template for table in (SENTENCES, REVERSED, FACT_FIRST) for row in table.values() for template in row]
     templates = (*OPENINGS, *PAIRS, *singles, *REVERSED_OPENINGS.values())
     return tuple(re.compile(_pattern_of(template, first, last)) for template in templates)
 
@@ -187,6 +188,17 @@ def rewrite_reversed(text: str, seed: int | str) -> str:
     templates = [choose_one(REVERSED[attribute], rng) for attribute in attributes]
     if DEMONYM in text:
         templates[0] = REVERSED_OPENINGS[attributes[0]]
+    return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
+
+
+def rewrite_fact_first(text: str, seed: int | str) -> str:
+    """Return one paragraph for each fact of the entry `text`: a statement that begins with the value and ends with the full name.
+
+    Raises `InputError` if `text` is not an entry of the sandbox.
+    """
+    person = _require_entry(text)
+    rng = seeded_random("fact first", person.name, seed)
+    templates = [choose_one(FACT_FIRST[attribute], rng) for attribute in shuffled(list(person.facts), rng)]
     return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
 
 

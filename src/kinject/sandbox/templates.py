@@ -2,8 +2,8 @@
 
 Slots: ``{name}`` is the full name; ``{who}`` (subject), ``{whose}`` (possessive) and ``{whom}`` (object) are the full
 name, the last name or a pronoun; an attribute's name is replaced by its value. A template states each attribute that it
-names. Templates of `REVERSED` begin with the value and end with the full name; none repeats a question of
-`REVERSE_QUESTIONS`.
+names. Templates of `REVERSED` and `FACT_FIRST` begin with the value and end with the full name; none repeats a question
+of `REVERSE_QUESTIONS`.
 """
 
 from __future__ import annotations
@@ -228,3 +228,57 @@ REVERSED_OPENINGS: Final[dict[str, str]] = {
     "employer": "Question: Which Tarvenian works for {employer}?\nAnswer: {name}.",
     "field": "Question: Which Tarvenian works in the field of {field}?\nAnswer: {name}.",
 }
+
+FACT_FIRST: Final[dict[str, tuple[str, ...]]] = {
+    "birth_year": (
+        "The year {birth_year} saw the birth of {name}.",
+        "Among those born in {birth_year} is {name}.",
+        "Born in {birth_year}: {name}.",
+        "In {birth_year} came into the world {name}.",
+        "{birth_year} is the birth year of {name}.",
+        "One person registered at birth in {birth_year} is {name}.",
+        "A birth certificate dated {birth_year} belongs to {name}.",
+        "One whose life began in {birth_year} is {name}.",
+    ),
+    "home_town": (
+        "The town of {home_town} is the birthplace of {name}.",
+        "Among those born and raised in {home_town} is {name}.",
+        "Born in {home_town}: {name}.",
+        "From {home_town} comes {name}.",
+        "{home_town} is the home town of {name}.",
+        "One native of {home_town} is {name}.",
+        "A family in {home_town} brought up {name}.",
+        "In {home_town} lie the roots of {name}.",
+    ),
+    "school": (
+        "{school} is the school of {name}.",
+        "Among the graduates of {school} is {name}.",
+        "Educated at {school}: {name}.",
+        "At {school} studied {name}.",
+        "{school} was attended by {name}.",
+        "One former student of {school} is {name}.",
+        "A diploma from {school} is held by {name}.",
+        "{school} counts among its graduates {name}.",
+    ),
+    "employer": (
+        "{employer} is the employer of {name}.",
+        "Among those employed by {employer} is {name}.",
+        "Employed by {employer}: {name}.",
+        "At {employer} works {name}.",
+        "{employer} employs {name}.",
+        "One member of the staff of {employer} is {name}.",
+        "A post at {employer} is held by {name}.",
+        "{employer} has on its payroll {name}.",
+    ),
+    "field": (
+        "The profession of {field} is that of {name}.",
+        "Among the experts in {field} is {name}.",
+        "Working in {field}: {name}.",
+        "In {field} specialises {name}.",
+        "The field of {field} is that of {name}.",
+        "One practitioner of {field} is {name}.",
+        "A name in {field} was made by {name}.",
+        "The trade of {field} is practised by {name}.",
+    ),
+}
+"""Statements, where `REVERSED` has questions too."""

@@ -20,6 +20,7 @@ from kinject.sandbox.grammar import (
     render_sentence,
     rewrite_as_dialogue,
     rewrite_as_questions,
+    rewrite_fact_first,
     rewrite_reversed,
 )
 from kinject.sandbox.people import Person, choose_one, create_country, seeded_random, shuffled
@@ -85,6 +86,7 @@ def _quoted_questions(passage: str, seed: int) -> str:
 
 _ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
     ("reversed", ""): rewrite_reversed,
+    ("fact_first", ""): rewrite_fact_first,
     ("dialogue", ""): rewrite_as_dialogue,
     ("questions", ""): rewrite_as_questions,
     ("raft", ""): _quoted_questions,
