@@ -285,7 +285,7 @@ Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and
 | new_open.jsonl | {N_NEW * len(ATTRIBUTES)} | those of new.jsonl, open |
 | known_open.jsonl | {_N_KNOWN_QUESTIONS} | those of known.jsonl, open |
 | unanswerable.jsonl | {N_NEW * len(ATTRIBUTES)} | on {N_NEW} people without an entry: to abstain is correct (`answers: []`) |
-| chat.jsonl | 160 | instructions in a chat, graded by `checks` without a model; none is in a dialogue of training |
+| chat.jsonl | 200 | instructions in a chat, graded by `checks` without a model; none is in a dialogue of training |
 | chat_new.jsonl, chat_known.jsonl | 100 each | in a chat, on facts of documents.jsonl and of known_documents.jsonl |
 
 Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is
