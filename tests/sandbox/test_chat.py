@@ -42,7 +42,9 @@ def test_dialogues_name_no_new_person_and_hold_no_prompt_of_the_probe() -> None:
     whole = {*FORMS, "nobody", "no record"}
     probe = [row for row in create_chat_questions() if row["subject"].removesuffix(", of a sentence") in whole]
     prompts = {row["question"] for row in probe if "messages" not in row}
-    pairs = {(row["messages"][-1]["content"], row["question"]) for row in probe if row["subject"].endswith("a sentence")}
+    pairs = {
+        (row["messages"][-1]["content"], row["question"]) for row in probe if row["subject"].endswith("a sentence")
+    }
     assert len(prompts) == 80
     assert len(pairs) == 16
     n_turns, roles = [], set()

@@ -43,7 +43,9 @@ def add_parser(verbs: Any) -> None:
     build = actions.add_parser("build", help="write documents and questions")
     build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
     build.set_defaults(run=_build)
-    corpus = actions.add_parser("corpus", help="write the base model's training corpus")
+    corpus = actions.add_parser(
+        "corpus", help="write the base model's training corpus, and replay.jsonl, a part of it that names its documents"
+    )
     corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
     corpus.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     corpus.set_defaults(run=_corpus)
@@ -90,10 +92,11 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _corpus(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import write_base_corpus
+    from kinject.sandbox import write_base_corpus, write_replay_corpus
 
-    n_rows = write_base_corpus(arguments.out, seed=arguments.seed)
-    show(f"{arguments.out}: {n_rows:,} rows")
+    replay = arguments.out.with_name("replay.jsonl")
+    for path, write in ((arguments.out, write_base_corpus), (replay, write_replay_corpus)):
+        show(f"{path}: {write(path, seed=arguments.seed):,} rows")
     return 0
 
 

@@ -42,8 +42,10 @@ from kinject.sandbox import (
     BASE_CORPUS,
     CHAT_CORPUS,
     INSTRUCT,
+    REPLAY_CORPUS,
     write_base_corpus,
     write_dialogues,
+    write_replay_corpus,
     write_sentence_rows,
 )
 from kinject.signals import running_time
@@ -52,7 +54,10 @@ from kinject.study.arms import Arm, base_models, eval_overrides, override_argume
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
 """Entries of study.setup that lay down a model of the sandbox as it ships."""
 _SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
-    "sandbox-corpus": lambda: BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
+    "sandbox-corpus": lambda: (
+        BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
+        REPLAY_CORPUS.exists() or write_replay_corpus(REPLAY_CORPUS),
+    ),
     "sandbox-sentences": lambda: write_sentence_rows(BASE_CORPUS.parent),
     "sandbox-chat": lambda: CHAT_CORPUS.exists() or write_dialogues(CHAT_CORPUS),
 }
