@@ -101,6 +101,11 @@ class TeacherRows:
                 shared.add(digest)
         return n
 
+    def head(self, index: int) -> list[int]:
+        """Return the tokens that only the teacher reads."""
+        ids: list[int] = np.asarray(self.heads[index].input_ids).tolist()
+        return ids
+
     def tail(self, index: int) -> list[int]:
         """Return the tokens of a row that the teacher reads behind the head."""
         ids: list[int] = np.asarray(self.rows[index].input_ids).tolist()

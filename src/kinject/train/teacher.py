@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -253,34 +254,38 @@ def read_rows(
     If they `share`, rows with the same head share a pass over it, where the model's cache of keys and values gives the same
     log-probs as a pass over the whole; otherwise each is read whole.
     """
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     for index in indices:
         if read.has_teacher(index):
-            groups[tuple(np.asarray(read.heads[index].input_ids).tolist())].append(index)
-    alone = [(head, index) for head, members in groups.items() if len(members) == 1 or not share for index in members]
-    shared = {head: members for head, members in groups.items() if len(members) > 1 and share}
-    if shared and not _can_share(model, read, *next(iter(shared.items()))):
-        alone += [(head, index) for head, members in shared.items() for index in members]
-        shared = {}
+            groups[hashlib.sha256(np.asarray(read.heads[index].input_ids, dtype=np.int64).tobytes()).digest()].append(
+                index
+            )
+    shared = [members for members in groups.values() if share and len(members) > 1]
+    if shared and not _can_share(model, read, shared[0]):
+        shared = []
     vocabulary = int(model.config.get_text_config().vocab_size)
     most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
-    for head, members in shared.items():
+    for members in shared:
+        head = read.head(members[0])
         cache = _cache_of(model, head)
-        for batch in _batches([(read.tail(index), index) for index in members], most):
+        for batch in _batches([(read.heads[index].n_left_out, index) for index in members], most):
             yield from _read_tails(model, read, batch, head, cache)
-    for batch in _batches([((*head[1:], *read.tail(index)), index) for head, index in alone], most):
+    grouped = {index for members in shared for index in members}
+    alone = [index for members in groups.values() for index in members if index not in grouped]
+    lengths = [(len(read.heads[index].input_ids) + read.heads[index].n_left_out - 1, index) for index in alone]
+    for batch in _batches(lengths, most):
         yield from _read_whole(model, read, batch)
 
 
-def _batches(texts: Iterable[tuple[Sequence[int], int]], most: int) -> Iterator[list[int]]:
-    """Yield row numbers whose texts, padded to the longest, have at most `most` tokens; the longest come first."""
+def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int]]:
+    """Yield row numbers of (tokens, row number), padded to the longest at most `most` tokens; the longest come first."""
     batch: list[int] = []
     width = 0
-    for text, index in sorted(texts, key=lambda item: -len(item[0])):
+    for length, index in sorted(lengths, reverse=True):
         if batch and (len(batch) + 1) * width > most:
             yield batch
             batch = []
-        width = width if batch else len(text)
+        width = width if batch else length
         batch.append(index)
     if batch:
         yield batch
@@ -305,7 +310,7 @@ def _read_tails(
 
 def _read_whole(model: Any, read: TeacherRows, batch: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the logits of rows that are read with their heads."""
-    heads = [np.asarray(read.heads[index].input_ids).tolist() for index in batch]
+    heads = [read.head(index) for index in batch]
     texts = [[*head, *read.tail(index)[:-1]] for head, index in zip(heads, batch, strict=True)]
     logits = _logits(model, texts, 0, use_cache=False)
     for number, (head, index) in enumerate(zip(heads, batch, strict=True)):
@@ -322,8 +327,9 @@ def _logits(model: Any, texts: Sequence[Sequence[int]], start: int, **options: A
     return logits
 
 
-def _can_share(model: Any, read: TeacherRows, head: Sequence[int], members: Sequence[int]) -> bool:
-    """Return whether rows behind a shared head get the predictions that they get behind a head of their own."""
+def _can_share(model: Any, read: TeacherRows, members: Sequence[int]) -> bool:
+    """Return whether rows with one head get from a shared pass over it the predictions of passes over the whole."""
+    head = read.head(members[0])
     if len(head) < 2:
         return False
     some = members[:2]
