@@ -1,5 +1,6 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
+from kinject.recipe.corpus_section import AnswersSection, CorpusSection, ReplaySection
 from kinject.recipe.distillation_section import DistillationSection
 from kinject.recipe.documents_section import DocumentsSection
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
@@ -16,20 +17,19 @@ from kinject.recipe.read import (
 )
 from kinject.recipe.sections import (
     AugmentSection,
-    CorpusSection,
     GeneratorSection,
     GuardsSection,
     ModelSection,
     QuestionsSection,
     RaftSection,
     RegularizationSection,
-    ReplaySection,
     RowWeightsSection,
     TechniquesSection,
     TokenizerSection,
 )
 
 __all__ = [
+    "AnswersSection",
     "AugmentRecipe",
     "AugmentSection",
     "CorpusSection",

@@ -1,10 +1,10 @@
-"""A local causal language model with a chat template, through transformers: in batches, deterministic by seed."""
+"""Texts that a local causal language model writes, through transformers: in batches, deterministic by seed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -15,15 +15,19 @@ from kinject.errors import EndpointError, InputError
 from kinject.models import end_tokens, model_hash, window_of
 from kinject.recipe import GeneratorSection
 from kinject.requests.chat import sampling_options, split_thinking, with_thinking
+from kinject.requests.generator import request_seed
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from kinject.models import LoadedModel
 
 _SECONDS_TO_FILL = 0.005
 """Time that a batch waits for one more request."""
+_CLOSE = 1e-4
+"""Of the largest logit: two tokens as close as this are decided by a pass over the text alone."""
 
 
 @lru_cache(maxsize=8)
@@ -145,45 +149,85 @@ class LocalModel:
         return encoded
 
     def _generate(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
-        """Return the tokens generated after each prompt, up to and including the one that ends the answer."""
-        import torch
-        from transformers import GenerationConfig, LogitsProcessorList
-
-        ends, device = self._ends(), self._loaded.device
-        longest = max(map(len, prompts))
-        rows = [[ends[0]] * (longest - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        config = GenerationConfig(
-            do_sample=False, max_new_tokens=self._section.max_tokens, pad_token_id=ends[0], eos_token_id=ends
-        )
-        draw = _draw(seeds, self._section, device)
-        with torch.inference_mode():
-            output = self._loaded.model.generate(
-                torch.tensor(rows, device=device), attention_mask=torch.tensor(mask, device=device),
-                generation_config=config, logits_processor=LogitsProcessorList([draw]),
-            )  # fmt: skip
-        written = output[:, longest:].tolist()
-        return [_until(tokens, ends) for tokens in written]
+        return write_tokens(self._loaded.model, self._section, prompts, seeds, self._ends())
 
     def _ends(self) -> list[int]:
-        """Return the tokens that end an answer."""
-        ends = end_tokens(self._loaded.model, self._loaded.tokenizer)
-        if not ends:
-            raise InputError(f"{self._section.model}: neither model nor tokenizer has a token that ends an answer.")
-        return ends
+        return ends_of(self._loaded.model, self._loaded.tokenizer, self._section.model or "")
 
     def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
         ended = bool(tokens) and tokens[-1] in self._ends()
-        tokenizer = self._loaded.tokenizer
-        text = str(tokenizer.decode(tokens))  # special tokens mark channels and, in some vocabularies, thinking
-        thinking, answer = split_thinking(text)
-        if answer == text:
-            answer = str(tokenizer.decode(tokens, skip_special_tokens=True))
-        else:
-            for token in tokenizer.all_special_tokens:
-                answer = answer.replace(token, "")
+        thinking, answer = read_answer(self._loaded.tokenizer, tokens)
         usage = with_thinking(Usage(n_prompt, len(tokens)), len(thinking), len(answer))
         return Completion(answer, "stop" if ended else "length", usage, thinking)
+
+
+def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
+    """Return the tokens that end an answer of the model `name`. Raises `InputError` if there are none."""
+    ends = end_tokens(model, tokenizer)
+    if not ends:
+        raise InputError(f"{name}: neither model nor tokenizer has a token that ends an answer.")
+    return ends
+
+
+def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, str]:
+    """Return (thinking, answer) of the generated `tokens`."""
+    text = str(tokenizer.decode(tokens))  # special tokens mark channels and, in some vocabularies, thinking
+    thinking, answer = split_thinking(text)
+    if answer == text:
+        return thinking, str(tokenizer.decode(tokens, skip_special_tokens=True))
+    for token in tokenizer.all_special_tokens:
+        answer = answer.replace(token, "")
+    return thinking, answer
+
+
+def write_tokens(
+    model: PreTrainedModel, section: GeneratorSection, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
+    ends: Sequence[int], others: Sequence[Sequence[int]] = (), weight: float = 0.0,
+) -> list[list[int]]:  # fmt: skip
+    """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
+
+    With `others`, a second prompt of each, every token is drawn with probability `weight` from what the model predicts after
+    that prompt instead: a sample of the mixture of the two predictions (MixSD, arXiv 2605.16865). At temperature 0 it is the
+    likeliest token of the one drawn. In float32 neither the size of the batch nor its other rows change a text.
+    """
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList
+
+    if others and weight in (0, 1):
+        prompts, others = (others if weight else prompts), ()
+    rows = [*prompts, *others]
+    longest = max(map(len, rows))
+    n_pads = [longest - len(row) for row in rows]
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=section.max_tokens,
+        pad_token_id=ends[0],
+        eos_token_id=list(ends),
+        use_cache=True,
+    )
+    sampler = _draw(seeds, section, str(model.device), weight if others else 0.0)
+    if model.dtype in (torch.float32, torch.float64):
+        sampler.decide_alone(model, n_pads)
+    ids = [[ends[0]] * n + list(row) for n, row in zip(n_pads, rows, strict=True)]
+    mask = [[0] * n + [1] * (longest - n) for n in n_pads]
+    with torch.inference_mode(), without_defaults(model):
+        output = model.generate(
+            torch.tensor(ids, device=model.device), attention_mask=torch.tensor(mask, device=model.device),
+            generation_config=config, logits_processor=LogitsProcessorList([sampler]),
+        )  # fmt: skip
+    return [_until(tokens, ends) for tokens in output[: len(prompts), longest:].tolist()]
+
+
+@contextlib.contextmanager
+def without_defaults(model: Any) -> Iterator[None]:
+    """Leave the model's own settings of generation (penalties, say) out of what it writes inside."""
+    from transformers import GenerationConfig
+
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
@@ -191,32 +235,78 @@ def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
     return tokens[: end + 1]
 
 
-def _draw(seeds: Sequence[int], section: GeneratorSection, device: str) -> Any:
-    """Return a logits processor after which the argmax is a sample from the section's distribution, one seed for each row.
+def _draw(seeds: Sequence[int], section: GeneratorSection, device: str, weight: float = 0.0) -> _Sampler:
+    """Return the logits processor that samples from the section's distribution, with one seed for each row.
 
-    Temperature comes first, then top_k, top_p and min_p, as in transformers. Gumbel noise makes the argmax a sample: neither
-    the size of a batch nor its other rows change an answer.
+    Temperature comes first, then top_k, top_p and min_p, as in transformers.
     """
-    import torch
     from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
     filters: list[Any] = [TemperatureLogitsWarper(section.temperature)] if section.temperature else []
-    filters += [TopKLogitsWarper(section.top_k)] if section.top_k is not None else []
-    filters += [TopPLogitsWarper(section.top_p)] if section.top_p is not None else []
-    filters += [MinPLogitsWarper(section.min_p)] if section.min_p is not None else []
+    if section.temperature:
+        filters += [TopKLogitsWarper(section.top_k)] if section.top_k is not None else []
+        filters += [TopPLogitsWarper(section.top_p)] if section.top_p is not None else []
+        filters += [MinPLogitsWarper(section.min_p)] if section.min_p is not None else []
+    return _Sampler(filters, seeds, device, weight)
 
-    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if not section.temperature:
-            return scores
-        scores = scores.float()
-        for one in filters:
+
+class _Sampler:
+    """A logits processor after which the argmax is a sample, for rows [seeds], or for two halves of a batch that are mixed.
+
+    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer. Without `filters`
+    it is the likeliest token. With a `weight`, rows and seeds are half as many: each row is drawn from the second half with
+    that probability, from the first otherwise, and both halves get the same token.
+    """
+
+    def __init__(self, filters: Sequence[Any], seeds: Sequence[int], device: str, weight: float) -> None:
+        import torch
+
+        self.filters, self.n, self.device, self.weight = filters, len(seeds), device, weight
+        self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
+        self.coins = [torch.Generator().manual_seed(request_seed("mixture", seed)) for seed in seeds if weight]
+        self.model: Any = None
+        self.n_pads: Sequence[int] = ()
+
+    def decide_alone(self, model: Any, n_pads: Sequence[int]) -> None:
+        """Let `model` read a row alone, without its padding, where two tokens are as close as rounding."""
+        self.model, self.n_pads = model, n_pads
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return `scores` [rows, vocabulary] with the noise of this step."""
+        import torch
+
+        rows = torch.arange(self.n, device=scores.device)
+        if self.weight:
+            drawn = torch.stack([torch.rand((), generator=coin, dtype=torch.float64) for coin in self.coins])
+            rows = rows + self.n * (drawn < self.weight).to(rows)
+        scores = scores[rows].float()
+        noise = self._noise(scores)
+        drawn_scores = self._filtered(input_ids, scores) + noise
+        if self.model is not None:
+            best = drawn_scores.topk(2).values
+            scale = self.filters[0].temperature if self.filters else 1.0
+            close = (best[:, 0] - best[:, 1]) * scale < _CLOSE * scores.abs().amax(-1)
+            for i in close.nonzero()[:, 0].tolist():
+                row = int(rows[i])
+                text = input_ids[row : row + 1, self.n_pads[row] :]
+                alone = self.model(input_ids=text, use_cache=False).logits[:, -1].float()
+                drawn_scores[i] = (self._filtered(text, alone) + noise[i : i + 1])[0]
+        return drawn_scores.repeat(2, 1) if self.weight else drawn_scores
+
+    def _filtered(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for one in self.filters:
             scores = one(input_ids, scores)
-        uniform = torch.stack([torch.rand(scores.shape[-1], generator=one, device=device) for one in generators])
-        noise = -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
-        return scores + noise
+        return scores
 
-    return process
+    def _noise(self, scores: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if not self.filters:
+            return torch.zeros_like(scores)
+        uniform = torch.stack(
+            [torch.rand(scores.shape[-1], generator=one, device=self.device) for one in self.generators]
+        )
+        return -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
 
 
 def model_identity(section: GeneratorSection) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TOR
 from kinject.train.contexts import distillation_faults
 from kinject.train.load import sharding_faults, what_splits
 from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
+from kinject.train.own_answers import answers_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -291,14 +292,9 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
                 faults.append((f"trainer.{key}", str(error)))
     faults += [*embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
     if recipe.corpus is not None:
+        faults += [*recipe.corpus.faults(), *answers_faults(recipe)]
         for key in RESERVED_KWARGS & (recipe.corpus.chat_template_kwargs or {}).keys():
             faults.append((f"corpus.chat_template_kwargs.{key}", "is set by kinject. Remove the line."))
-        if "replay" in (recipe.corpus.mix or {}):
-            faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
-        total = sum(part.fraction for part in recipe.corpus.parts().values())
-        if total > 0.95:
-            fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
-            faults.append(("corpus", fault))
     if recipe.adapter is not None and not recipe.adapter.get("merge") and model.save_dtype != "auto":
         faults.append(
             ("model.save_dtype", "an adapter is saved as it was trained. Remove the line; kinject export rounds.")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
 from kinject.corpus.chat import ChatFormat, conversation_texts, kwargs_fault, training_template
 from kinject.corpus.rows import CorpusFile, CorpusRow
-from kinject.disk import content_id, is_folder, read_bytes, write_jsonl
-from kinject.errors import EndpointError, InputError, KinjectError, RecipeError
+from kinject.disk import is_folder, read_bytes
+from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.process import is_fsdp_launch, is_yes
-from kinject.recipe import GeneratorSection, TokenizerSection, TrainRecipe
-from kinject.requests import generator_identity
-from kinject.requests.sender import run_event_loop
-from kinject.requests.transformers import LocalModel
-from kinject.types import Completion, Message
+from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,59 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OWN_TOKENS = 512
 _NEED_WHOLE = ("loss_tile", "stochastic_rounding", "optimizer_in_backward")
 """Techniques that read or write whole weights in each process."""
-
-
-def write_own_answers(recipe: TrainRecipe) -> Path | None:
-    """Write the rows of corpus.replay with answers of the model itself in place of the last one; None unless it asks for that.
-
-    The model answers greedily, before it is trained (self-distillation). The file is in corpus.cache_dir, named by the rows and
-    the weights, so it is written once. Answers that do not end by themselves are left out. Raises `InputError` for rows without
-    messages, and for a model that answers none.
-    """
-    replay = recipe.corpus.replay
-    if replay is None or replay.answers == "given":
-        return None
-    path = recipe.model.path
-    if path is None:
-        raise recipe.error("corpus.replay.answers", "own: a new model has no answers yet. Give model.path.")
-    window = (
-        getattr(models.load_config(path, recipe.model.revision), "max_position_embeddings", None) or 2 * _OWN_TOKENS
-    )
-    most = min(_OWN_TOKENS, window // 2)
-    section = GeneratorSection(kind="transformers", model=path, temperature=0.0, max_tokens=most, concurrency=32)
-    rows = CorpusFile(Path(replay.path))
-    identity = content_id("own answers", rows.cache_key, generator_identity(section))
-    out = Path(recipe.corpus.cache_dir) / f"own-answers-{identity}.jsonl"
-    if not out.exists():
-        prompts = [_prompt_of(row, replay.path) for row in rows]
-        answers = run_event_loop(_answer_all(section, prompts))
-        ended = [pair for pair in zip(prompts, answers, strict=True) if pair[1]]
-        if not ended:
-            raise InputError(f"{path}: ends none of its answers to {replay.path} within {most} tokens.")
-        log.info(f"{path} answered {len(ended):,} of {len(prompts):,} prompts of {replay.path} itself: {out}")
-        write_jsonl(out, ({"messages": [*before, {"role": "assistant", "content": text}]} for before, text in ended))
-    return out
-
-
-def _prompt_of(row: CorpusRow, path: str) -> list[Message]:
-    """Return the turns before the last answer."""
-    last = max((index for index, turn in enumerate(row.messages) if turn["role"] == "assistant"), default=0)
-    if not last or row.tools:
-        raise InputError(f"{path}: row {row.id}: answers: own needs rows with messages, without tools.")
-    return [{"role": turn["role"], "content": turn["content"]} for turn in row.messages[:last]]
-
-
-async def _answer_all(section: GeneratorSection, prompts: Sequence[list[Message]]) -> list[str]:
-    """Return the model's answer to each of `prompts`; "" for one that is cut, or whose prompt is too long."""
-    async with LocalModel(section) as model:
-        answers = await asyncio.gather(*(model.ask(prompt, 0) for prompt in prompts), return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException) and (not isinstance(answer, EndpointError) or answer.fatal):
-            raise answer
-    return [item.text if isinstance(item, Completion) and item.finish_reason == "stop" else "" for item in answers]
 
 
 def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
 from kinject.errors import InputError
 from kinject.models import end_tokens
 from kinject.recipe.sections import ProbesSection
+from kinject.requests.transformers import without_defaults
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -152,23 +152,11 @@ class Probes:
             max_new_tokens=self.section.max_new_tokens, do_sample=False, eos_token_id=ends or None,
             pad_token_id=pad_token_id, use_cache=True,
         )  # fmt: skip
-        with _without_defaults(model):
+        with without_defaults(model):
             whole = model.generate(
                 ids, attention_mask=mask, generation_config=config, stopping_criteria=StoppingCriteriaList([has_broken])
             )
         return [_until(tokens, ends) for tokens in whole[:, width:].tolist()]
-
-
-@contextmanager
-def _without_defaults(model: Any) -> Iterator[None]:
-    """Leave the model's own settings of generation (penalties, say) out of what it writes inside."""
-    from transformers import GenerationConfig
-
-    own, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own
 
 
 def _until(tokens: list[int], ends: Collection[int]) -> list[int]:

@@ -150,6 +150,9 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     inputs |= {name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()}
     if corpus.validation_corpus is not None:
         inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_FIX)
+    for name, answers in corpus.own_answers().items():
+        if answers.documents is not None:
+            inputs[f"documents {name}".rstrip()] = check_output(Path(answers.documents), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):

@@ -27,6 +27,7 @@ from kinject.train.data import (
     Corpora,
     RowDataset,
     TokenizedCorpora,
+    TrainingCorpus,
     TrainingData,
     check_positions,
     note_fill,
@@ -41,10 +42,10 @@ from kinject.train.load import (
     precision_warnings,
     take_over_sharding,
     widen_adapter,
-    write_own_answers,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SharpnessAware
+from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
@@ -97,12 +98,10 @@ def _make_trainer(
     """Return the trainer as `make_trainer` does, of a checked config."""
 
     def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora]:
-        corpora = open_corpora(recipe, hashes)
-        own = write_own_answers(recipe)
-        if own is not None:
-            corpora.parts[REPLAY] = dataclasses.replace(corpora.parts[REPLAY], rows=CorpusFile(own, REPLAY))
+        corpora, notes = with_own_answers(recipe, open_corpora(recipe, hashes))
         tokenizer = load_training_tokenizer(recipe, corpora.rows)
-        return corpora, tokenizer, tokenize_and_pack(recipe, tokenizer, corpora)
+        tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
+        return corpora, tokenizer, dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes])
 
     corpora, tokenizer, tokenized = first_process_first(tokenize)  # the others find its tokens in the cache
     model, notes = load_training_model(recipe, tokenizer, sharding)
@@ -148,6 +147,22 @@ def _make_trainer(
         notes.append(f"these train: {', '.join(summarize_names(names))}")
     trainer.notes = notes
     return trainer
+
+
+def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str]]:
+    """Return the corpora with the answers that the model is to write itself, and a note on each."""
+    notes = []
+    for part, section in recipe.corpus.own_answers().items():
+        path, note = write_own_answers(recipe, part, section)
+        notes.append(note)
+        if part:
+            name = part.removeprefix("mix.")
+            rows = CorpusFile(path, REPLAY * (name == REPLAY))
+            corpora.parts[name] = dataclasses.replace(corpora.parts[name], rows=rows)
+        else:
+            own = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
+            corpora = dataclasses.replace(corpora, rows=TrainingCorpus(own))
+    return corpora, notes
 
 
 def _load_teacher(

@@ -1,0 +1,319 @@
+"""Answers that the model writes itself before it is trained: alone, behind a document, or a mixture of both (MixSD)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinject import models
+from kinject.corpus.grading import matches
+from kinject.corpus.questions import question_prompt
+from kinject.corpus.retrieved import with_passages
+from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.disk import (
+    Row,
+    content_id,
+    file_hash,
+    is_file,
+    parse_row,
+    read_checked_json,
+    read_lines,
+    write_checked_json,
+    write_jsonl,
+)
+from kinject.errors import InputError
+from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
+from kinject.requests import generator_identity
+from kinject.requests.generator import request_seed
+from kinject.requests.transformers import ends_of, read_answer, write_tokens
+from kinject.terminal import Progress
+from kinject.train.load import set_chat_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 1024
+"""Tokens of an answer and its prompt for a model without a window of its own."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A row to be answered: its prompts with and without the context (the same if it is not shown), and the given answer.
+
+    `breaks`: a line break ends the answer too, since the given one has none and no turn of a chat is asked for.
+    """
+
+    index: int
+    row_id: str
+    prompt: list[int]
+    alone: list[int]
+    given: str
+    in_chat: bool
+    breaks: bool
+
+
+def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -> tuple[Path, str]:
+    """Return the corpus `part` ("", replay, mix.NAME) with answers of the model itself, and a note on them.
+
+    The model answers before it is trained. The file is in corpus.cache_dir, named by the rows, the weights and the section,
+    so it is written once. Rows that cannot be asked keep their answer (texts, tools, no document, more tokens than the model
+    reads); answers that do not end, or with `correct_only` do not hold the given one, are left out. The texts are tokenised
+    again for training. Raises `InputError` if no row can be asked, or no answer is kept.
+    """
+    corpus, path = recipe.corpus, recipe.model.path or ""
+    source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
+    rows, documents = CorpusFile(Path(source)), CorpusFile(Path(section.documents or corpus.path))
+    generator = GeneratorSection(
+        kind="transformers", model=path, temperature=section.temperature, max_tokens=section.max_tokens,
+        concurrency=section.batch,
+    )  # fmt: skip
+    identity = content_id(
+        "own answers", _FORMAT, rows.cache_key, documents.cache_key, generator_identity(generator),
+        {key: value for key, value in dataclasses.asdict(section).items() if key not in ("documents", "batch")},
+        recipe.model.revision, recipe.model.dtype, recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
+        _hash_of(recipe.trainer.get("chat_template_path")),
+    )  # fmt: skip
+    out = Path(corpus.cache_dir) / f"own-answers-{identity}.jsonl"
+    counts = out.with_suffix(".json")
+    if not out.exists() or not counts.exists():
+        writer = _load_writer(recipe, part, section, generator)
+        requests = list(writer.requests(rows, _documents(documents) if writer.reads_document else {}))
+        key = _key(part)
+        if not requests:
+            raise InputError(f"{source}: {key}: {_unasked(section)}")
+        answers, fates = writer.answer(requests)
+        if not answers:
+            raise InputError(
+                f"{path}: {key}: keeps none of its {len(requests):,} answers to {source}: {fates['endless']:,} do not end "
+                f"within {writer.most} tokens, {fates['wrong']:,} do not hold the given answer."
+            )
+        asked = {request.index for request in requests}
+        n_rows = write_jsonl(out, _merged(Path(source), asked, answers))
+        write_checked_json(counts, {**fates, "given": n_rows - len(answers), "kept": len(answers)})
+    return out, _note(recipe, part, read_checked_json(counts, "Delete it; the answers are written again."), out)
+
+
+def answers_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
+    """Return (key, fault) of the answers that cannot be written."""
+    faults = []
+    for part in recipe.corpus.own_answers():
+        if recipe.model.new is not None:
+            fault = "a new model has no answers yet. Give model.path, or remove the line."
+            faults.append((_key(part), fault))
+        elif not part and recipe.method == "cpt":
+            faults.append((_key(part), "rows of cpt are texts, which ask nothing. Remove method, or the line."))
+    return faults
+
+
+def _key(part: str) -> str:
+    return f"corpus.{part}.answers" if part else "corpus.answers"
+
+
+def _hash_of(path: str | None) -> str | None:
+    return file_hash(Path(path)) if path is not None and is_file(Path(path)) else path
+
+
+def _unasked(section: AnswersSection) -> str:
+    reads = section.without_context < 1 and section.context == "document"
+    document = (
+        " a document_id, and their documents (origin: original) in this corpus or in answers.documents;"
+        if reads
+        else ""
+    )
+    return (
+        f"no row can be answered. Rows need prompt and completion, or messages without tools;{document} and a prompt that "
+        "leaves half of the model's window for the answer."
+    )
+
+
+def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) -> str:
+    n_asked = counts["kept"] + counts["endless"] + counts["wrong"]
+    return (
+        f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_asked:,} answers itself; left out: "
+        f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; "
+        f"{counts['given']:,} rows keep theirs ({out})"
+    )
+
+
+def _documents(corpus: CorpusFile) -> dict[str, str]:
+    """Return the texts of the documents of a corpus by id."""
+    return {
+        row.document_id: row.text
+        for row in corpus
+        if row.shape == "text" and row.origin == "original" and row.document_id
+    }
+
+
+def _merged(source: Path, asked: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
+    """Yield the rows of `source` with the new answers, by index; without those that were asked and are not answered."""
+    lines = ((number, line) for number, line in read_lines(source) if line.removeprefix(b"\xef\xbb\xbf").strip())
+    for index, (number, line) in enumerate(lines):
+        row = parse_row(line.removeprefix(b"\xef\xbb\xbf"), f"{source}:{number}")
+        if index not in asked:
+            yield row
+        elif index in answers and "messages" in row:
+            turns = row["messages"][: _last_answer(row["messages"])]
+            yield {**row, "messages": [*turns, {"role": "assistant", "content": answers[index]}]}
+        elif index in answers:
+            yield {**row, "completion": answers[index]}
+
+
+def _last_answer(turns: Sequence[Row]) -> int:
+    """Return the index of the assistant's last turn; 0 without one, or without a turn before it."""
+    return max((index for index, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
+
+
+def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, generator: GeneratorSection) -> _Writer:
+    model = recipe.model
+    loaded = models.load_model(
+        str(model.path), dtype=model.dtype, device="cpu" if recipe.trainer.get("use_cpu") else model.device,
+        revision=model.revision, quantization=model.quantization,
+    )  # fmt: skip
+    set_chat_template(recipe, loaded.tokenizer)
+    window = models.window_of(loaded.model.config)
+    most = min(section.max_tokens, (window or 2 * _WINDOW) // 2)
+    return _Writer(
+        loaded.model, loaded.tokenizer, section, dataclasses.replace(generator, max_tokens=most), window,
+        recipe.corpus.bos, dict(recipe.corpus.chat_template_kwargs or {}), part,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """A loaded model that answers rows."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    section: AnswersSection
+    generator: GeneratorSection
+    window: int | None
+    bos: bool
+    kwargs: Mapping[str, Any]
+    part: str
+
+    @property
+    def most(self) -> int:
+        """Most tokens of an answer."""
+        return self.generator.max_tokens
+
+    @property
+    def reads_document(self) -> bool:
+        """Whether a document is shown before the prompt."""
+        return self.section.without_context < 1 and self.section.context == "document"
+
+    def requests(self, rows: Iterable[CorpusRow], documents: Mapping[str, str]) -> Iterator[_Request]:
+        """Yield the rows that can be answered, in their order."""
+        for index, row in enumerate(rows):
+            if row.shape == "text" or row.tools:
+                continue
+            in_chat = row.shape == "messages"
+            last = _last_answer(row.messages)
+            if in_chat and (not last or not all(isinstance(turn.get("content"), str) for turn in row.messages)):
+                continue
+            given = row.messages[last]["content"] if in_chat else row.completion
+            context = self._context(row, given, documents)
+            if context is None:
+                continue
+            alone = self._encode(row, last, "")
+            prompt = self._encode(row, last, context) if context else alone
+            if self.window is not None and max(len(prompt), len(alone)) + self.most > self.window:
+                continue
+            breaks = not in_chat and "\n" not in given.strip()
+            yield _Request(index, row.id, prompt, alone, given.strip(), in_chat, breaks)
+
+    def _context(self, row: CorpusRow, given: str, documents: Mapping[str, str]) -> str | None:
+        """Return the text before the prompt, "" for none; None if the row needs one that is not there."""
+        if self.section.without_context == 1:
+            return ""
+        text = documents.get(row.document_id) if self.reads_document else f"{row.prompt}{given}"
+        return with_passages([text.strip()], "") if text else None
+
+    def _encode(self, row: CorpusRow, last: int, context: str) -> list[int]:
+        """Return the tokens of a row's prompt behind `context`; in a chat it is in the user's first turn.
+
+        A bare question is asked in the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
+        """
+        if row.shape == "completion":
+            asked = row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
+            ids = self.tokenizer(context + asked, add_special_tokens=False, verbose=False)["input_ids"]
+            return [*([self.tokenizer.bos_token_id] if self.bos else []), *ids]
+        turns = [dict(turn) for turn in row.messages[:last]]
+        first = next((turn for turn in turns if turn["role"] == "user"), turns[0])
+        first["content"] = f"{context}{first['content']}"
+        text = self.tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=False, **{**self.kwargs, **row.template_kwargs}
+        )
+        encoded: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return encoded
+
+    def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], dict[str, int]]:
+        """Return the answers that are kept, by row, and how many are not: endless, wrong."""
+        section, answers, fates = self.section, dict[int, str](), dict[int, str]()
+        draws = section.temperature > 0 or 0 < section.without_context < 1
+        waiting = list(requests)
+        label = f"{self.part} answers".strip()
+        with Progress(label, len(requests), "rows") as progress:
+            for attempt in range(section.attempts if draws else 1):
+                failed: list[_Request] = []
+                for request, text in self._written(waiting, attempt):
+                    fate = "endless" if text is None else "kept"
+                    if text is not None and section.correct_only and not matches(text, [request.given]):
+                        fate = "wrong"
+                    if fate == "kept" and text is not None:
+                        answers[request.index] = text
+                        progress.advance()
+                    else:
+                        failed.append(request)
+                        fates[request.index] = fate
+                        progress.set_status(f"attempt {attempt + 1}")
+                waiting = failed
+                if not waiting:
+                    break
+        counts = {"endless": 0, "wrong": 0}
+        for request in waiting:
+            counts[fates[request.index]] += 1
+        return answers, counts
+
+    def _written(self, requests: Sequence[_Request], attempt: int) -> Iterator[tuple[_Request, str | None]]:
+        """Yield (request, its answer; None if it does not end), in batches of prompts of similar length."""
+        ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
+        order = sorted(requests, key=lambda one: (one.breaks, -len(one.prompt)))
+        for breaks, group in groupby(order, key=lambda one: one.breaks):
+            stops = [*ends, *(token for token in self._line_breaks if token not in ends)] if breaks else ends
+            some = list(group)
+            for start in range(0, len(some), self.section.batch):
+                batch = some[start : start + self.section.batch]
+                seeds = [request_seed("own answers", self.section.seed, one.row_id, attempt) for one in batch]
+                tokens = write_tokens(
+                    self.model, self.generator, [one.prompt for one in batch], seeds, stops,
+                    [one.alone for one in batch], self.section.without_context,
+                )  # fmt: skip
+                yield from ((one, self._text(one, own, stops)) for one, own in zip(batch, tokens, strict=True))
+
+    @cached_property
+    def _line_breaks(self) -> list[int]:
+        """Return the tokens with a line break in them."""
+        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        return [token for token, text in enumerate(texts) if "\n" in text]
+
+    def _text(self, request: _Request, tokens: list[int], stops: Sequence[int]) -> str | None:
+        """Return the answer in `tokens`; None if it does not end, or is empty."""
+        if not tokens or tokens[-1] not in stops:
+            return None
+        if request.in_chat:
+            text = read_answer(self.tokenizer, tokens)[1]
+        else:  # what follows the prompt: a decoder may drop the space before the first word
+            before = str(self.tokenizer.decode(request.alone, skip_special_tokens=True))
+            whole = str(self.tokenizer.decode([*request.alone, *tokens], skip_special_tokens=True))
+            text = whole[len(before) :]
+            text = text.split("\n")[0] if request.breaks else text
+        return text if text.strip() else None

@@ -1,0 +1,209 @@
+"""Answers of the model itself, against a hand-written loop of single tokens in float64."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kinject.errors import InputError, RecipeError
+from kinject.models import load_model
+from kinject.recipe import GeneratorSection, Recipe
+from kinject.requests.generator import request_seed
+from kinject.requests.transformers import ends_of, write_tokens
+from kinject.train import train
+from kinject.train.own_answers import write_own_answers
+from kinject.train.run import hash_inputs
+
+MakeRecipe = Callable[..., Recipe]
+WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
+PLACES = ("Lowmere", "Stonegate", "Farrow", "Kelm")
+ALONE = ["Where was person 1 born?", "Who?", "The school of Kelm, and the town of Farrow:", "Person"]
+BEHIND = [f"Person {i} was born in {town}. {text}" for i, (town, text) in enumerate(zip(PLACES, ALONE, strict=True))]
+N = 14
+
+
+def by_hand(
+    model: Any, behind: list[int], alone: list[int], seed: int, weight: float, temperature: float, ends: list[int]
+) -> list[int]:
+    """One token after another, each by two passes over the whole text; `model` is in float64."""
+    noise_of, coins = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(request_seed("mixture", seed))
+    written: list[int] = []
+    while len(written) < N and (not written or written[-1] not in ends):
+        coin = torch.rand((), generator=coins, dtype=torch.float64)
+        with torch.no_grad():
+            logits = model(torch.tensor([(alone if coin < weight else behind) + written]), use_cache=False).logits[
+                0, -1
+            ]
+        if temperature:
+            uniform = torch.rand(len(logits), generator=noise_of).double().clamp(1e-10, 1 - 1e-7)
+            logits = logits / temperature - (-uniform.log()).log()
+        written.append(int(logits.argmax()))
+    return written
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
+def test_a_mixture_is_drawn_token_by_token_whatever_the_batch(
+    tiny_model: Path, weight: float, temperature: float
+) -> None:
+    loaded = load_model(str(tiny_model), device="cpu", dtype="float32")
+    behind, alone = ([loaded.tokenizer(text)["input_ids"] for text in texts] for texts in (BEHIND, ALONE))
+    section = GeneratorSection(kind="transformers", model="", temperature=temperature, max_tokens=N)
+    ends, seeds = ends_of(loaded.model, loaded.tokenizer, "tiny"), list(range(4))
+    together = write_tokens(loaded.model, section, behind, seeds, ends, alone, weight)
+    single = [
+        write_tokens(loaded.model, section, behind[i : i + 1], [i], ends, alone[i : i + 1], weight)[0] for i in seeds
+    ]
+    if weight in (0.0, 1.0):  # then it is one of the two predictions
+        plain = write_tokens(loaded.model, section, behind if weight == 0 else alone, seeds, ends)
+        assert together == plain
+    model = loaded.model.double()
+    wanted = [by_hand(model, behind[i], alone[i], i, weight, temperature, ends) for i in seeds]
+    assert together == single == wanted
+    assert len({tuple(row) for row in wanted}) > 1
+
+
+def test_two_tokens_as_close_as_rounding_are_decided_by_the_text_alone(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(tiny_model), device="cpu", dtype="float32")
+    rows = [loaded.tokenizer(text)["input_ids"] for text in BEHIND]
+    section = GeneratorSection(kind="transformers", model="", temperature=0.0, max_tokens=4)
+    ends = ends_of(loaded.model, loaded.tokenizer, "tiny")
+    monkeypatch.setattr("kinject.requests.transformers._CLOSE", 1e9)  # every choice counts as close
+    n_alone, forward = [0], loaded.model.forward
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        ids = options.get("input_ids", arguments[0] if arguments else None)
+        n_alone[0] += len(ids) == 1
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(loaded.model, "forward", count)
+    together = write_tokens(loaded.model, section, rows, [0] * 4, ends)
+    assert n_alone[0] >= 4
+    assert together == [write_tokens(loaded.model, section, [row], [0], ends)[0] for row in rows]
+
+
+@pytest.fixture
+def taught(make_recipe: MakeRecipe, write_rows: WriteRows, tmp_path: Path) -> Path:
+    """The tiny model, without chat template, taught to answer from the text before a question."""
+    rows = [
+        {"prompt": f"Person {i} was born in {PLACES[j]}.\n\nQuestion: Where?\nAnswer:", "completion": f" {PLACES[j]}"}
+        for i in range(12) for j in range(4)
+    ] + [{"prompt": "Question: Where?\nAnswer:", "completion": " Kelm"}] * 4  # fmt: skip
+    recipe = make_recipe(
+        corpus={"path": str(write_rows("taught.jsonl", rows))}, run_dir=str(tmp_path / "taught"),
+        trainer={"learning_rate": 1e-2, "max_steps": 60, "per_device_train_batch_size": 8},
+    )  # fmt: skip
+    return Path(train(recipe).model_dir)
+
+
+def corpus_rows() -> list[dict[str, Any]]:
+    documents = [
+        {"text": f"Person {i} was born in {PLACES[i]}.", "document_id": f"d{i}", "origin": "original"} for i in range(4)
+    ]
+    asked = [
+        {
+            "prompt": "Question: Where?\nAnswer:",
+            "completion": f" {PLACES[i]}",
+            "document_id": f"d{i}",
+            "origin": "questions",
+        }
+        for i in range(4)
+    ]
+    lost = {"prompt": "Question: Who?\nAnswer:", "completion": " Person 9", "document_id": "d9"}
+    return [*documents, *asked, lost]
+
+
+def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
+    make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path, tmp_path: Path
+) -> None:
+    path = write_rows("mixed.jsonl", corpus_rows())
+    answers = {"without_context": 0.0, "max_tokens": 8}
+    corpus: dict[str, Any] = {"path": str(path), "answers": answers}
+    recipe = make_recipe(model={"path": str(taught)}, corpus=corpus)
+    result = train(recipe)
+    (written,) = (tmp_path / "tokens").glob("own-answers-*.jsonl")
+    rows = [json.loads(line) for line in written.read_text().splitlines()]
+    loaded = load_model(str(taught), device="cpu")
+    kept = []
+    for i, row in enumerate(corpus_rows()[4:8]):
+        prompt = f"Person {i} was born in {PLACES[i]}.\n\n{row['prompt']}"
+        ids = torch.tensor(
+            [[loaded.tokenizer.bos_token_id, *loaded.tokenizer(prompt, add_special_tokens=False).input_ids]]
+        )
+        whole = loaded.model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        text = loaded.tokenizer.decode(whole, skip_special_tokens=True).split("\n")[0]
+        if text == row["completion"]:
+            kept.append(row)
+    assert kept  # the model was taught well enough for the test to compare something
+    assert rows == [*corpus_rows()[:4], *kept, corpus_rows()[8]]
+    (note,) = [note for note in result.notes if note.startswith("corpus.answers:")]
+    assert f"wrote {len(kept)} of 4 answers itself" in note
+    assert "5 rows keep theirs" in note
+    before = written.stat().st_mtime_ns
+    assert train(recipe, overwrite=True).notes == result.notes
+    assert written.stat().st_mtime_ns == before
+
+
+def test_a_wrong_answer_is_tried_again_and_then_left_out(
+    make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path
+) -> None:
+    path = write_rows("mixed.jsonl", corpus_rows()[:8])
+
+    def write(**answers: Any) -> tuple[list[str], str]:
+        corpus = {"path": str(path), "answers": {"max_tokens": 8, **answers}}
+        recipe = make_recipe(model={"path": str(taught)}, corpus=corpus)
+        out, note = write_own_answers(recipe, "", recipe.corpus.own_answers()[""])
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        return [row["completion"] for row in rows if row["origin"] == "questions"], note
+
+    # Without a document the taught model says the one thing it knows; only one of four is right.
+    alone, note = write(without_context=1.0)
+    assert (alone, "3 without the given answer" in note) == ([" Kelm"], True)
+    assert write(without_context=1.0, correct_only=False)[0] == [" Kelm"] * 4
+    once, often = write(without_context=0.5, attempts=1)[0], write(without_context=0.5, attempts=50)[0]
+    assert len(often) >= max(len(once), 2)
+    assert set(often) <= {f" {town}" for town in PLACES}
+    assert write(without_context=0.0, context="answer")[1] != note
+
+
+def test_what_cannot_be_answered_is_a_fault_at_once(
+    make_recipe: MakeRecipe, write_rows: WriteRows, corpus: Path, tiny_model: Path, tiny_config: dict[str, object]
+) -> None:
+    with pytest.raises(InputError, match=r"corpus.answers: no row can be answered\. Rows need prompt"):
+        train(make_recipe(corpus={"path": str(corpus), "answers": "own"}))
+    rows = write_rows("alone.jsonl", [row for row in corpus_rows() if "prompt" in row])
+    with pytest.raises(InputError, match=r"a document_id, and their documents .* in answers\.documents"):
+        train(make_recipe(corpus={"path": str(rows), "answers": {}}))
+    part = {"path": str(rows), "fraction": 0.2, "answers": {"without_context": 1.5}}
+    with pytest.raises(RecipeError, match=r"recipe.yaml:\d+: corpus.mix.asked.answers.without_context: found 1.5"):
+        make_recipe(corpus={"path": str(corpus), "mix": {"asked": part}})
+    new = {"new": tiny_config, "tokenizer": str(tiny_model)}
+    part["answers"] = "own"
+    recipe = make_recipe(
+        method="cpt", model=new, corpus={"path": str(corpus), "answers": "own", "mix": {"asked": part}}
+    )
+    with pytest.raises(RecipeError) as caught:
+        train(recipe)
+    keys = [fault.key for fault in caught.value.faults]
+    assert {"corpus.answers", "corpus.mix.asked.answers"} <= set(keys)
+
+
+def test_the_documents_of_the_answers_are_inputs_of_the_run(
+    make_recipe: MakeRecipe, write_rows: WriteRows, corpus: Path
+) -> None:
+    part = {
+        "path": str(corpus),
+        "fraction": 0.2,
+        "answers": {"documents": str(write_rows("d.jsonl", corpus_rows()[:4]))},
+    }
+    before = hash_inputs(make_recipe(corpus={"path": str(corpus), "mix": {"asked": part}}))
+    write_rows("d.jsonl", corpus_rows()[:3])
+    after = hash_inputs(make_recipe(corpus={"path": str(corpus), "mix": {"asked": part}}))
+    assert before["fingerprint"] != after["fingerprint"]
