@@ -95,7 +95,7 @@ def packing(n: int, folder: Path, style: str) -> Work:
     def work() -> object:
         laid, account = pack(
             cached_tokens(folder, "entry", rows, "original"),
-            PackingConfig(256, "bfd_split", separate_paraphrases=True),
+            PackingConfig(256, "bfd_split", order="interleaved"),
             0,
         )
         assert sum(len(row.input_ids) for row in laid) == account.source

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 OTHER_ENVIRONMENTS = {"augment/curator_side.py": "requests.py", "eval/harness_side.py": "figures.py"}
 """Programs that another benchmark starts with the Python of another tool -> the benchmark that starts them."""
-IN_A_CHAIN = {"demo.py", "train/forgetting.py", "sandbox/ship_base.py"}
+IN_A_CHAIN = {"demo.py", "train/forgetting.py", "sandbox/ship.py"}
 """Programs that need the demo's runs: tests/test_first_run.py runs them."""
 OF_A_GPU = {"gpu/run.py", "gpu/measures.py", "gpu/training.py", "gpu/page.py", "gpu/packages.py"}
 """tests/test_gpu_program.py runs them."""

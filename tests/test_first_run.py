@@ -16,7 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from kinject.cli import main
-from kinject.sandbox.base import SHIPPED
+from kinject.sandbox import BASE
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -119,7 +119,7 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
         _run(words)
         if words[1:] == ["sandbox", "corpus"]:  # 600 texts of it are enough for replay
             corpus = checkout / "runs/sandbox/base-corpus.jsonl"
-            shipped = json.loads((SHIPPED / "manifest.json").read_text("utf-8"))
+            shipped = json.loads((BASE.folder / "manifest.json").read_text("utf-8"))
             assert hashlib.sha256(corpus.read_bytes()).hexdigest() == shipped["inputs"]["corpus"]
             corpus.write_bytes(b"".join(corpus.read_bytes().splitlines(keepends=True)[:600]))
     assert "report: runs/eval/report.html" in capsys.readouterr().out
@@ -165,8 +165,8 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
     assert len(re.findall(r"\| (?:yes|NO) \|$", capsys.readouterr().out, re.MULTILINE)) == 5
 
-    monkeypatch.setattr(sys, "argv", ["ship_base.py", "--measure", "--limit", "8"])
-    runpy.run_path(str(ROOT / "benchmarks/sandbox/ship_base.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["ship.py", "base", "--measure", "--limit", "8"])
+    runpy.run_path(str(ROOT / "benchmarks/sandbox/ship.py"), run_name="__main__")
     assert capsys.readouterr().out.count("] |\n") == 6
 
     arguments = ["--arms", "replay 25%", "--set", "trainer.max_steps=2", "trainer.warmup_steps=0"]

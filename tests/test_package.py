@@ -89,11 +89,11 @@ def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_che
     empty.mkdir()
     code = (
         "import importlib, sys; from kinject.cli import main; demo = importlib.import_module('kinject.demo')\n"
-        "from kinject.sandbox import holds_shipped_base\n"
+        "from kinject.sandbox import BASE, INSTRUCT\n"
         f"assert demo.__file__.startswith({str(site)!r}), demo.__file__\n"
         "demo._write_inputs()\n"
-        "assert main(['sandbox', 'base']) == main(['augment', '--dry-run']) == 0\n"
-        "assert holds_shipped_base() and 'torch' not in sys.modules\n"
+        "assert main(['sandbox', 'base']) == main(['sandbox', 'instruct']) == main(['augment', '--dry-run']) == 0\n"
+        "assert BASE.is_in() and INSTRUCT.is_in() and 'torch' not in sys.modules\n"
     )
     _python(code, empty, site)
     assert (empty / "recipes/cpt.yaml").read_bytes() == (ROOT / "recipes/cpt.yaml").read_bytes()

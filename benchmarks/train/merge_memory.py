@@ -26,12 +26,12 @@ def write_model(folder: Path, config: Any, seed: int, shard_bytes: int) -> None:
     from transformers import AutoModelForCausalLM
 
     from kinject.disk import write_json
-    from kinject.sandbox.base import SHIPPED
+    from kinject.sandbox import BASE
 
     folder.mkdir()
     config.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(SHIPPED / "model" / name, folder)
+        shutil.copy(BASE.folder / "model" / name, folder)
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in AutoModelForCausalLM.from_config(config).state_dict().items()}
     torch.manual_seed(seed)

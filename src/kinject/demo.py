@@ -115,18 +115,18 @@ def _write_inputs() -> None:
 
 
 def _write_base(*, from_scratch: bool) -> None:
-    from kinject.sandbox import BASE_CORPUS, BASE_RUN, holds_shipped_base, write_base, write_base_corpus
+    from kinject.sandbox import BASE, BASE_CORPUS, write_base_corpus
 
-    _say(f"2 of 5  the base model, {BASE_RUN / 'model'}, and the texts that it learned from")
+    _say(f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from")
     if not BASE_CORPUS.exists():
         write_base_corpus(BASE_CORPUS)
     if not from_scratch:
-        write_base()
+        BASE.write()
         return
     from kinject.api import train
     from kinject.train import render_summary
 
-    is_shipped = holds_shipped_base()
+    is_shipped = BASE.is_in()
     _say(render_summary(train(_BASE, resume=not is_shipped, overwrite=is_shipped)))
 
 

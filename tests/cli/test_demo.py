@@ -17,7 +17,7 @@ from kinject.cli import main
 from kinject.disk import read_manifest, write_jsonl
 from kinject.errors import KinjectError
 from kinject.executors import Outcome
-from kinject.sandbox import BASE_CORPUS, BASE_RUN, holds_shipped_base
+from kinject.sandbox import BASE, BASE_CORPUS
 from kinject.sandbox.build import generate_base_corpus
 from kinject.types import TrainResult
 
@@ -96,7 +96,7 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     monkeypatch.setattr(Here, "stop", "eval")
     assert main(["demo"]) == 130
     assert capsys.readouterr().err.endswith("interrupted. Finished work is kept. Resume with: kinject demo\n")
-    assert holds_shipped_base()
+    assert BASE.is_in()
     done = _times(here)
     assert len(done) == 4
     monkeypatch.setattr(Here, "stop", "")
@@ -147,6 +147,6 @@ def test_from_scratch_replaces_the_shipped_base_and_resumes_its_own(monkeypatch:
     demo._write_inputs()
     demo._write_base(from_scratch=False)
     demo._write_base(from_scratch=True)
-    (BASE_RUN / "model/SHA256SUMS").unlink()  # now it is a base of this machine
+    (BASE.run_dir / "model/SHA256SUMS").unlink()  # now it is a base of this machine
     demo._write_base(from_scratch=True)
     assert calls == [{"resume": False, "overwrite": True}, {"resume": True, "overwrite": False}]

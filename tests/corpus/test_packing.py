@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus.packing import PackingConfig, pack
+from kinject.corpus.packing import Order, PackingConfig, Segment, fill_rows, pack
 from kinject.corpus.tokenize import IGNORED, TokenRow
 
 ROWS = st.lists(
@@ -90,24 +90,24 @@ def test_a_prompt_that_fills_the_block_leaves_nothing_to_learn_and_is_counted_as
     assert (account.truncated, account.dropped) == (6, 4)
 
 
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
 @pytest.mark.parametrize("named", [False, True])
-def test_best_fit_fills_rows_as_the_textbook_example(spread: bool, named: bool) -> None:
+def test_best_fit_fills_rows_as_the_textbook_example(order: Order, named: bool) -> None:
     # best-fit decreasing of 7 5 5 4 3 2 2 2 into bins of 10: [7 3] [5 5] [4 2 2 2]
     rows = _rows([(n, 0) for n in (2, 5, 4, 7, 2, 5, 3, 2)])
     if not named:
         rows = [TokenRow(row.row_id, "", row.origin, row.input_ids, row.learned) for row in rows]
-    laid, _ = pack(rows, PackingConfig(10, "bfd_split", spread), seed=0)
+    laid, _ = pack(rows, PackingConfig(10, "bfd_split", order), seed=0)
     pieces = [[b - a for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True)]
               for row in laid if (starts := [i for i, p in enumerate(row.position_ids) if p == 0])]  # fmt: skip
     assert sorted(map(sorted, pieces)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
 
 
-@pytest.mark.parametrize("spread", [False, True])
-def test_the_order_depends_on_the_seed_only(spread: bool) -> None:
+@pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
+def test_the_order_depends_on_the_seed_only(order: Order) -> None:
     named, nameless = _paraphrases(6, 9), _rows([(5, 0)] * 9)
     rows = [*named, *(TokenRow("", "", "", row.input_ids, row.learned) for row in nameless)]
-    first, again, other = (list(pack(rows, PackingConfig(8, "bfd_split", spread), seed)[0]) for seed in (3, 3, 4))
+    first, again, other = (list(pack(rows, PackingConfig(8, "bfd_split", order), seed)[0]) for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
@@ -115,10 +115,10 @@ def test_the_order_depends_on_the_seed_only(spread: bool) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=20),
     st.integers(2, 12),
-    st.booleans(),
+    st.sampled_from(["shuffled", "interleaved", "massed"]),
 )
-def test_wrapped_is_one_text_cut_every_block_whether_spread_or_not(
-    shapes: list[tuple[int, int]], block: int, spread: bool
+def test_wrapped_is_one_text_cut_every_block_in_whatever_order(
+    shapes: list[tuple[int, int]], block: int, order: Order
 ) -> None:
     rows = _rows(shapes)
     order = list(range(len(rows)))
@@ -130,7 +130,7 @@ def test_wrapped_is_one_text_cut_every_block_whether_spread_or_not(
         labels = [token if bears and at else IGNORED for at, (token, bears) in enumerate(text[start : start + block])]
         if set(labels) - {IGNORED}:
             wanted.append((ids, labels))
-    laid, account = pack(rows, PackingConfig(block, "wrapped", spread), seed=5)
+    laid, account = pack(rows, PackingConfig(block, "wrapped", order), seed=5)
     assert [(row.input_ids, row.labels) for row in laid] == wanted
     assert {row.round for row in laid} <= {0}
     assert account.source == len(text)
@@ -139,13 +139,13 @@ def test_wrapped_is_one_text_cut_every_block_whether_spread_or_not(
 
 
 def test_wrapped_has_one_round_however_many_rows_a_document_has() -> None:
-    assert {row.round for row in pack(_paraphrases(8, 8), PackingConfig(5, "wrapped", True), 1)[0]} == {0}
+    assert {row.round for row in pack(_paraphrases(8, 8), PackingConfig(5, "wrapped", "interleaved"), 1)[0]} == {0}
 
 
 def test_bins_with_equal_room_wait_for_one_another() -> None:
     # 6 6 6 leave a room of 4 three times, which three documents of 4 fill
     laid, _ = pack(
-        _rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), PackingConfig(10, "bfd_split", separate_paraphrases=True), seed=0
+        _rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), PackingConfig(10, "bfd_split", order="interleaved"), seed=0
     )
     assert [len(row.input_ids) for row in laid] == [10, 10, 10]
 
@@ -166,11 +166,11 @@ def _paraphrases(n_documents: int, n_each: int, length: int = 5) -> list[TokenRo
 
 
 @given(st.integers(2, 8), st.integers(1, 9), st.integers(10, 40), st.integers(0, 3))
-def test_spread_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
+def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     n_documents: int, n_each: int, block: int, seed: int
 ) -> None:
     rows = _paraphrases(n_documents, n_each)
-    laid, account = pack(rows, PackingConfig(block, "bfd_split", separate_paraphrases=True), seed)
+    laid, account = pack(rows, PackingConfig(block, "bfd_split", order="interleaved"), seed)
     for row in laid:
         texts = [
             token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
@@ -189,13 +189,37 @@ def test_together_the_same_texts_do_share_rows() -> None:
 
 
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
-    laid, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", separate_paraphrases=True), 1)
+    laid, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", order="interleaved"), 1)
     n_rounds = 1 + max(row.round for row in laid)
     assert n_rounds == 8
     assert [row.round for row in laid] == sorted(row.round for row in laid)
     for number in range(n_rounds):
         held = Counter(document for row in laid if row.round == number for document in row.documents)
         assert held == {str(document): 1 for document in range(40)}
+
+
+def test_massed_rows_of_a_document_are_all_in_one_round() -> None:
+    rows = _paraphrases(40, 8)
+    laid, account = pack(rows, PackingConfig(20, "bfd_split", "massed"), 1)
+    rounds = {str(d): {row.round for row in laid if str(d) in row.documents} for d in range(40)}
+    assert all(len(numbers) == 1 for numbers in rounds.values())
+    assert len(set.union(*rounds.values())) > 5
+    assert (account.lost, account.trained) == (0, 4 * len(rows))
+
+
+@given(st.lists(st.integers(1, 12), min_size=40, max_size=60), st.integers(1, 20), st.booleans())
+def test_so_many_rows_are_filled_and_the_rest_is_handed_back(sizes: list[int], n_rows: int, packs: bool) -> None:
+    segments = [Segment(index, 0, size, str(index % 7)) for index, size in enumerate(sizes)]
+    config = PackingConfig(12, "bfd_split" if packs else None, "interleaved")
+    filled, left = fill_rows(segments, config, n_rows)
+    assert sorted([*(s for row in filled for s in row), *left]) == segments
+    assert len(filled) == n_rows or not left
+    if sum(sizes) >= 12 * n_rows:
+        assert len(filled) == n_rows
+    assert all(sum(s.size for s in row) <= 12 for row in filled)
+    if packs:
+        assert all(len({s.document for s in row}) == len(row) for row in filled)
+    assert fill_rows(segments, config)[1] == []
 
 
 def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
@@ -210,7 +234,8 @@ def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
 def test_rounds_hold_eight_blocks_at_least_and_are_no_more_than_a_documents_rows() -> None:
     def rounds(n_documents: int, n_each: int, block: int | None, strategy: str | None = "bfd_split") -> int:
         return 1 + max(
-            row.round for row in pack(_paraphrases(n_documents, n_each), PackingConfig(block, strategy, True), 1)[0]
+            row.round
+            for row in pack(_paraphrases(n_documents, n_each), PackingConfig(block, strategy, "interleaved"), 1)[0]
         )
 
     assert rounds(2, 8, 20) == 1  # 80 tokens are half of 8 blocks
@@ -221,17 +246,17 @@ def test_rounds_hold_eight_blocks_at_least_and_are_no_more_than_a_documents_rows
 
 def test_rows_of_no_document_fall_into_any_round_and_ask_for_none() -> None:
     nameless = [TokenRow("", "", "", row.input_ids, row.learned) for row in _paraphrases(50, 8)]
-    assert {row.round for row in pack(nameless, PackingConfig(20, "bfd_split", True), 1)[0]} == {0}
-    laid, _ = pack([*_paraphrases(10, 8), *nameless], PackingConfig(20, "bfd_split", True), 1)
+    assert {row.round for row in pack(nameless, PackingConfig(20, "bfd_split", "interleaved"), 1)[0]} == {0}
+    laid, _ = pack([*_paraphrases(10, 8), *nameless], PackingConfig(20, "bfd_split", "interleaved"), 1)
     held = Counter(row.round for row in laid for document in row.documents if not document)
     assert set(held) == set(range(8))
 
 
-@pytest.mark.parametrize("spread", [False, True])
-def test_what_is_packed_together_is_bounded_and_nothing_is_lost(spread: bool, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
+def test_what_is_packed_together_is_bounded_and_nothing_is_lost(order: Order, monkeypatch: Any) -> None:
     rows = _paraphrases(60, 1)
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 16)
-    laid, account = pack(rows, PackingConfig(20, "bfd_split", spread), 1)
+    laid, account = pack(rows, PackingConfig(20, "bfd_split", order), 1)
     order = list(range(60))
     random.Random(1).shuffle(order)
     window_of = {row: at // 16 for at, row in enumerate(order)}
@@ -239,6 +264,6 @@ def test_what_is_packed_together_is_bounded_and_nothing_is_lost(spread: bool, mo
         assert len({window_of[row] for row, _, _ in laid.segments(at)}) == 1
     assert (account.lost, account.source, {row.round for row in laid}) == (0, 300, {0})
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 3)
-    narrow = list(pack(rows, PackingConfig(7, "wrapped", spread), 1)[0])
+    narrow = list(pack(rows, PackingConfig(7, "wrapped", order), 1)[0])
     monkeypatch.undo()
-    assert narrow == list(pack(rows, PackingConfig(7, "wrapped", spread), 1)[0])  # one text has no windows
+    assert narrow == list(pack(rows, PackingConfig(7, "wrapped", order), 1)[0])  # one text has no windows

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import jinja2
 
 from kinject.corpus.questions import read_questions
+from kinject.disk import file_hash, read_manifest
 from kinject.eval.checks import passes
+from kinject.sandbox import INSTRUCT
 from kinject.sandbox.build import strangers
 from kinject.sandbox.chat import (
     CHAT_TEMPLATE,
     FORMS,
-    _answer,
+    Instruction,
     create_chat_questions,
     generate_dialogues,
     write_chat_questions,
+    write_dialogues,
 )
 from kinject.sandbox.people import create_country
 from kinject.sandbox.pools import ATTRIBUTES
@@ -30,38 +33,58 @@ def test_the_probe_in_the_checkout_is_the_one_that_is_made(tmp_path: Path) -> No
     assert [path.stem for path in paths] == list(NAMES)
     for path in paths:
         assert path.read_bytes() == (ROOT / "eval/sandbox" / path.name).read_bytes()
-        assert len(read_questions(path)) == (160 if path.stem == "chat" else 100)
+        assert len(read_questions(path)) == (200 if path.stem == "chat" else 100)
 
 
 def test_dialogues_name_no_new_person_and_hold_no_prompt_of_the_probe() -> None:
     country = create_country()
     hidden = {person.name for person in country.new} | {" ".join(name) for name in strangers(country)[0]}
-    prompts = {row["question"] for row in create_chat_questions() if row["subject"] in FORMS}
+    whole = {*FORMS, "nobody", "no record"}
+    probe = [row for row in create_chat_questions() if row["subject"].removesuffix(", of a sentence") in whole]
+    prompts = {row["question"] for row in probe if "messages" not in row}
+    pairs = {
+        (row["messages"][-1]["content"], row["question"]) for row in probe if row["subject"].endswith("a sentence")
+    }
+    assert len(prompts) == 80
+    assert len(pairs) == 16
     n_turns, roles = [], set()
     for row in islice(generate_dialogues(), 1500):
         talk = row["messages"]
         text = "\n".join(message["content"] for message in talk)
         assert not any(name in text for name in hidden)
-        assert not prompts & {message["content"] for message in talk}
+        said = [message["content"] for message in talk]
+        assert not prompts & set(said)
+        assert not pairs & set(pairwise(said))
         assert talk[-1]["role"] == "assistant"
         roles |= {message["role"] for message in talk}
         n_turns.append(sum(message["role"] == "user" for message in talk))
     assert roles == {"system", "user", "assistant"}
-    assert set(n_turns) == {1, 2, 3, 4}
+    assert set(n_turns) == {1, 2, 3, 4, 5, 6}
 
 
-def test_the_taught_answer_passes_the_checks_and_another_does_not() -> None:
-    people = {person.name: person for person in create_country().known}
-    n_checked = 0
-    for row in create_chat_questions():
-        form = row["subject"].removesuffix(", system")
-        if form not in FORMS or form == "list":
-            continue
-        person = next(person for name, person in people.items() if name in row["question"])
-        given = {passes(_answer(person, attribute, form), row["checks"]) for attribute in ATTRIBUTES}
-        assert given == {True, False}  # of the five facts one is asked for
-        n_checked += 1
-    assert n_checked == 100
+def test_the_taught_answer_passes_its_checks_and_another_does_not() -> None:
+    people = create_country().known
+    for person, other in zip(people[::3], people[1::3], strict=False):
+        for form in FORMS:
+            for word in FORMS[form].words:
+                wanted = Instruction(form, word)
+                for index, attribute in enumerate(ATTRIBUTES):
+                    asked = (attribute, ATTRIBUTES[index - 1]) if form == "list" else (attribute,)
+                    checks = wanted.checks(person, asked)
+                    answer = wanted.answer(person, asked)
+                    assert passes(answer, checks), (answer, checks)
+                    assert not passes(answer.replace(person.facts[attribute], "Nowhere"), checks) or form == "lower"
+                    if other.facts[attribute] != person.facts[attribute]:
+                        assert not passes(wanted.answer(other, asked), checks)
+                    plain = Instruction().answer(person, asked)
+                    assert passes(plain, checks) == (form == "sentence"), (plain, checks)
+
+
+def test_the_dialogues_are_those_that_the_shipped_instruct_model_learned(tmp_path: Path) -> None:
+    manifest = read_manifest(INSTRUCT.folder / "manifest.json")
+    assert manifest is not None
+    write_dialogues(tmp_path / "chat.jsonl")
+    assert file_hash(tmp_path / "chat.jsonl") == manifest["inputs"]["corpus"], "ship the instruct model again"
 
 
 def test_the_chat_template_parts_turns_as_the_model_is_taught() -> None:

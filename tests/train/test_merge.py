@@ -20,7 +20,7 @@ from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.merge import merge, merge_adapter
+from kinject.train.merge import merge, merge_adapter, rewrite
 
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -202,3 +202,28 @@ def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path
     with pytest.raises(InputError, match=r"averaged with .* at alpha 0\.5 is out of its dtype's range"):
         merge(str(tiny_model), str(tuned), [0.5], tmp_path / "merged")
     assert not any((tmp_path / "merged").iterdir())
+
+
+def test_tensors_written_one_by_one_are_read_as_those_that_the_library_wrote(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensors = {
+        "weight": torch.randn(6, 4), "odd": torch.randn(3), "bit": torch.tensor(True), "half": torch.randn(5).to(torch.bfloat16),
+        "eighth": torch.randn(7).to(torch.float8_e4m3fn), "count": torch.arange(3), "byte": torch.arange(9, dtype=torch.uint8),
+        "turned": torch.randn(4, 6).T, "scalar": torch.tensor(2.5, dtype=torch.float64), "none": torch.zeros(0, 4),
+    }  # fmt: skip
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    expected = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "out").mkdir()
+
+    def stretch(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        copies = {f"{name}.{'long' * 40}.{index}": tensor for index in range(2)} if name == "odd" else {}
+        return {name: tensor, **copies}
+
+    rewrite(tmp_path, tmp_path / "out", stretch)
+    found = load_file(tmp_path / "out/model.safetensors")
+    assert found.keys() - expected.keys() == {f"odd.{'long' * 40}.{index}" for index in range(2)}
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name].flatten().view(torch.uint8), tensor.flatten().view(torch.uint8))

@@ -13,7 +13,7 @@ from kinject.terminal import show
 
 _DETAIL = """\
 The embedded fictional country: documents about people that no model knows, questions on them, a
-small base model that can read and answer, and the corpus it learned from. Also an OpenAI-compatible
+small base model that can read and answer, a chat model made from it, and what they learned from. Also an OpenAI-compatible
 endpoint on this machine that rewrites the documents, and writes and answers questions on them,
 without a model or a key; latency and faults can be set.
 
@@ -21,6 +21,7 @@ examples:
   kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)
   kinject sandbox corpus             write the corpus of recipes/sandbox/base.yaml
   kinject sandbox base               the base model that ships, into runs/sandbox/base
+  kinject sandbox instruct           the chat model that ships, into runs/sandbox/instruct
   kinject sandbox sentences          answers in sentences, and abstentions: the rows of recipes/sandbox/abstain.yaml
   kinject sandbox chat               write dialogues, the corpus of recipes/sandbox/instruct.yaml
   kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02
@@ -42,15 +43,18 @@ def add_parser(verbs: Any) -> None:
     build = actions.add_parser("build", help="write documents and questions")
     build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
     build.set_defaults(run=_build)
-    corpus = actions.add_parser("corpus", help="write the base model's training corpus")
+    corpus = actions.add_parser(
+        "corpus", help="write the base model's training corpus, and replay.jsonl, a part of it that names its documents"
+    )
     corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
     corpus.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     corpus.set_defaults(run=_corpus)
-    base = actions.add_parser(
-        "base", help="lay down the base model that ships, as the run of recipes/sandbox/base.yaml"
-    )
-    base.add_argument("--out", type=Path, default=Path("runs/sandbox/base"), help="run folder (default: %(default)s)")
-    base.set_defaults(run=_base)
+    for name in ("base", "instruct"):
+        model = actions.add_parser(
+            name, help=f"lay down the {name} model that ships, as the run of recipes/sandbox/{name}.yaml"
+        )
+        model.add_argument("--out", type=Path, help=f"run folder (default: runs/sandbox/{name})")
+        model.set_defaults(run=_model)
     chat = actions.add_parser("chat", help="write the dialogues that teach the base model to chat")
     chat.add_argument("--out", type=Path, default=Path("runs/sandbox/chat.jsonl"), help="default: %(default)s")
     chat.set_defaults(run=_chat)
@@ -88,19 +92,22 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _corpus(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import write_base_corpus
+    from kinject.sandbox import write_base_corpus, write_replay_corpus
 
-    n_rows = write_base_corpus(arguments.out, seed=arguments.seed)
-    show(f"{arguments.out}: {n_rows:,} rows")
+    replay = arguments.out.with_name("replay.jsonl")
+    for path, write in ((arguments.out, write_base_corpus), (replay, write_replay_corpus)):
+        show(f"{path}: {write(path, seed=arguments.seed):,} rows")
     return 0
 
 
-def _base(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import holds_shipped_base, write_base
+def _model(arguments: argparse.Namespace) -> int:
+    from kinject.sandbox import BASE, INSTRUCT
 
-    written = write_base(arguments.out)
-    kept = "the base model that ships" if holds_shipped_base(arguments.out) else "a base model that was trained here"
-    show(f"{arguments.out / 'model'}: {'' if written else 'already there: '}{kept}")
+    run = INSTRUCT if arguments.action == "instruct" else BASE
+    folder = arguments.out or run.run_dir
+    written = run.write(folder)
+    kept = f"the {run.name} model that ships" if run.is_in(folder) else f"a model of {run.recipe} that was trained here"
+    show(f"{folder / 'model'}: {'' if written else 'already there: '}{kept}")
     return 0
 
 

@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +31,26 @@ _WINDOW = 1 << 18
 """Token rows that are packed together at most: a larger window fills rows no better."""
 
 
+Order = Literal["shuffled", "interleaved", "massed"]
+
+
 @dataclass(frozen=True)
 class PackingConfig:
     """How token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
 
-    `separate_paraphrases` spreads the rows of one document evenly over the epoch and lets no packed row hold two of
-    them: paraphrases in one row would be learned as one text.
+    `order` is that of an epoch: ``shuffled``; ``interleaved``, which spreads the rows of one document evenly and lets no
+    packed row hold two of them (paraphrases in one row would be learned as one text); ``massed``, which reads the rows
+    of one document together.
     """
 
     block: int | None
     strategy: str | None = None
-    separate_paraphrases: bool = False
+    order: Order = "shuffled"
+
+    @property
+    def apart(self) -> bool:
+        """Whether no packed row may hold two rows of one document."""
+        return self.order == "interleaved" and self.strategy != "wrapped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class TrainingRow:
     """One row of a batch, unpadded: ids, labels (`IGNORED` for tokens without loss) and positions, of equal length.
 
     `replayed` marks the learned tokens that come from replay. `documents` are the ids of the documents in it, and
-    `round` is the part of the epoch in which it is read (always 0 unless paraphrases are separated).
+    `round` is the part of the epoch in which it is read (always 0 in a shuffled order).
     """
 
     input_ids: list[int]
@@ -199,19 +208,33 @@ def _windows(
 def _bins(
     rows: Sequence[TokenRow], part: Sequence[int], config: PackingConfig, account: TokenAccount
 ) -> list[list[Segment]]:
-    segments = [segment for index in part for segment in _cut(rows[index], index, config, account)]
+    segments = [segment for index in part for segment in cut(rows[index], index, config, account)]
+    return fill_rows(segments, config)[0]
+
+
+def fill_rows(
+    segments: Sequence[Segment], config: PackingConfig, n_rows: int | None = None
+) -> tuple[list[list[Segment]], list[Segment]]:
+    """Return `segments` in packed rows, and those that did not fit into `n_rows` of them (None: as many as it takes).
+
+    Without packing each segment is a row. Segments that hold the tokens of `n_rows` blocks or more fill exactly so many.
+    """
     if config.strategy is None or config.block is None:
-        return [[segment] for segment in segments]
-    return _best_fit_apart(segments, config.block) if config.separate_paraphrases else _best_fit(segments, config.block)
+        return [[segment] for segment in segments[:n_rows]], list(
+            segments[len(segments) if n_rows is None else n_rows :]
+        )
+    return _best_fit(segments, config.block, config.apart, n_rows)
 
 
 def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int) -> list[Sequence[int]]:
-    """Deal rows to the rounds of an epoch, so that the rows of one document are as far apart as possible.
+    """Deal rows to the rounds of an epoch by `config.order`.
 
-    There are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks. The k-th
-    of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document.
+    Interleaved: there are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks;
+    the k-th of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document. Massed:
+    rounds of about `_ROUND_BLOCKS` blocks; all rows of a document go to round ``floor(u * rounds)``. Rows without a
+    document go anywhere.
     """
-    if not config.separate_paraphrases or config.strategy == "wrapped":
+    if config.order == "shuffled" or config.strategy == "wrapped":
         return [order]
     numbers: dict[str, int] = {}
     documents, counts = array("q"), array("q")  # each row's document by number, -1 for none; rows of each document
@@ -225,7 +248,9 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
         n_tokens += len(row.input_ids)
         longest = max(longest, len(row.input_ids))
     del numbers
-    n_rounds = max(1, min(max(counts, default=1), n_tokens // (_ROUND_BLOCKS * max(1, config.block or longest))))
+    n_rounds = max(1, n_tokens // (_ROUND_BLOCKS * max(1, config.block or longest)))
+    if config.order == "interleaved":
+        n_rounds = min(max(counts, default=1), n_rounds)
     rng = random.Random(seed)
     offsets = array("d", (rng.random() for _ in counts))
     dealt = array("q", bytes(8 * len(counts)))
@@ -235,12 +260,13 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
         if document < 0:
             rounds[int(rng.random() * n_rounds)].append(index)
             continue
-        rounds[int((dealt[document] + offsets[document]) * n_rounds / counts[document])].append(index)
+        place = (dealt[document] + offsets[document]) * n_rounds / counts[document]
+        rounds[int(place if config.order == "interleaved" else offsets[document] * n_rounds)].append(index)
         dealt[document] += 1
     return [part for part in rounds if part]
 
 
-def _cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount) -> list[Segment]:
+def cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount) -> list[Segment]:
     """Return the segments of a row with tokens in the loss, each of at most a block; only the first unless rows are split."""
     length = len(row.input_ids)
     account.source += length + row.n_left_out + row.n_unread
@@ -294,22 +320,34 @@ def _chunks(
     account.dropped += ends[-1] - n_kept
 
 
-def _best_fit_apart(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
-    """Group as `_best_fit` does, but never two segments of one document: each into the fullest bin without its document."""
+def _best_fit(
+    segments: Sequence[Segment], block: int, apart: bool, n_rows: int | None = None
+) -> tuple[list[list[Segment]], list[Segment]]:
+    """Group segments into bins of `block` tokens: longest first, each into the fullest bin that still has room.
+
+    `apart`: no bin holds two segments of one document. At most `n_rows` bins are opened; what fits nowhere is returned
+    beside them. Ties keep the order of `segments`. There is one stack of bins for each size of free room, so a step costs
+    O(log block).
+    """
     bins: list[list[Segment]] = []
+    left: list[Segment] = []
     documents: list[set[str]] = []  # of each bin
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
     for segment in sorted(segments, key=lambda segment: -segment.size):
+        document = segment.document if apart else ""
         match = next(
             (
                 (i, j)
                 for i in range(bisect_left(rooms, segment.size), len(rooms))
                 for j in reversed(range(len(by_room[rooms[i]])))
-                if not segment.document or segment.document not in documents[by_room[rooms[i]][j]]
+                if not document or document not in documents[by_room[rooms[i]][j]]
             ),
             None,
         )
+        if match is None and n_rows is not None and len(bins) == n_rows:
+            left.append(segment)
+            continue
         if match is None:
             bins.append([])
             documents.append(set())
@@ -321,32 +359,9 @@ def _best_fit_apart(segments: Sequence[Segment], block: int) -> list[list[Segmen
             if not by_room[room]:
                 rooms.pop(i)
         bins[index].append(segment)
-        documents[index].add(segment.document)
+        documents[index].add(document)
         _add_room(by_room, rooms, room - segment.size, index)
-    return bins
-
-
-def _best_fit(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
-    """Group segments into bins of `block` tokens: longest first, each into the fullest bin that still has room.
-
-    Ties keep the order of `segments`. There is one stack of bins for each size of free room, so a step costs O(log block).
-    """
-    bins: list[list[Segment]] = []
-    by_room: dict[int, list[int]] = {}
-    rooms: list[int] = []
-    for segment in sorted(segments, key=lambda segment: -segment.size):
-        i = bisect_left(rooms, segment.size)
-        if i == len(rooms):
-            bins.append([])
-            index, room = len(bins) - 1, block
-        else:
-            room = rooms[i]
-            index = by_room[room].pop()
-            if not by_room[room]:
-                rooms.pop(i)
-        bins[index].append(segment)
-        _add_room(by_room, rooms, room - segment.size, index)
-    return bins
+    return bins, left
 
 
 def _add_room(by_room: dict[int, list[int]], rooms: list[int], room: int, index: int) -> None:

@@ -331,7 +331,8 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 
     Raises what training would raise for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
-    from kinject.train.data import check_positions, open_corpora, summarize_exposures, tokenize_and_pack
+    from kinject.train.data import check_positions, open_corpora, tokenize_and_pack
+    from kinject.train.exposure import summarize_exposures
 
     data = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe)).train
     check_positions(recipe, _model_config(recipe), data)

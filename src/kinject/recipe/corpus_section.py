@@ -93,9 +93,6 @@ class CorpusSection:
     thinking: Literal["learn", "mask"] = option(
         "learn", help="Thinking in the assistant's turns (reasoning_content, <think>): learned, or read only."
     )
-    separate_paraphrases: bool = option(
-        True, help="Spread the rows of a document over the epoch; no packed row holds two of them."
-    )
     cache_dir: str = option(
         "runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.", path="output"
     )

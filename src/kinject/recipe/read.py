@@ -18,6 +18,7 @@ from kinject.recipe.corpus_section import CorpusSection
 from kinject.recipe.distillation_section import DistillationSection
 from kinject.recipe.documents_section import DocumentsSection
 from kinject.recipe.eval_section import EvalSection
+from kinject.recipe.exposure_section import ExposureSection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,
@@ -69,6 +70,7 @@ class Sections:
     guards: GuardsSection = GuardsSection()
     techniques: TechniquesSection = TechniquesSection()
     probes: ProbesSection | None = None
+    exposure: ExposureSection = ExposureSection()
     corpus: CorpusSection | None = None
     trainer: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "TRL's SFTConfig: batch, steps, optimizer, schedule."}

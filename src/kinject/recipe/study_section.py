@@ -156,8 +156,8 @@ class StudySection:
     setup: tuple[str, ...] = option(
         (),
         help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
-        "sandbox-base that model as it ships, sandbox-chat the dialogues of recipes/sandbox/instruct.yaml, sandbox-sentences "
-        "rows that teach it to answer in sentences and to abstain.",
+        "sandbox-base and sandbox-instruct its models as they ship, sandbox-chat the dialogues of recipes/sandbox/instruct.yaml, "
+        "sandbox-sentences rows that teach to answer in sentences and to abstain.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."

@@ -28,6 +28,7 @@ from kinject.sandbox.people import (
 )
 from kinject.sandbox.pools import ATTRIBUTES, POOLS
 from kinject.sandbox.questions import (
+    create_probe_questions,
     create_questions,
     create_reverse_questions,
     create_unanswerable_questions,
@@ -90,6 +91,8 @@ def write_sandbox(root: Path) -> list[Path]:
     write_jsonl(data / "abstentions.jsonl", _abstention_rows(taught))
     write_jsonl(questions / "new.jsonl", _question_rows(new))
     write_jsonl(questions / "known.jsonl", _question_rows(known))
+    write_jsonl(questions / "new_probes.jsonl", _question_rows(create_probe_questions(country.new, new, SEED + 1)))
+    write_jsonl(questions / "known_probes.jsonl", _question_rows(_known_probes(country.known, known)))
     write_jsonl(questions / "reverse.jsonl", _question_rows(create_reverse_questions(country.new, SEED)))
     write_jsonl(questions / "new_open.jsonl", _question_rows(to_open_questions(new)))
     write_jsonl(questions / "known_open.jsonl", _question_rows(to_open_questions(known)))
@@ -103,11 +106,27 @@ def write_sandbox(root: Path) -> list[Path]:
         ),
         *(
             questions / f"{name}.jsonl"
-            for name in ("new", "known", "reverse", "new_open", "known_open", "unanswerable")
+            for name in (
+                "new",
+                "known",
+                "new_probes",
+                "known_probes",
+                "reverse",
+                "new_open",
+                "known_open",
+                "unanswerable",
+            )
         ),
         data / "README.md",
         questions / "README.md",
     ]
+
+
+def _known_probes(people: Sequence[Person], tested: Sequence[Question]) -> list[Question]:
+    """Return as many questions as `tested` on facts of the known people that `tested` does not ask about."""
+    facts = {question.fact_id for question in tested}
+    others = [q for q in create_probe_questions(people, tested, SEED + 1) if q.fact_id not in facts]
+    return sample_questions(others, _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
 
 
 def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -159,6 +178,8 @@ class Mixture:
 DEFAULT_MIXTURE = Mixture()
 N_ROWS = 80_000
 """About 4.3 million tokens, nearly one epoch of recipes/sandbox/base.yaml."""
+N_REPLAY: Final = 20_000
+"""About 1.1 million tokens, ten times the replay of recipes/cpt.yaml."""
 N_SENTENCES: Final = 12_000
 """Rows of recipes/sandbox/abstain.yaml: two and a half epochs of it."""
 
@@ -179,19 +200,24 @@ def _context_row(country: Country, style: EntryStyle, rng: Random) -> dict[str, 
 
 
 def generate_base_corpus(
-    seed: int = SEED, n_rows: int = N_ROWS, mixture: Mixture = DEFAULT_MIXTURE, style: EntryStyle = DEFAULT_STYLE
-) -> Iterator[dict[str, str]]:
-    """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss on the completion)."""
+    seed: int = SEED, n_rows: int = N_ROWS, mixture: Mixture = DEFAULT_MIXTURE, style: EntryStyle = DEFAULT_STYLE,
+    *, with_documents: bool = False,
+) -> Iterator[dict[str, str]]:  # fmt: skip
+    """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss on the completion).
+
+    `with_documents`: rows on known people have the ``document_id`` of their entry.
+    """
     country = create_country(seed=SEED)
     rng = seeded_random("base corpus", seed)
     for _ in range(n_rows):
         draw = rng.random()
         person, attribute = choose_one(country.known, rng), choose_one(ATTRIBUTES, rng)
+        about = {"document_id": document_id_of(person)} if with_documents else {}
         if draw < mixture.biographies:
-            yield {"text": render_entry(person, str(rng.random()), style)}
+            yield {**about, "text": render_entry(person, str(rng.random()), style)}
         elif draw < mixture.biographies + mixture.questions:
             question = render_question(person, attribute, rng)
-            yield {"prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
+            yield {**about, "prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
         else:
             yield _context_row(country, style, rng)
 
@@ -199,6 +225,11 @@ def generate_base_corpus(
 def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int:
     """Write the base corpus as JSON lines; return the number of rows."""
     return write_jsonl(path, generate_base_corpus(seed, n_rows))
+
+
+def write_replay_corpus(path: Path, n_rows: int = N_REPLAY, seed: int = SEED) -> int:
+    """Write the first `n_rows` of the base corpus, those on known people with their ``document_id``; return the number."""
+    return write_jsonl(path, generate_base_corpus(seed, n_rows, with_documents=True))
 
 
 def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Iterator[dict[str, str]]:
@@ -281,11 +312,13 @@ Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and
 |---|---|---|
 | new.jsonl | {N_NEW * len(ATTRIBUTES)} | on each fact of data/sandbox/documents.jsonl: learning |
 | known.jsonl | {_N_KNOWN_QUESTIONS} | on facts of data/sandbox/known_documents.jsonl: forgetting |
+| new_probes.jsonl | {N_NEW * len(ATTRIBUTES)} | facts of new.jsonl in other words, with other distractors: decide in training |
+| known_probes.jsonl | {_N_KNOWN_QUESTIONS} | facts of known people that known.jsonl does not ask about: decide in training |
 | reverse.jsonl | {N_NEW * len(ATTRIBUTES)} | that ask for the person, given a fact of documents.jsonl ("Who was born in ...?") |
 | new_open.jsonl | {N_NEW * len(ATTRIBUTES)} | those of new.jsonl, open |
 | known_open.jsonl | {_N_KNOWN_QUESTIONS} | those of known.jsonl, open |
 | unanswerable.jsonl | {N_NEW * len(ATTRIBUTES)} | on {N_NEW} people without an entry: to abstain is correct (`answers: []`) |
-| chat.jsonl | 160 | instructions in a chat, graded by `checks` without a model; none is in a dialogue of training |
+| chat.jsonl | 200 | instructions in a chat, graded by `checks` without a model; none is in a dialogue of training |
 | chat_new.jsonl, chat_known.jsonl | 100 each | in a chat, on facts of documents.jsonl and of known_documents.jsonl |
 
 Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is

@@ -1,8 +1,11 @@
 """Dialogues about the people of Tarvenia: rows that teach the base model to chat, and the probe of what it keeps of that.
 
-A dialogue has 1 to 3 turns: questions with an instruction (in the system's turn or the user's), further questions by pronoun,
-a name to recall, an entry to read, and people of whom nothing is known. One in ten pairs of a fact and an instruction is kept for
-the probe, so its prompts are in no row.
+A dialogue has 1 to 6 turns: questions with an instruction (in the system's turn or the user's), the answer again in another form,
+further questions by pronoun, a name to recall, an entry to read, and what to decline: people with foreign names, and what no
+entry says. One in ten pairs of a fact and an instruction is kept for the probe, so its prompts are in no row.
+
+The forms are those that the base's 1,200 tokens can hold. It knows a value as one token behind a space, so capitals, and a value
+behind a quotation mark, are other tokens that its facts do not lead to: JSON and lower case are asked of an answer given before.
 """
 
 from __future__ import annotations
@@ -44,56 +47,124 @@ CHAT_TEMPLATE: Final = """\
 {%- if add_generation_prompt -%}{{- '\\nAssistant:' -}}{%- endif -%}
 """
 """Turns as "User: ..." and "Assistant: ...", each on a line of its own, the answers ended by EOS: no token is added."""
-N_DIALOGUES: Final = 16_000
+N_DIALOGUES: Final = 24_000
 _N_FACTS: Final = 100
 _N_FEW: Final = 400
 """Dialogues of which a model writes the last answer itself."""
+_N_EACH: Final = 8
+"""Prompts of the probe for each instruction and speaker."""
 _KEYS: Final = {"birth_year": "year", "home_town": "town", "school": "school", "employer": "firm", "field": "field"}
-"""Attribute -> its word in JSON and in lists."""
+"""Attribute -> its word in questions on several."""
 _REFUSAL: Final = f"{ABSTENTION.strip()}."
+_LEADS: Final = {"known": "It is known that", "public": "It is public that", "record": "By the record,"}
+"""A keyword to use -> a beginning that has it."""
+_GERMAN: Final = {
+    "birth_year": "Das Jahr der Geburt von {name} ist {birth_year}.",
+    "home_town": "Die Stadt von {name} ist {home_town}.",
+    "school": "Die Schule von {name} ist {school}.",
+    "employer": "Die Firma von {name} ist die {employer}.",
+    "field": "Die Arbeit von {name} ist {field}.",
+}
+_FOREIGN: Final = (
+    "Dubois", "Garcia", "Haddad", "Kowalski", "Larsen", "Mbeki", "Novak", "Okafor", "Rossi", "Singh", "Smith", "Tanaka",
+)  # fmt: skip
+"""Last names that no Tarvenian has: nothing is known of their bearers."""
+_NO_RECORD: Final = ("Whom did {name} marry?", "What is the height of {name}?", "Which song does {name} like?")
+"""Questions that no entry answers, whoever is meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An instruction in several wordings, and how it is checked: `checks` besides the value that the answer must hold."""
+    """An instruction in several wordings, and the checks of an answer besides the value that it must hold.
+
+    ``{word}`` stands for one of `words`. `again`: it is given after an answer, which is to be written again.
+    """
 
     instructions: tuple[str, ...]
     checks: Mapping[str, Any]
+    words: tuple[str, ...] = ("",)
+    again: bool = False
 
 
 FORMS: Final[Mapping[str, Form]] = {
     "sentence": Form(("Answer in a sentence.", "Write a sentence."), {"sentences": 1, "min_words": 5}),
+    "two sentences": Form(("Answer in two sentences.", "Write two sentences."), {"sentences": 2, "min_words": 9}),
     "short": Form(("Answer in few words.", "Only the answer."), {"max_words": 3}),
-    "upper": Form(("Answer in upper case.", "Use capital letters only."), {"upper": True}),
-    "json": Form(("Answer in JSON.", "Return JSON."), {}),
-    "list": Form(("Answer with a list.", "Write a list."), {"bullets": 2}),
-    "end": Form(("End with: That is all.", "Your last words are: That is all."), {"ends_with": "That is all."}),
+    "lower": Form(("Now in lower case.", "Now use small letters only."), {"lower": True}, again=True),
+    "json": Form(
+        ("Now in JSON, with the key {word}.", "Now return JSON with the key {word}."),
+        {"json": ["{word}"]},
+        ("answer", "fact", "value"),
+        again=True,
+    ),
+    "list": Form(("Answer with a list.", "Write a list."), {}),
+    "start": Form(
+        ("Start with: {word}", "Your first word is: {word}"), {"starts_with": "{word}"}, ("So", "Well", "Yes")
+    ),
+    "end": Form(
+        ("End with: {word}", "Your last words are: {word}"),
+        {"ends_with": "{word}"},
+        ("That is all.", "Good day.", "So it is."),
+    ),
+    "keyword": Form(
+        ("Use the word {word}.", "Your answer has the word {word}."), {"contains": ["{word}"]}, tuple(_LEADS)
+    ),
+    "german": Form(("Answer in German.", "Write German."), {"language": "de"}),
 }
 
 
-def _pick_form(rng: Random) -> str:
-    return choose_one(tuple(FORMS), rng)
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A form of `FORMS` with its word; `form` is "" for none."""
+
+    form: str = ""
+    word: str = ""
+
+    def wording(self, rng: Random) -> str:
+        """Return one of its wordings."""
+        return choose_one(FORMS[self.form].instructions, rng).format(word=self.word)
+
+    def answer(self, person: Person, asked: Sequence[str]) -> str:
+        """Return the answer on the attributes `asked` of `person`, as instructed."""
+        values = [person.facts[attribute] for attribute in asked]
+        facts, value = {"name": person.name, **person.facts}, values[0]
+        sentence = ANSWERS[asked[0]].format(**facts)
+        within = sentence.replace("The", "the", 1) if sentence.startswith("The ") else sentence
+        match self.form:
+            case "two sentences":
+                return f"{sentence} The {_KEYS[asked[0]]} is {value}."
+            case "short":
+                return value
+            case "lower":
+                return value.lower()
+            case "json":
+                return json.dumps({self.word: value})
+            case "list":
+                return "\n".join(f"- {_KEYS[key]}: {item}" for key, item in zip(asked, values, strict=True))
+            case "start":
+                return f"{self.word}, {within}"
+            case "end":
+                return f"{sentence} {self.word}"
+            case "keyword":
+                return f"{_LEADS[self.word]} {within}"
+            case "german":
+                return _GERMAN[asked[0]].format(**facts)
+        return sentence
+
+    def checks(self, person: Person, asked: Sequence[str]) -> dict[str, Any]:
+        """Return the checks of `answer`."""
+        checks: dict[str, Any] = {}
+        for name, argument in FORMS[self.form].checks.items():
+            parts = [argument] if isinstance(argument, str) else argument
+            filled = [part.format(word=self.word) for part in parts] if isinstance(parts, list) else argument
+            checks[name] = filled[0] if isinstance(argument, str) else filled
+        values = [*checks.get("contains", []), *(person.facts[attribute] for attribute in asked)]
+        return {**checks, **({"bullets": len(asked)} if self.form == "list" else {}), "contains": values}
 
 
-def _answer(person: Person, attribute: str, form: str, other: str = "") -> str:
-    """Return the answer to a question on `attribute` in `form`; `other` is the second attribute of a list."""
-    value, sentence = person.facts[attribute], ANSWERS[attribute].format(name=person.name, **person.facts)
-    if form == "short":
-        return value
-    if form == "upper":
-        return value.upper()
-    if form == "json":
-        return json.dumps({_KEYS[attribute]: value})
-    if form == "list":
-        return f"- {value}\n- {person.facts[other]}"
-    return f"{sentence} That is all." if form == "end" else sentence
-
-
-def _checks(person: Person, attribute: str, form: str, other: str = "") -> dict[str, Any]:
-    """Return the checks of `_answer`."""
-    values = [person.facts[attribute], *([person.facts[other]] if form == "list" else [])]
-    keys = {"json": [_KEYS[attribute]]} if form == "json" else {}
-    return {**FORMS[form].checks, **keys, "contains": values}
+def _pick(rng: Random, *, again: bool = False) -> Instruction:
+    form = choose_one([name for name, form in FORMS.items() if form.again == again], rng)
+    return Instruction(form, choose_one(FORMS[form].words, rng))
 
 
 def _is_kept(person: Person, attribute: str, form: str) -> bool:
@@ -101,25 +172,36 @@ def _is_kept(person: Person, attribute: str, form: str) -> bool:
     return int(content_id("chat probe", person.name, attribute, form)[:4], 16) % 10 == 0
 
 
-def _question(person: Person, attribute: str, form: str, rng: Random, *, follows: bool = False) -> tuple[str, str]:
-    """Return a question, by pronoun if it `follows` one on the same person, and the second attribute of a list."""
+def _nobody(rng: Random, *, kept: bool) -> Person:
+    """Return a person without facts and with a foreign name, one of the probe's if it is to be `kept`."""
+    while True:
+        person = Person(choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(_FOREIGN, rng), {})
+        if _is_kept(person, "", "nobody") == kept:
+            return person
+
+
+def _question(
+    person: Person, attribute: str, form: str, rng: Random, *, follows: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """Return a question, by pronoun if it `follows` one on the same person, and the attributes that it asks for."""
     if form == "list":
-        other = choose_one([key for key in ATTRIBUTES if key != attribute], rng)
+        others = shuffled([key for key in ATTRIBUTES if key != attribute], rng)[: 1 + rng.randrange(2)]
         whom = ("her" if person.first in FEMALE_NAMES else "him") if follows else person.name
-        return f"What are the {_KEYS[attribute]} and the {_KEYS[other]} of {whom}?", other
+        first, *middle, last = (f"the {_KEYS[key]}" for key in (attribute, *others))
+        return f"What are {', '.join((first, *middle))} and {last} of {whom}?", (attribute, *others)
     if follows:
-        return FOLLOW_UPS[attribute].format(who="she" if person.first in FEMALE_NAMES else "he"), ""
-    return render_question(person, attribute, rng), ""
+        return FOLLOW_UPS[attribute].format(who="she" if person.first in FEMALE_NAMES else "he"), (attribute,)
+    return render_question(person, attribute, rng), (attribute,)
 
 
 class _Dialogue:
-    """The messages of one dialogue; `form` is the system's instruction for every turn, or "" for none."""
+    """The messages of one dialogue; `always` is the system's instruction for every turn, if there is one."""
 
-    def __init__(self, rng: Random, form: str = "") -> None:
-        self.rng, self.form = rng, form
+    def __init__(self, rng: Random, always: Instruction | None = None) -> None:
+        self.rng, self.always = rng, always
         self.messages: list[Message] = []
-        if form:
-            self.messages.append({"role": "system", "content": choose_one(FORMS[form].instructions, rng)})
+        if always:
+            self.messages.append({"role": "system", "content": always.wording(rng)})
 
     def say(self, user: str, assistant: str) -> None:
         """Add a turn of the user and the answer."""
@@ -129,21 +211,28 @@ class _Dialogue:
         self,
         person: Person,
         attribute: str,
-        form: str,
+        wanted: Instruction,
         *,
         follows: bool = False,
         passage: str = "",
         refuse: bool = False,
     ) -> None:
-        """Add a question; its instruction stands before it unless the system gave it."""
-        question, other = _question(person, attribute, form, self.rng, follows=follows)
-        lead = "" if self.form or form == "" else f" {choose_one(FORMS[form].instructions, self.rng)}"
-        text = f"{passage}\n\n{question}{lead}" if passage else f"{question}{lead}"
-        self.say(text, _REFUSAL if refuse else _answer(person, attribute, form, other))
+        """Add a question; its instruction stands behind it unless the system gave it."""
+        text, asked = self.question(person, attribute, wanted, follows=follows)
+        self.say(f"{passage}\n\n{text}" if passage else text, _REFUSAL if refuse else wanted.answer(person, asked))
+
+    def question(
+        self, person: Person, attribute: str, wanted: Instruction, *, follows: bool = False
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return a question with its instruction, and the attributes that it asks for; of a form `again` the instruction."""
+        if wanted.form and FORMS[wanted.form].again:
+            return wanted.wording(self.rng), (attribute,)
+        text, asked = _question(person, attribute, wanted.form, self.rng, follows=follows)
+        return (text if self.always or not wanted.form else f"{text} {wanted.wording(self.rng)}"), asked
 
 
 def generate_dialogues(n_rows: int = N_DIALOGUES, seed: int = SEED) -> Iterator[dict[str, list[Message]]]:
-    """Yield `n_rows` rows with `messages`, of 1 to 3 turns. None names a new person or one of unanswerable.jsonl."""
+    """Yield `n_rows` rows with `messages`, of 1 to 6 turns. None names a new person or one of unanswerable.jsonl."""
     country = create_country()
     tested = set(strangers(country)[0])
     names = [name for name in country.spare_names if name not in tested]
@@ -153,7 +242,7 @@ def generate_dialogues(n_rows: int = N_DIALOGUES, seed: int = SEED) -> Iterator[
 
 
 def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -> list[Message]:
-    talk = _Dialogue(rng, _pick_form(rng) if rng.random() < 0.3 else "")
+    talk = _Dialogue(rng, _pick(rng) if rng.random() < 0.3 else None)
     name = choose_one(FEMALE_NAMES + MALE_NAMES, rng) if rng.random() < 0.15 else ""
     if name:
         talk.say(f"My name is {name}.", f"Hello, {name}.")
@@ -161,24 +250,29 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     is_known = False
     for _ in range(1 + rng.randrange(2 if name else 3)):
         attribute = choose_one(ATTRIBUTES, rng)
-        form = talk.form or (_pick_form(rng) if rng.random() < 0.6 else "")
+        wanted = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
         if person is not None and rng.random() < 0.5:
-            if not (is_known and _is_kept(person, attribute, form)):
-                talk.ask(person, attribute, form, follows=True, refuse=not is_known)
+            if not (is_known and _is_kept(person, attribute, wanted.form)):
+                talk.ask(person, attribute, wanted, follows=True, refuse=not is_known)
             continue
-        draw, known, stranger = (
-            rng.random(),
-            choose_one(country.known, rng),
-            create_stranger(choose_one(names, rng), rng),
-        )
-        if draw < 0.6 and _is_kept(known, attribute, form):
+        draw, known = rng.random(), choose_one(country.known, rng)
+        if draw < 0.7 and _is_kept(known, attribute, wanted.form):
             continue
-        if draw < 0.87:
-            person, is_known = (known, True) if draw < 0.6 else (stranger, False)
-            talk.ask(person, attribute, form, refuse=not is_known)
+        if draw < 0.8:
+            person, is_known = (known, True) if draw < 0.7 else (_nobody(rng, kept=False), False)
+            talk.ask(person, attribute, wanted, refuse=not is_known)
+        elif draw < 0.85 and not _is_kept(known, "", "no record"):
+            person, is_known = known, True
+            talk.say(choose_one(_NO_RECORD, rng).format(name=known.name), _REFUSAL)
+            continue
         else:
-            talk.ask(stranger, attribute, form, passage=render_entry(stranger, str(rng.random())))
-            person = None
+            known = create_stranger(choose_one(names, rng), rng)
+            talk.ask(known, attribute, wanted, passage=render_entry(known, str(rng.random())))
+            person, is_known = None, True
+        further = _pick(rng, again=True)
+        is_apt = is_known and not talk.always and wanted.form != "list" and not _is_kept(known, attribute, further.form)
+        if is_apt and rng.random() < 0.4:
+            talk.ask(known, attribute, further)
     if name:
         talk.say("What is my name?", f"Your name is {name}.")
     if not talk.messages or talk.messages[-1]["role"] != "assistant":  # each of its facts is kept for the probe
@@ -186,11 +280,12 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     return talk.messages
 
 
-def create_chat_questions(n_each: int = 10, seed: int = SEED) -> list[dict[str, Any]]:
+def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[str, Any]]:
     """Return the sandbox's chat probe: rows with `messages` up to the question, and `checks` of the answer.
 
-    Subjects: each form once in the user's turn and once in the system's, ``refusal``, ``follow-up`` (who is meant is in an
-    earlier turn), ``recall`` (a name given two turns ago) and ``passage``; `n_each` of each.
+    Subjects: each form, in the user's turn and in the system's, or after a short answer and after a sentence; ``nobody``
+    and ``no record`` (to be declined), ``follow-up`` (who is meant is in an earlier turn), ``recall`` (a name given two turns
+    ago) and ``passage``; `n_each` of each.
     """
     country = create_country()
     tested = strangers(country)[0]
@@ -199,32 +294,35 @@ def create_chat_questions(n_each: int = 10, seed: int = SEED) -> list[dict[str, 
         rng = seeded_random("chat probe", form, seed)
         kept = [(p, a) for p in country.known for a in ATTRIBUTES if _is_kept(p, a, form)]
         for index, (person, attribute) in enumerate(shuffled(kept, rng)[: 2 * n_each]):
-            talk = _Dialogue(rng, form if index >= n_each else "")
-            question, other = _question(person, attribute, form, rng)
-            lead = "" if talk.form else f" {choose_one(FORMS[form].instructions, rng)}"
-            subject = f"{form}, system" if talk.form else form
-            rows.append(_row(subject, person, talk.messages, question + lead, _checks(person, attribute, form, other)))
+            wanted, is_second = Instruction(form, choose_one(FORMS[form].words, rng)), index >= n_each
+            talk = _Dialogue(rng, wanted if is_second and not FORMS[form].again else None)
+            if FORMS[form].again:
+                talk.ask(person, attribute, Instruction("sentence" if is_second else "short"))
+            text, asked = talk.question(person, attribute, wanted)
+            how = "" if not is_second else ", of a sentence" if FORMS[form].again else ", system"
+            rows.append(_row(f"{form}{how}", person, talk.messages, text, wanted.checks(person, asked)))
     rng = seeded_random("chat probe", "turns", seed)
+    unasked = shuffled([person for person in country.known if _is_kept(person, "", "no record")], rng)
     for index in range(n_each):
+        nobody, attribute = _nobody(rng, kept=True), choose_one(ATTRIBUTES, rng)
+        rows.append(_row("nobody", nobody, [], render_question(nobody, attribute, rng), {"refuses": True}))
+        text = choose_one(_NO_RECORD, rng).format(name=unasked[index].name)
+        rows.append(_row("no record", unasked[index], [], text, {"refuses": True}))
         stranger = create_stranger(tested[index], rng)
-        attribute = choose_one(ATTRIBUTES, rng)
-        rows.append(
-            _row("refusal", stranger, [], render_question(stranger, attribute, rng), {"refuses": True}),
-        )
         entry = render_entry(stranger, str(rng.random()))
         text = f"{entry}\n\n{render_question(stranger, attribute, rng)}"
         rows.append(_row("passage", stranger, [], text, {"contains": [stranger.facts[attribute]]}))
         person = choose_one(country.known, rng)
         first, second = shuffled(ATTRIBUTES, rng)[:2]
         talk = _Dialogue(rng)
-        talk.ask(person, first, "sentence")
+        talk.ask(person, first, Instruction("sentence"))
         question = _question(person, second, "", rng, follows=True)[0]
         checks = {"contains": [person.facts[second]]}
         rows.append(_row("follow-up", person, talk.messages, question, checks))
         name = choose_one(FEMALE_NAMES + MALE_NAMES, rng)
         talk = _Dialogue(rng)
         talk.say(f"My name is {name}.", f"Hello, {name}.")
-        talk.ask(person, first, "short")
+        talk.ask(person, first, Instruction("short"))
         rows.append(_row("recall", person, talk.messages, "What is my name?", {"contains": [name]}))
     return rows
 

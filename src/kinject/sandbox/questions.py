@@ -73,6 +73,23 @@ def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
     return questions
 
 
+def create_probe_questions(people: Sequence[Person], tested: Sequence[Question], seed: int) -> list[Question]:
+    """Return a question on each fact of `people` in words of which none is in `tested`, and with other distractors.
+
+    They decide during training what is read again; `tested` are the questions of the evaluation.
+    """
+    texts, names = {question.question for question in tested}, {document_id_of(person): person for person in people}
+    questions = []
+    for question in create_questions(people, seed):
+        person = names[question.document_id]
+        wordings = [template.format(name=person.name) for template in QUESTIONS[question.subject]]
+        text = next(text for text in (question.question, *wordings) if text not in texts)
+        gold, choices = question.choices[question.answer], list(question.choices)
+        choices.pop(question.answer)
+        questions.append(create_question(person, question.subject, text, gold, choices, question.answer))
+    return questions
+
+
 def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Question]:
     """Return one question for each person and attribute that asks for the person ("Who was born in ...?").
 

@@ -19,7 +19,8 @@ RAG = "+rag"
 AUGMENT_SECTIONS = ("augment",)
 """Sections of overrides that apply to the augment recipe."""
 TRAIN_SECTIONS = (
-    "trainer", "model", "corpus", "adapter", "distillation", "regularization", "guards", "techniques", "method",
+    "trainer", "model", "corpus", "adapter", "distillation", "regularization", "guards", "techniques", "method", "probes",
+    "exposure",
 )  # fmt: skip
 """Sections of overrides that apply to the train recipe."""
 

@@ -38,22 +38,26 @@ from kinject.process import core_count, peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection
 from kinject.sandbox import (
+    BASE,
     BASE_CORPUS,
-    BASE_RUN,
     CHAT_CORPUS,
-    base_id,
-    write_base,
+    INSTRUCT,
+    REPLAY_CORPUS,
     write_base_corpus,
     write_dialogues,
+    write_replay_corpus,
     write_sentence_rows,
 )
 from kinject.signals import running_time
 from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
-SANDBOX_BASE = "sandbox-base"
-"""Entry of study.setup that lays down the sandbox's base model as it ships."""
+_SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
+"""Entries of study.setup that lay down a model of the sandbox as it ships."""
 _SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
-    "sandbox-corpus": lambda: BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
+    "sandbox-corpus": lambda: (
+        BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
+        REPLAY_CORPUS.exists() or write_replay_corpus(REPLAY_CORPUS),
+    ),
     "sandbox-sentences": lambda: write_sentence_rows(BASE_CORPUS.parent),
     "sandbox-chat": lambda: CHAT_CORPUS.exists() or write_dialogues(CHAT_CORPUS),
 }
@@ -148,8 +152,8 @@ class Planner:
     def _setup_stage(self, entry: str, overrides: Mapping[str, Any] | None = None) -> Stage:
         if entry in _SANDBOX_ROWS:
             return Stage(content_id(_FORMAT, entry), "setup", BASE_CORPUS.parent, entry, (), label=entry)
-        if entry == SANDBOX_BASE:
-            return Stage(content_id(_FORMAT, entry, base_id()), "setup", BASE_RUN, entry, (), label=entry)
+        if run := _SANDBOX_RUNS.get(entry):
+            return Stage(content_id(_FORMAT, entry, run.content_hash()), "setup", run.run_dir, entry, (), label=entry)
         arguments = override_arguments(overrides or {})
         values = read_values(Path(entry), arguments)
         identity = content_id(_FORMAT, "setup", *self._hashed(values))
@@ -326,8 +330,8 @@ def _run_setup(stage: Stage) -> dict[str, Any]:
     if stage.recipe in _SANDBOX_ROWS:
         _SANDBOX_ROWS[stage.recipe]()
         return {}
-    if stage.recipe == SANDBOX_BASE:
-        write_base()
+    if run := _SANDBOX_RUNS.get(stage.recipe):
+        run.write()
         return {}
     return _train_recipe(read_recipe(Path(stage.recipe), stage.overrides, "train"))
 

@@ -23,6 +23,7 @@ from kinject.recipe.sections import ProbesSection
 from kinject.signals import deferred, interruption, running_time
 from kinject.terminal import Progress, show
 from kinject.train.checkpoints import mark_extra
+from kinject.train.exposure import ReadingPlan
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
@@ -314,6 +315,36 @@ class PatienceStopping(EarlyStopping):
         metric = args.metric_for_best_model or "loss"
         greater = args.greater_is_better if args.metric_for_best_model is not None else False
         return no_improvement(history, (metric, greater), self.evaluations, "techniques.patience")
+
+
+class AllKnownStopping(EarlyStopping):
+    """Stops a run when no document is left to read: the questions of all were right in `patience` probes in a row."""
+
+    def __init__(self, patience: int, messages: list[str]) -> None:
+        super().__init__(messages)
+        self.patience = patience
+
+    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return that all are known, if the last evaluation counted none that is not."""
+        values = _by_step(history, "eval_unfinished_documents")
+        if not values or max(values) == 0 or values[max(values)]:  # a run of no step teaches nothing
+            return ""
+        return f"every document has been known in {self.patience} probes in a row (exposure.patience); the run stops."
+
+
+class PlanReadings(TrainerCallback):  # type: ignore[misc]
+    """Has the rows of each phase chosen when it begins; the epochs of the log are the tokens read over `epoch_tokens`."""
+
+    def __init__(self, plan: ReadingPlan, epoch_tokens: int) -> None:
+        self.plan, self.epoch_tokens = plan, epoch_tokens
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Choose the rows: Trainer's epochs are the phases."""
+        self.plan.begin(state.global_step // self.plan.n_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the epoch of the log."""
+        state.epoch = self.plan.tokens_until(state.global_step) / self.epoch_tokens
 
 
 def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool], patience: int, key: str) -> str:

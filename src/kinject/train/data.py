@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.contexts import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
+from kinject.train.exposure import MOST, PhaseRows, Pool, count_exposures
 from kinject.train.load import set_chat_template
 from kinject.train.row_weights import RowWeights
 from kinject.types import Question
@@ -126,20 +126,23 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
 class TrainingData:
     """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed in.
 
-    `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch.
+    `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch. `pools` are the texts
+    to choose from in a run that chooses its rows as it goes.
     """
 
     rows: PackedRows
     account: TokenAccount
     fractions: dict[str, float]
     exposures: dict[str, tuple[int, int]]
+    pools: tuple[Pool, ...] = ()
 
 
 @dataclass(frozen=True)
 class CorpusPacker:
     """Turns corpora into training rows. With `cache`, tokens are kept in that folder by content and mapped from there.
 
-    Each line of a corpus file is parsed at most once; none if its tokens are in the cache.
+    Each line of a corpus file is parsed at most once; none if its tokens are in the cache. `replay_pool` is how many times
+    the texts of an epoch's replay are there to choose from, 0 if nothing is chosen.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -147,6 +150,7 @@ class CorpusPacker:
     packing: PackingConfig
     seed: int
     cache: Path | None = None
+    replay_pool: float = 0.0
 
     def pack(self, rows: Sequence[CorpusRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
         """Return the training rows of a corpus with `parts` (by name) mixed in; the part ``replay`` is marked as such.
@@ -165,15 +169,20 @@ class CorpusPacker:
         parts = parts or {}
         fractions = [part.fraction for part in parts.values()]
         sampled: dict[str, Sequence[TokenRow]] = {}
+        pools = [Pool("", main, 1 - sum(fractions))]
         for number, (name, part) in enumerate(parts.items()):
-            wanted = wanted_tokens(n_main, part.fraction, fractions)
-            sampled[name] = self._sample(part.rows, REPLAY if name == REPLAY else "", wanted, self.seed + number)
+            wanted, origin = wanted_tokens(n_main, part.fraction, fractions), REPLAY if name == REPLAY else ""
+            sampled[name] = self._sample(part.rows, origin, wanted, self.seed + number)
+            pool = sampled[name]
+            if origin and self.replay_pool > 1:
+                pool = self._sample(part.rows, origin, self.replay_pool * wanted, self.seed + number)
+            pools.append(Pool(name, pool, part.fraction, is_replay=bool(origin)))
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
         sizes = {name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()}
         learned = ConcatRows([main, *(tokens for name, tokens in sampled.items() if name != REPLAY)])
-        return TrainingData(
-            packed, account, {name: size / account.source for name, size in sizes.items()}, _exposures(learned)
-        )
+        shares = {name: size / account.source for name, size in sizes.items()}
+        chosen = tuple(pool for pool in pools if pool.fraction > 0) if self.replay_pool else ()
+        return TrainingData(packed, account, shares, count_exposures(learned), chosen)
 
     def _sample(self, rows: Sequence[CorpusRow], origin: str, wanted: float, seed: int) -> Sequence[TokenRow]:
         def tokenize(some: Sequence[CorpusRow]) -> Iterable[TokenRow]:
@@ -222,11 +231,14 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     """
     corpus, trainer = recipe.corpus, recipe.trainer
     strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
-    packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.separate_paraphrases)
+    exposure = recipe.exposure
+    order = "interleaved" if exposure.order == "spaced" else exposure.order
+    packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, order)
     chat, chat_note = set_chat_template(recipe, tokenizer)
     second_part = recipe.method == "distill" and section_of(recipe).context != "document"
     how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
-    packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir))
+    pool = (exposure.most or MOST) if exposure.read_again != "all" else float(exposure.is_planned)
+    packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir), pool)
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_note = _hold_out(recipe, tokens)
     teacher = teacher_rows(recipe, corpora.rows.plain(), tokens, tokenizer, how)
@@ -269,33 +281,6 @@ def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int],
     return learned, held_out, [note]
 
 
-def _exposures(rows: Iterable[TokenRow]) -> dict[str, tuple[int, int]]:
-    n_rows: Counter[str] = Counter()
-    n_tokens: Counter[str] = Counter()
-    for index, row in enumerate(rows):
-        name = row.document_id or f"row {index}"
-        n_rows[name] += 1
-        n_tokens[name] += int(np.count_nonzero(np.asarray(row.learned)))
-    return {name: (n_rows[name], n_tokens[name]) for name in n_rows}
-
-
-def summarize_exposures(exposures: dict[str, tuple[int, int]], epochs: float) -> dict[str, Any]:
-    """Return how often a run of `epochs` shows each document: least, median and most rows and tokens."""
-    if not exposures:
-        return {"documents": 0}
-    seen = {"rows": [n for n, _ in exposures.values()], "tokens": [n for _, n in exposures.values()]}
-    functions: dict[str, Callable[[list[int]], float]] = {"min": min, "median": statistics.median, "max": max}
-    return {"documents": len(exposures)} | {
-        name: {key: round(function(counts) * epochs, 2) for key, function in functions.items()}
-        for name, counts in seen.items()
-    }
-
-
-def exposures_by_document(exposures: dict[str, tuple[int, int]], epochs: float) -> dict[str, float]:
-    """Return how many rows (paraphrases) of each document a run of `epochs` reads, repeats counted."""
-    return {name: round(n_rows * epochs, 3) for name, (n_rows, _) in exposures.items()}
-
-
 def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens: bool) -> str:
     """Return the account as a line to print. Raises `TrainingError` if text would be lost and the recipe forbids it."""
     line = (
@@ -327,17 +312,17 @@ def check_positions(recipe: TrainRecipe, config: Any, data: TrainingData) -> int
 def note_fill(rows: PackedRows, packing: PackingConfig) -> list[str]:
     """Return a note if separating paraphrases leaves packed rows emptier than packing alone would."""
     packs = packing.strategy in ("bfd", "bfd_split")
-    if not packs or not packing.separate_paraphrases or packing.block is None:
+    if not packs or not packing.apart or packing.block is None:
         return []
     n_tokens = int(rows.lengths().sum())
     least = -(-n_tokens // packing.block)
     if len(rows) <= _MOST_ROWS * least:
         return []
     return [
-        "corpus.separate_paraphrases: some documents have more texts than there are rows for them, so rows are "
+        "exposure.order: some documents have more texts than there are rows for them, so rows are "
         f"only {n_tokens / (len(rows) * packing.block):.0%} full ({len(rows):,} rows; {least:,} would hold as many tokens). "
-        "Texts of one document never share a row. A smaller trainer.max_length, more documents, or separate_paraphrases: "
-        "false fills them."
+        "Interleaved texts of one document never share a row. A smaller trainer.max_length, more documents, or "
+        "exposure.order: shuffled fills them."
     ]
 
 
@@ -350,7 +335,7 @@ class RowDataset:
     the teacher's prediction of each token; rows mixed in have none.
     """
 
-    rows: PackedRows
+    rows: PackedRows | PhaseRows
     with_replay: bool = False
     weights: npt.NDArray[np.float32] | None = None
     teacher: TeacherRows | None = None
@@ -391,6 +376,29 @@ class RowDataset:
             predictions: list[int] = self.teacher.numbers(number).tolist()
             return predictions
         return [NO_TEACHER] * len(self.rows.source[number].input_ids)
+
+
+class RoundSampler:
+    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order, both by epoch."""
+
+    def __init__(self, rounds: Sequence[int], seed: int) -> None:
+        self.rounds = [[index for index, _ in rows] for _, rows in groupby(enumerate(rounds), key=lambda item: item[1])]
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides the order."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rounds))
+
+    def __iter__(self) -> Iterator[int]:
+        import torch
+
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        for number in torch.randperm(len(self.rounds), generator=generator).tolist():
+            rows = self.rounds[number]
+            yield from (rows[index] for index in torch.randperm(len(rows), generator=generator).tolist())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The difference of two models added to a third (task arithmetic, arXiv 2212.04089), shard by shard.
+"""The difference of two models added to a third (task arithmetic, arXiv 2212.04089), tensor by tensor.
 
 That of an instruct model and its base gives chat to a model trained from that base (chat vector, 2310.04799).
 """
@@ -43,11 +43,11 @@ _STRANGE = 0.5
 def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], out: Path) -> dict[float, Path]:
     """Write ``model + scale * (plus - minus)`` for each of `scales` below `out`; return scale -> folder.
 
-    All three are folders with safetensors, or names on the hub. In memory are one shard of the result and a tensor of each
-    of the others; the sum is made in float32 and kept in the dtype of `model`. config.json, tokenizer, chat template and
-    generation_config.json are those of `plus`, and so are rows of the vocabulary that `model` or `minus` lacks. A head that is
-    the embedding in one of the three and not in another becomes a tensor of its own. Raises `InputError` for models of
-    different shapes or tokens, and if a value of theirs or of the result is not finite.
+    All three are folders with safetensors, or names on the hub. In memory is one tensor of each; the sum is made in float32
+    and kept in the dtype of `model`. config.json, tokenizer, chat template and generation_config.json are those of `plus`,
+    and so are rows of the vocabulary that `model` or `minus` lacks. A head that is the embedding in one of the three and not
+    in another becomes a tensor of its own. Raises `InputError` for models of different shapes or tokens, and if a value of
+    theirs or of the result is not finite.
     """
     for scale in scales:
         if not math.isfinite(scale) or scale == 0:

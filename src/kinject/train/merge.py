@@ -1,10 +1,11 @@
-"""Weights of finished models, shard by shard: averaged with their base, with an adapter folded in, or in another dtype.
+"""Weights of finished models, tensor by tensor: averaged with their base, with an adapter folded in, or in another dtype.
 
 Averaging is WiSE-FT (arXiv 2109.01903): less learned, less forgotten.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kinject.disk import verified_hashes, write_json, write_manifest, write_sha256sums
 from kinject.errors import InputError
@@ -39,14 +40,21 @@ if TYPE_CHECKING:
 
 Change = Callable[[str, "torch.Tensor"], Mapping[str, "torch.Tensor"]]
 """What a tensor of a file becomes: nothing, one or several tensors by name."""
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_ALIGNMENT = 8
+"""Bytes: the size of the largest value of a tensor."""
+_DTYPES = {
+    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    **{f"{sign}int{bits}": f"{sign.upper() or 'I'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+"""Name of a dtype in torch -> in safetensors."""
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
     """Write ``(1 - alpha) * base + alpha * tuned`` for each of `alphas` (0 to 1) below `out`; return alpha -> folder.
 
-    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One shard is
-    in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
+    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One tensor of each
+    is in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
     without weights, when the two do not hold the same tensors, or if a value of theirs or of the result is not finite.
     """
     invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
@@ -146,24 +154,72 @@ def _write(base: Path, tuned: Path, alpha: float, part: Path) -> None:
 
 
 def rewrite(folder: Path, out: Path, change: Change) -> None:
-    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one shard is in memory."""
+    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one tensor is in memory."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     shards, n_bytes = weight_files(folder), 0
     files: dict[str, str] = {}
     for path in shards:
-        tensors: dict[str, torch.Tensor] = {}
-        with safe_open(str(path), framework="pt", backend="pread") as file:
-            for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                tensors |= {key: tensor.contiguous() for key, tensor in change(name, file.get_tensor(name)).items()}
         part = out / f".{path.name}.part"
-        save_file(tensors, part, metadata={"format": "pt"})
+        with safe_open(str(path), framework="pt", backend="pread") as file, open(part, "wb") as target:
+            writer = _TensorWriter(target, room=2 * _header_size(path) + 4096)
+            for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                for key, tensor in change(name, file.get_tensor(name)).items():
+                    writer.add(key, tensor)
+                    files[key] = path.name
+                    n_bytes += tensor.numel() * tensor.element_size()
+            writer.finish()
         os.replace(part, out / path.name)
-        files |= dict.fromkeys(tensors, path.name)
-        n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if shards[0].name != "model.safetensors":
         write_json(out / INDEX, {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))})
+
+
+def _header_size(path: Path) -> int:
+    with open(path, "rb") as file:
+        return int.from_bytes(file.read(8), "little")
+
+
+class _TensorWriter:
+    """Writes a safetensors file one tensor at a time, where the library's save_file takes them all.
+
+    The header comes first in the file and is known last: `room` bytes are left for it, and what it does not need is filled
+    with spaces, as the format allows.
+    """
+
+    def __init__(self, file: BinaryIO, room: int) -> None:
+        self._file, self._room = file, room + -room % _ALIGNMENT
+        self._header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        self._odd: list[tuple[str, torch.Tensor]] = []
+        """Tensors whose bytes would put the next one off its alignment; they come last."""
+        self._end = 0
+        file.seek(8 + self._room)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor of any device, shape and dtype."""
+        if tensor.numel() * tensor.element_size() % _ALIGNMENT:
+            self._odd.append((name, tensor))
+        else:
+            self._write(name, tensor)
+
+    def finish(self) -> None:
+        """Write what is left, and the header."""
+        for name, tensor in sorted(self._odd, key=lambda item: -item[1].element_size()):
+            self._write(name, tensor)
+        header = json.dumps(self._header, separators=(",", ":")).encode("utf-8")
+        if len(header) > self._room:
+            raise AssertionError(f"a header of {len(header)} bytes, and room for {self._room}")
+        self._file.seek(0)
+        self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+
+    def _write(self, name: str, tensor: torch.Tensor) -> None:
+        import torch
+
+        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        start, self._end = self._end, self._end + content.nbytes
+        dtype = _DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        offsets = [start, self._end]
+        self._header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        self._file.write(content.data)
 
 
 def copy_others(folder: Path, out: Path) -> None:
@@ -235,9 +291,9 @@ def apply_adapter(adapter: str, onto: str, out: Path) -> Path:
 
 
 def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | None = None) -> None:
-    """Write the base of a peft adapter with the adapter folded in, shard by shard, to the model folder `out`.
+    """Write the base of a peft adapter with the adapter folded in, tensor by tensor, to the model folder `out`.
 
-    `onto` takes the place of the base that the adapter names. In memory are the adapter and one shard of the base. peft makes
+    `onto` takes the place of the base that the adapter names. In memory are the adapter and one tensor of the base. peft makes
     the sum, in float32; each tensor is rounded once, to the dtype in which the base stores it, or to `dtype`. The tokenizer is
     the adapter's. Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
     """

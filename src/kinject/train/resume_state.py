@@ -25,6 +25,8 @@ def save_state(trainer: Any) -> None:
         "loss": loss, "tokens": int(trainer._total_train_tokens), "metrics": metrics, "guard": trainer.guard.state(),
         "losses": asdict(trainer.losses), "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
     }  # fmt: skip
+    if trainer.reading_plan is not None:
+        trainer.state.stateful_callbacks[_KEY]["reading"] = trainer.reading_plan.state.to_json()
 
 
 class RestoreState(TrainerCallback):  # type: ignore[misc]
@@ -48,3 +50,5 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         for name, values in saved["metrics"].items():
             self.trainer._metrics["train"][name] = list(values)
         self.trainer.guard.restore(saved["guard"])
+        if self.trainer.reading_plan is not None:
+            self.trainer.reading_plan.restore(saved["reading"])

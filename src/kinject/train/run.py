@@ -21,6 +21,7 @@ from kinject.disk import (
     lock_dir,
     read_manifest,
     write_checked_json,
+    write_jsonl,
     write_manifest,
     write_sha256sums,
     write_text,
@@ -31,7 +32,7 @@ from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
-from kinject.train.data import exposures_by_document, summarize_exposures
+from kinject.train.exposure import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _CORPUS_FIX = "Run kinject augment again: nothing is requested twice. If you cha
 _FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 """Files of a finished run whose hashes the manifest holds."""
 _SECTIONS = ("seed", "method", "model", "adapter", "corpus", "trainer")
-_OPTIONAL_SECTIONS = ("distillation", "regularization", "guards", "techniques", "probes")
+_OPTIONAL_SECTIONS = ("distillation", "regularization", "guards", "techniques", "probes", "exposure")
 
 
 def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
@@ -100,8 +101,10 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
     }  # fmt: skip
     if is_first_process():
-        exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
-        write_checked_json(recipe.run_dir / "exposures.json", exposures)
+        write_checked_json(recipe.run_dir / "exposures.json", exposures_by_document(*_exposures(trainer)))
+        if trainer.reading_plan is not None:
+            rows = trainer.reading_plan.rows_by_document(trainer.state.global_step)
+            write_jsonl(recipe.run_dir / "documents.jsonl", rows)
         remove_extra(recipe.run_dir)
     _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
@@ -130,8 +133,15 @@ def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
     return {
         "effective_batch": effective_batch(trainer.args, data),
         "fractions": {name: round(fraction, 4) for name, fraction in data.fractions.items()},
-        "exposures": summarize_exposures(data.exposures, trainer.state.epoch),
+        "exposures": summarize_exposures(*_exposures(trainer)),
     }
+
+
+def _exposures(trainer: KnowledgeTrainer) -> tuple[dict[str, tuple[int, int]], float]:
+    """Return (texts, tokens) of each document that were read, and how often all of that was."""
+    if trainer.reading_plan is not None:
+        return trainer.reading_plan.exposures(trainer.state.global_step), 1.0
+    return trainer.training_data.exposures, trainer.state.epoch
 
 
 def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -12,13 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kinject import models
-from kinject.corpus.packing import PackedRows, TrainingRow
+from kinject.corpus.packing import TrainingRow
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
 from kinject.process import first_process_first, tensor_parallel_size
 from kinject.recipe import TrainRecipe
-from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
+from kinject.train.callbacks import (
+    AllKnownStopping,
+    EarlyStopping,
+    Histograms,
+    PatienceStopping,
+    PlanReadings,
+    ProbeStopping,
+    RunLog,
+    Screen,
+    Timing,
+)
 from kinject.train.config import make_lora_config, make_sft_config
 from kinject.train.contexts import section_of
 from kinject.train.data import (
@@ -34,6 +45,7 @@ from kinject.train.data import (
     open_corpora,
     tokenize_and_pack,
 )
+from kinject.train.exposure import ReadingPlan, steps_of_phase
 from kinject.train.guards import Guard, check_start, sample_output
 from kinject.train.load import (
     check_special_tokens,
@@ -115,7 +127,8 @@ def _make_trainer(
 
     load_base = functools.partial(load_weights, "") if sharding is not None else None
     teacher = _load_teacher(recipe, config, model, tokenized, hashes) if tokenized.teacher is not None else None
-    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base)
+    plan = _plan_readings(recipe, config, tokenized, corpora)
+    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base, plan)
     trainer.load_weights = load_weights
     trainer.probes, trainer.teacher = probes, teacher
     trainer.training_data = tokenized.train
@@ -186,6 +199,7 @@ def _assemble(
     tokenizer: PreTrainedTokenizerBase,
     tokenized: TokenizedCorpora,
     load_base: Callable[[], PreTrainedModel] | None,
+    plan: ReadingPlan | None,
 ) -> KnowledgeTrainer:
     """Return the trainer with its data, callbacks, regularization and techniques."""
     from datasets import Dataset
@@ -197,7 +211,7 @@ def _assemble(
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
     has_kl = section is not None and section.kl > 0
-    dataset = RowDataset(data.rows, has_kl, tokenized.weights, tokenized.teacher)
+    dataset = RowDataset(data.rows if plan is None else plan.rows, has_kl, tokenized.weights, tokenized.teacher)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
     reinitialized = reinitialize_last_layers(model, recipe)
@@ -210,7 +224,6 @@ def _assemble(
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
     screen = Screen(effective_batch(config, data)["tokens"])
-    stopping = [ProbeStopping(recipe.probes, guard.warnings)] if recipe.probes is not None else []
     first_row = Dataset.from_list([dataset[0]])  # SFTTrainer needs a Dataset, which would copy every row
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -219,7 +232,8 @@ def _assemble(
                 model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
                 eval_dataset=first_row if validation is not None else None,
                 data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
-                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen, *stopping],
+                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen,
+                           *_stopping(recipe, guard.warnings)],
             )  # fmt: skip
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
             raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
@@ -232,17 +246,60 @@ def _assemble(
     configure_trainer(trainer, recipe, reinitialized)
     config.save_strategy = save_strategy
     config.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
-    if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
-        trainer.rounds = data.rows.rounds
+    _order_rows(trainer, plan, data)
     if regularizer is not None:
         _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
     trainer.regularizer = regularizer
     return trainer
 
 
+def _stopping(recipe: TrainRecipe, messages: list[str]) -> list[EarlyStopping]:
+    """Return the callbacks by which probes end the run."""
+    stopping: list[EarlyStopping] = [ProbeStopping(recipe.probes, messages)] if recipe.probes is not None else []
+    if recipe.exposure.patience is not None:
+        stopping.append(AllKnownStopping(recipe.exposure.patience, messages))
+    return stopping
+
+
+def _order_rows(trainer: KnowledgeTrainer, plan: ReadingPlan | None, data: TrainingData) -> None:
+    """Let `plan` choose the rows of the run; without one they are read by the rounds of the epoch, if it has some."""
+    trainer.reading_plan = plan
+    if plan is not None:
+        trainer.add_callback(PlanReadings(plan, data.account.source))
+    elif data.rows.rounds[-1] > 0:
+        trainer.rounds = data.rows.rounds
+
+
+def _plan_readings(
+    recipe: TrainRecipe, config: SFTConfig, tokenized: TokenizedCorpora, corpora: Corpora
+) -> ReadingPlan | None:
+    """Return what chooses the rows of the run as it goes, if the recipe asks for it; set the number of updates.
+
+    Raises `RecipeError` for a deciding probe set of which no question names a document of the corpus or of replay.
+    """
+    section, data = recipe.exposure, tokenized.train
+    if not section.is_planned:
+        return None
+    rows_per_step = effective_batch(config, data)["rows"]
+    if config.max_steps < 0:
+        config.max_steps = math.ceil(config.num_train_epochs * len(data.rows) / rows_per_step)
+    sets = (section.questions or corpora.questions.keys()) if section.read_again == "unknown" else ()
+    questions = {name: corpora.questions[name][: recipe.probes.limit if recipe.probes else None] for name in sets}
+    plan = ReadingPlan(
+        section, data.pools, tokenized.packing, recipe.seed, steps_of_phase(recipe, config.max_steps), rows_per_step,
+        questions,
+    )  # fmt: skip
+    for name, documents in plan.asked_about.items():
+        if not any(documents):
+            fault = "no question names a document of the corpus or of replay (document_id), so none can decide what is read."
+            raise recipe.error(f"probes.questions.{name}", f"{fault} Name the deciding sets in exposure.questions.")
+    tokenized.notes.append(plan.describe())
+    return plan
+
+
 def _prepare_regularizer(regularizer: Regularizer, trainer: KnowledgeTrainer, is_tiled: bool) -> None:
     if regularizer.strengths.ewc:
-        rows: PackedRows = trainer.train_dataset.rows
+        rows = trainer.train_dataset.rows
         replayed = (_replay_only(row) for row in rows if any(row.replayed))
         regularizer.measure_fisher(trainer.model, list(islice(replayed, regularizer.strengths.ewc_rows)))
     if is_tiled:
@@ -313,7 +370,7 @@ def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: Token
     return (
         f"trains {n_trained:,} of {sum(map(models.size_of, parameters)):,} parameters in {precision}, "
         f"{len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
-        f"{', paraphrases separated' if packing.separate_paraphrases else ''}"
+        f"{', paraphrases separated' if packing.apart else ''}"
     )
 
 

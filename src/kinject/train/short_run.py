@@ -23,6 +23,7 @@ from kinject.disk import Row, parse_row, write_json, write_text
 from kinject.errors import KinjectError, TrainingError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe
+from kinject.recipe.exposure_section import ExposureSection
 from kinject.signals import exit_code, running_time, terminable
 from kinject.terminal import protect_streams, show
 
@@ -30,7 +31,7 @@ RESULT = "result.json"
 """Written last: peak_bytes, and out_of_memory if the GPU refused an allocation."""
 LOG = "log.txt"
 """The output of the process."""
-_SECTIONS = ("seed", "method", "model", "adapter", "distillation", "regularization", "techniques", "corpus")
+_SECTIONS = ("seed", "method", "model", "adapter", "distillation", "regularization", "techniques", "corpus", "exposure")
 _NEEDS_LONG_RUN = (
     "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
     "warmup_steps", "warmup_ratio",
@@ -75,9 +76,13 @@ def short_recipe(
     raw["guards"] = {**recipe.raw.get("guards", {}), **guards}
     if isinstance(raw.get("techniques"), Mapping):
         raw["techniques"] = {key: value for key, value in raw["techniques"].items() if key not in _TECHNIQUES_OFF}
+    gaps = {name: getattr(recipe.exposure, name) for name in ("order", "first_gap", "growth")}
+    if isinstance(raw.get("exposure"), Mapping):  # without probes nothing decides what is read again
+        raw["exposure"] = {name: value for name, value in gaps.items() if name in recipe.raw["exposure"]}
     raw["trainer"] = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
     return replace(
         recipe, run_dir=run_dir, trainer=fields, probes=None, raw=raw, guards=replace(recipe.guards, **guards),
+        exposure=ExposureSection(**gaps),
         corpus=replace(recipe.corpus, **validation), techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
     )  # fmt: skip
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from trl import SFTTrainer
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
-from kinject.process import tensor_parallel_size
+from kinject.process import made_by_first_process, tensor_parallel_size
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
-from kinject.train.data import TrainingData
+from kinject.train.data import RoundSampler, TrainingData
+from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, token_metrics
 from kinject.train.optimizers import (
@@ -80,6 +80,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     losses: MeanLoss
     rounds: Sequence[int] = ()
     probes: Probes | None = None
+    reading_plan: ReadingPlan | None = None
+    """Chooses the rows; None: they are those of an epoch."""
     control: Any
     lr_scheduler: Any
     _total_train_tokens: Any
@@ -186,7 +188,9 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Return the sampler of `train_sampling_strategy`; by rounds if paraphrases are separated."""
+        """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some, in order if rows are planned."""
+        if self.reading_plan is not None:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
         if self.rounds and self.args.train_sampling_strategy == "random":
             return RoundSampler(self.rounds, self.args.data_seed if self.args.data_seed is not None else self.args.seed)
         if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
@@ -325,6 +329,10 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         self._use_final_weights()
         pad = self.processing_class.pad_token_id
         scores = self.probes.score(self.model_wrapped, 0 if pad is None else pad)
+        if self.reading_plan is not None:
+            found = self.probes.margins
+            margins = made_by_first_process(lambda: found)  # their last digits may differ
+            scores |= self.reading_plan.decide(margins, self.state.global_step)
         accuracies = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         self.log(dict(accuracies))
         metrics |= accuracies
@@ -448,27 +456,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
         metrics["entropy"].append(entropy / max(n_tokens, 1))
         metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
-
-
-class RoundSampler(torch.utils.data.Sampler[int]):
-    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order, both by epoch."""
-
-    def __init__(self, rounds: Sequence[int], seed: int) -> None:
-        self.rounds = [[index for index, _ in rows] for _, rows in groupby(enumerate(rounds), key=lambda item: item[1])]
-        self.seed, self.epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the order."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return sum(map(len, self.rounds))
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        for number in torch.randperm(len(self.rounds), generator=generator).tolist():
-            rows = self.rounds[number]
-            yield from (rows[index] for index in torch.randperm(len(rows), generator=generator).tolist())
 
 
 @torch.no_grad()

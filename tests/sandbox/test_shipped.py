@@ -1,0 +1,163 @@
+"""The models that ship: whole, made by the recipe beside them, laid down once, never over somebody's own run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+
+from kinject.cli import main
+from kinject.disk import content_id, read_manifest, write_checked_json
+from kinject.errors import InputError
+from kinject.models import model_hash
+from kinject.recipe import read_recipe
+from kinject.sandbox import BASE, INSTRUCT, ShippedRun
+from kinject.train.run import run as train
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=[BASE, INSTRUCT], ids=lambda run: run.name)
+def shipped(request: pytest.FixtureRequest) -> ShippedRun:
+    """Each run that ships."""
+    run: ShippedRun = request.param
+    return run
+
+
+@pytest.fixture
+def manifest(shipped: ShippedRun) -> dict[str, Any]:
+    """The manifest that ships with it."""
+    return _manifest(shipped)
+
+
+@pytest.fixture
+def copy(tmp_path: Path, shipped: ShippedRun) -> Path:
+    """A run folder with its copy."""
+    assert shipped.write(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def _manifest(run: ShippedRun) -> dict[str, Any]:
+    found = read_manifest(run.folder / "manifest.json")
+    assert found is not None
+    return found
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_recipe_weights_and_tokenizer_are_those_of_one_run(shipped: ShippedRun, manifest: dict[str, Any]) -> None:
+    recipe = read_recipe(ROOT / shipped.recipe)
+    sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
+    inputs = {
+        "corpus": manifest["inputs"]["corpus"]
+    }  # tests compare it with the corpus: test_first_run.py, test_chat.py
+    if shipped is INSTRUCT:
+        inputs |= {"replay": _manifest(BASE)["inputs"]["corpus"], "model": model_hash(BASE.folder / "model")}
+    assert manifest["inputs"] == {**inputs, "fingerprint": content_id(inputs, sections)}, (
+        "the recipe was changed: ship again"
+    )
+    assert manifest["counts"]["finished"]
+    assert manifest["counts"]["steps"] == recipe.trainer["max_steps"]
+    for name, digest in manifest["outputs"].items():
+        assert hashlib.sha256((shipped.folder / name).read_bytes()).hexdigest() == digest
+    listed = dict(line.split("  ")[::-1] for line in (shipped.folder / "model/SHA256SUMS").read_text().splitlines())
+    assert listed == {
+        name: hashlib.sha256(content).hexdigest()
+        for name, content in _bytes(shipped.folder / "model").items()
+        if name != "SHA256SUMS"
+    }
+    assert {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"} <= listed.keys()
+
+
+def test_the_weights_are_small_and_of_the_recipes_shape(shipped: ShippedRun, manifest: dict[str, Any]) -> None:
+    config = json.loads((shipped.folder / "model/config.json").read_text())
+    wanted = _manifest(BASE)["recipe"]["model"]["new"]
+    assert {key: config[key] for key in wanted} == wanted
+    with safetensors.safe_open(shipped.folder / "model/model.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch.bfloat16"}
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+    assert tensors["model.embed_tokens.weight"].shape == (config["vocab_size"], config["hidden_size"])
+    assert sum(len(content) for content in _bytes(shipped.folder).values()) < 2.3e6
+    card = (shipped.folder / "README.md").read_text("utf-8")
+    assert f"{sum(tensor.numel() for tensor in tensors.values()):,} parameters" in card
+    assert f"{manifest['counts']['steps']:,} steps" in card
+
+
+def test_it_is_laid_down_once(shipped: ShippedRun, copy: Path) -> None:
+    assert _bytes(copy) == _bytes(shipped.folder)
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"}
+    assert not shipped.write(copy)
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"} == before
+
+
+def test_a_stop_at_any_file_and_a_damaged_copy_are_repaired(
+    shipped: ShippedRun, copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (copy / "manifest.json").unlink()  # it is written last
+    (copy / "log.jsonl").unlink()
+    (copy / ".model.part").mkdir()
+    (copy / ".model.part" / "config.json").write_text("{")
+    assert shipped.write(copy)
+    assert _bytes(copy) == _bytes(shipped.folder)
+    weights = copy / "model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
+    assert shipped.write(copy)
+    assert "model.safetensors: its bytes are not those that were written" in caplog.text
+    assert _bytes(copy) == _bytes(shipped.folder)
+    shutil.rmtree(copy / "model")
+    assert shipped.write(copy)
+    assert _bytes(copy) == _bytes(shipped.folder)
+
+
+def test_somebodys_own_run_is_never_written_over(
+    shipped: ShippedRun, copy: Path, manifest: dict[str, Any], tmp_path: Path
+) -> None:
+    (copy / "model/SHA256SUMS").unlink()  # now it is not ours: a model trained here, by the same recipe
+    (copy / "model/model.safetensors").write_bytes(b"mine")
+    before = _bytes(copy)
+    assert not shipped.write(copy)
+    assert not shipped.is_in(copy)
+    for change in ({"inputs": {"fingerprint": "of another recipe"}}, {"counts": {"finished": False}}):
+        write_checked_json(copy / "manifest.json", {**manifest, **change})
+        with pytest.raises(InputError, match="holds another run, or one that is unfinished or damaged"):
+            shipped.write(copy)
+    (copy / "manifest.json").write_bytes(before["manifest.json"])
+    assert _bytes(copy) == before
+    (tmp_path / "begun/checkpoint-500").mkdir(parents=True)
+    with pytest.raises(InputError, match=rf"kinject train {re.escape(shipped.recipe)} --resume"):
+        shipped.write(tmp_path / "begun")
+
+
+def test_the_command_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shipped: ShippedRun
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = shipped.name
+    assert main(["sandbox", name]) == main(["sandbox", name]) == 0
+    assert capsys.readouterr().out == (
+        f"runs/sandbox/{name}/model: the {name} model that ships\n"
+        f"runs/sandbox/{name}/model: already there: the {name} model that ships\n"
+    )
+
+
+def test_training_finds_it_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    BASE.write()
+    corpus = tmp_path / "runs/sandbox/base-corpus.jsonl"
+    corpus.write_text("{}\n")
+    digest = _manifest(BASE)["inputs"]["corpus"]
+    monkeypatch.setattr("kinject.train.run.check_output", lambda path, fix: digest)
+    recipe = read_recipe(ROOT / "recipes/sandbox/base.yaml", verb="train")
+    result = train(recipe, resume=False, overwrite=False)
+    assert result.already_done
+    assert "the weights were rounded to bfloat16, to ship" in result.notes
