@@ -143,3 +143,17 @@ def test_missing_documents_and_questions_are_told_before_anything_is_trained(tmp
     assert "known.jsonl', but nothing is there" in told
     assert "augment.documents" in told
     assert "eval.retrieval.documents" in told
+
+
+def test_test_questions_may_not_decide_what_an_arm_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    tests = [{"path": "eval/sandbox/new.jsonl", "layout": "auto"}, {"path": "eval/sandbox/known.jsonl"}]
+    shared = "study.train=recipes/sandbox/exposure.yaml"
+    recipe = read_recipe("recipes/studies/sandbox-quick.yaml", [shared], verb="study", check_inputs=False)
+    check_shared_recipes(recipe, expand_arms(recipe), tests)
+    leaking = [shared, "study.overrides={probes.questions: {new: eval/sandbox/new.jsonl}}"]
+    recipe = read_recipe("recipes/studies/sandbox-quick.yaml", leaking, verb="study", check_inputs=False)
+    with pytest.raises(
+        RecipeError, match=r"600 of 600 questions that decide what is read are test questions \(eval/sandbox/n"
+    ):
+        check_shared_recipes(recipe, expand_arms(recipe), tests)
