@@ -5,13 +5,18 @@
 writes documents.jsonl, paraphrases.jsonl, and three question sets: the dataset's cloze probes (taken from the text,
 reworded, and one inference away), each with its own answer and three answers of other probes of the same level.
 
-The study recipes/studies/natural.yaml needs more:
+The studies recipes/studies/natural.yaml and natural-frontier.yaml need more:
 
     --paraphrased       only the 40 passages that have paraphrases
-    --stories MODEL     stories.jsonl too: 200 stories that MODEL writes, sampled at temperature 1
-    --passed VARIANTS   two corpora too, each with the passages themselves: unchecked.jsonl with all paraphrases, and
-                        drawn.jsonl with as many of each passage as VARIANTS (variants.jsonl of `kinject augment`, which
-                        checked them) has, drawn without a look at the checks
+    --ends DIGITS       only what belongs to passages whose number ends in one of DIGITS; the wrong choices stay those of
+                        all passages. recipes/real-data/best.yaml was tuned on those ending in 2, 5 and 8
+    --stories MODEL     stories.jsonl too: 200 stories that MODEL writes, sampled at temperature 1; and continued.jsonl:
+                        which sentence comes next in each of them, beside sentences of three others
+    --replay N          replay.jsonl too: N further stories of that MODEL
+    --passed VARIANTS   corpora too, each with the passages themselves: unchecked.jsonl with all paraphrases;
+                        sentences.jsonl, the same with each sentence as a text of its own; and drawn.jsonl with as many
+                        of each passage as VARIANTS (variants.jsonl of `kinject augment`, which checked them) has,
+                        drawn without a look at the checks
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kinject.corpus.passages import sentences
 from kinject.disk import content_id, read_jsonl, write_jsonl
 
 LEVELS = {"memorised": "mem", "reworded": "gen", "inferred": "hard_gen"}
@@ -79,6 +85,7 @@ def corpora(passages: list[Row], passed: Path) -> Iterator[tuple[str, list[Row]]
     originals = list(documents(passages))
     texts = list(paraphrases(passages))
     yield "unchecked", originals + texts
+    yield "sentences", [{**row, "text": text} for row in originals + texts for text in sentences(row["text"])]
     rng = random.Random(0)
     drawn = []
     for document in originals:
@@ -87,27 +94,51 @@ def corpora(passages: list[Row], passed: Path) -> Iterator[tuple[str, list[Row]]
     yield "drawn", originals + drawn
 
 
+def document_of(row: Row) -> str:
+    """Return the id of the passage that a row is, or belongs to."""
+    return str(row.get("document_id", row.get("id")))
+
+
 def corpus_row(row: Row) -> Row:
     """Return a row of a corpus: an id, the document's id, the text."""
-    document = row.get("document_id", row.get("id"))
+    document = document_of(row)
     return {"id": content_id("corpus", document, row["text"]), "document_id": document, "text": row["text"]}
 
 
-def stories(model_dir: Path, n: int) -> Iterator[Row]:
+def stories(model_dir: Path, n: int, seed: int, batch: int) -> Iterator[Row]:
     """Yield `n` texts of at most 256 tokens that the model in `model_dir` writes from its first token on."""
     import torch
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
-    torch.manual_seed(0)
-    for _ in range(0, n, 20):
-        start = torch.full((20, 1), tokenizer.bos_token_id)
+    torch.manual_seed(seed)
+    while n > 0:
+        start = torch.full((min(n, batch), 1), tokenizer.bos_token_id)
         written = model.generate(
             start, attention_mask=torch.ones_like(start), max_new_tokens=256, do_sample=True, temperature=1.0, top_k=0
         )
         for text in tokenizer.batch_decode(written, skip_special_tokens=True):
             yield {"text": text.strip()}
+        n -= batch
+
+
+def continued(texts: list[str]) -> Iterator[Row]:
+    """Yield for each of `texts` with four sentences: how it begins, and which sentence comes next.
+
+    The wrong choices are sentences of three other texts, from the same place.
+    """
+    split = [parts for parts in map(sentences, texts) if len(parts) > 4]  # the last may be cut off
+    rng = random.Random(0)
+    for index, (*start, following) in enumerate(parts[:4] for parts in split):
+        others = [parts[3] for parts in split if parts[3] != following]
+        choices = [following, *rng.sample(others, 3)]
+        rng.shuffle(choices)
+        story = f"story-{index:03}"
+        yield {
+            "id": content_id("continued", story, following), "question": f"{' '.join(start)} ...", "choices": choices,
+            "answer": choices.index(following), "document_id": story,
+        }  # fmt: skip
 
 
 def main() -> None:
@@ -116,7 +147,9 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="folder with fictional_knowledge_paraphrased.json")
     parser.add_argument("target", type=Path, help="folder to write into")
     parser.add_argument("--paraphrased", action="store_true", help="only passages that have paraphrases")
+    parser.add_argument("--ends", default="0123456789", metavar="DIGITS", help="only passages whose number ends so")
     parser.add_argument("--stories", type=Path, metavar="MODEL", help="write stories.jsonl with this model")
+    parser.add_argument("--replay", type=int, default=0, metavar="N", help="with --stories: write replay.jsonl")
     parser.add_argument("--passed", type=Path, metavar="VARIANTS", help="write unchecked.jsonl and drawn.jsonl")
     arguments = parser.parse_args()
     passages = json.loads((arguments.source / "fictional_knowledge_paraphrased.json").read_text("utf-8"))
@@ -124,10 +157,15 @@ def main() -> None:
         passages = [passage for passage in passages if passage.get("paraphrases")]
     written = {"documents": documents(passages), "paraphrases": paraphrases(passages)}
     written |= {name: unique(questions(passages, level)) for name, level in LEVELS.items()}
-    if arguments.stories:
-        written["stories"] = stories(arguments.stories, 200)
     if arguments.passed:
         written |= {name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)}
+    ends = tuple(arguments.ends)
+    written = {name: (row for row in rows if document_of(row).endswith(ends)) for name, rows in written.items()}
+    if arguments.stories:
+        of_model = list(stories(arguments.stories, 200, seed=0, batch=20))
+        written |= {"stories": iter(of_model), "continued": continued([row["text"] for row in of_model])}
+    if arguments.stories and arguments.replay:
+        written["replay"] = stories(arguments.stories, arguments.replay, seed=1, batch=100)
     for name, rows in written.items():
         path = arguments.target / f"{name}.jsonl"
         print(f"{path}: {write_jsonl(path, rows)} rows")

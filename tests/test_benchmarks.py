@@ -246,6 +246,26 @@ def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str])
     drawn = [row for _, row in read_jsonl(tmp_path / "out/drawn.jsonl")]
     assert len(drawn) == 9
     assert drawn[-1]["document_id"] == "fictional-003"
+    written = [row["text"] for _, row in read_jsonl(tmp_path / "out/sentences.jsonl")]
+    assert written[:2] == ["The old mill of Lowmere was built by Arden Vale on 3 March 1987.", "It lies 40 km off."]
+    assert len(written) == 32
+    run_here("fictional.py", material / "data/fictional", tmp_path / "some", *more, "--ends", "05")
+    for name, n in (("documents", 2), ("memorised", 2), ("unchecked", 4), ("sentences", 8)):
+        rows = [row for _, row in read_jsonl(tmp_path / f"some/{name}.jsonl")]
+        assert len(rows) == n
+        assert {row.get("document_id", row["id"]) for row in rows} == {"fictional-000", "fictional-005"}
+        assert all(row in [whole for _, whole in read_jsonl(tmp_path / f"out/{name}.jsonl")] for row in rows)
+
+
+def test_a_story_of_the_fictional_study_goes_on_with_its_own_fourth_sentence() -> None:
+    continued = runpy.run_path(str(BENCHMARKS / "fictional.py"))["continued"]
+    texts = [" ".join(f"Sentence {n} of {name}." for n in "12345") for name in ("Ann", "Bob", "Cleo", "Dan", "Eve")]
+    rows = list(continued([*texts, "Too short. It ends."]))
+    assert [row["question"] for row in rows] == [text[: text.index("Sentence 4")] + "..." for text in texts]
+    assert [row["choices"][row["answer"]] for row in rows] == [
+        f"Sentence 4 of {n}." for n in ["Ann", "Bob", "Cleo", "Dan", "Eve"]
+    ]
+    assert all(len(set(row["choices"])) == 4 and all("4" in text for text in row["choices"]) for row in rows)
 
 
 @pytest.mark.usefixtures("forked")

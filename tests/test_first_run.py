@@ -42,7 +42,7 @@ NOT_HERE = {
     "mistralai/": "a model of the hub",
     "recipes/handbook/": "an endpoint with a key, a model of the hub; tests/augment/test_survey.py writes them",
     "recipes/real-data/": "data of another project",
-    "recipes/studies/natural.yaml": "data of another project",
+    "recipes/studies/natural": "data of another project",
     "recipes/bench/": "minutes; tests/bench measures small runs",
     "kinject bench": "minutes; tests/bench measures small runs",
     "kinject sandbox serve": "it serves until it is stopped; tests/cli/test_augment.py starts it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -65,6 +66,16 @@ def test_a_missing_recipe_is_one_line(here: Path, capsys: pytest.CaptureFixture[
     ]
     assert "no recipe given" in _fails(capsys, ["train"])[0]
     assert "found 2 recipes" in _fails(capsys, ["train", "a.yaml", "b.yaml"])[0]
+
+
+def test_debug_lines_of_a_library_are_not_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["augment", "missing.yaml"]) == 2
+    library = logging.getLogger("bm25s")
+    library.setLevel(logging.DEBUG)  # as its import does, after the program set it to errors
+    library.debug("building")
+    logging.getLogger("kinject").info("shown")
+    assert "building" not in (err := capsys.readouterr().err)
+    assert "shown" in err
 
 
 def test_bad_yaml_unknown_keys_and_bad_types_have_their_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

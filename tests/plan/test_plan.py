@@ -130,6 +130,43 @@ def test_an_update_in_the_backward_pass_holds_the_gradient_of_one_weight() -> No
     assert whole.activations == 2 * 4 * 500 * 64  # float32 copies of that weight and of its gradient
 
 
+def test_a_teacher_takes_a_copy_of_what_trains_or_only_the_logits_of_its_divergence() -> None:
+    plain, whole, few = (simulate(_step(distilled=k)) for k in (None, 10**6, 5))
+    live = simulate(_step(distilled=5, teacher_copy=True))
+    assert live.weights == few.weights + few.trained_bytes
+    assert live.peak == few.peak + few.trained_bytes
+    assert plain.weights == few.weights
+    assert plain.peak < few.peak < whole.peak
+
+
+def test_a_plan_counts_what_the_teacher_reads_and_writes(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kinject.train.setup import make_trainer
+
+    texts = ["The mill at Kelm is old.", "At Kelm there is an old mill.", "An old mill stands at Kelm."]
+    rows = [
+        {"document_id": f"d{i}", "origin": "variant" if n else "original", "text": f"{text} {i}"}
+        for i in range(30)
+        for n, text in enumerate(texts)
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = make_recipe()
+    distilled = replace(
+        recipe, method="distill", corpus=replace(recipe.corpus, path=str(tmp_path / "corpus.jsonl")),
+    )  # fmt: skip
+    found = plan(distilled, PlanOptions(calibration=False))
+    made = make_trainer(distilled).teacher
+    assert found.length is not None
+    files = [*(tmp_path / "tokens").rglob("ids.bin"), *(tmp_path / "tokens").rglob("log_probs.bin")]
+    written = sum(path.stat().st_size for path in files if (path.parent / "log_probs.bin").is_file())
+    assert found.length.teacher_bytes == written
+    assert made is not None
+    n_texts = found.length.tokens / found.length.epochs
+    assert n_texts < found.length.teacher_tokens < 2 * n_texts  # two paraphrases share a head
+    assert any("the teacher reads" in note for note in found.notes)
+
+
 def test_gradient_checkpointing_keeps_the_input_of_each_layer() -> None:
     config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 12})
     plain, saving = simulate(_step(model=config)), simulate(_step(model=config, checkpointing=True))

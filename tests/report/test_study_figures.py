@@ -130,6 +130,24 @@ def test_the_frontier_has_a_point_for_each_value_at_what_was_kept_and_learned() 
     }
 
 
+def test_every_arm_on_the_frontier_has_both_intervals_once() -> None:
+    figure = frontier(VIEW)
+    assert figure is not None
+    (panel,) = figure.axes
+    drawn = sorted(tuple(map(tuple, segment.tolist())) for part in panel.collections for segment in part.get_segments())
+    expected = []
+    for arm in {arm.name for arm in VIEW.own_arms("sandbox")} | {
+        p.arm for c in WHOLE.sweeps if c.frontier for p in c.points
+    }:
+        kept, new = VIEW.result("sandbox", arm, "known"), VIEW.result("sandbox", arm, "new")
+        if kept and new:
+            expected += [((kept.low, new.accuracy), (kept.high, new.accuracy))]
+            expected += [((kept.accuracy, new.low), (kept.accuracy, new.high))]
+    assert set(drawn) == set(expected)
+    on_curves = [p.arm for c in WHOLE.sweeps if c.frontier for p in c.points if VIEW.point(c, p, "known")]
+    assert len(drawn) == len(expected) + 2 * (len(on_curves) - len(set(on_curves)))  # one cross a curve
+
+
 def test_each_k_of_each_arm_is_drawn_and_the_chosen_is_ringed() -> None:
     figure = accuracy_by_k(VIEW)
     assert figure is not None

@@ -57,9 +57,8 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 def test_recipe_weights_and_tokenizer_are_those_of_one_run(shipped: ShippedRun, manifest: dict[str, Any]) -> None:
     recipe = read_recipe(ROOT / shipped.recipe)
     sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
-    inputs = {
-        "corpus": manifest["inputs"]["corpus"]
-    }  # tests compare it with the corpus: test_first_run.py, test_chat.py
+    # test_first_run.py and test_chat.py compare this hash with the corpora
+    inputs = {"corpus": manifest["inputs"]["corpus"]}
     if shipped is INSTRUCT:
         inputs |= {"replay": _manifest(BASE)["inputs"]["corpus"], "model": model_hash(BASE.folder / "model")}
     assert manifest["inputs"] == {**inputs, "fingerprint": content_id(inputs, sections)}, (

@@ -128,6 +128,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "beginning": ({"context": "beginning"}, {"max_length": 32}),
     "both": ({"context": "both", "top_k": 9999}, {"max_length": 32}),
     "unpacked": ({}, {"packing": False, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}),
+    "whole vocabulary": ({"top_k": None, "divergence": "reverse"}, {}),
+    "moving average": ({"teacher": "ema", "ema_decay": 0.6}, {}),
+    "moving average, tiles": (
+        {"teacher": "ema", "ema_decay": 0.2, "top_k": None, "context": "both"},
+        {"tile": 7, "max_length": 32},
+    ),
     "tiles": ({"cross_entropy": 0.5}, {"tile": 7}),
 }
 
@@ -187,7 +193,7 @@ def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], lis
                         0, len(head) - 1 : -1
                     ]
                 p, q = (of_teacher / how.temperature).softmax(-1), (logits / how.temperature).softmax(-1)
-                if how.top_k < p.shape[-1]:
+                if how.top_k is not None and how.top_k < p.shape[-1]:
                     best = p.topk(how.top_k).indices
                     p, q = (
                         torch.cat([x.gather(-1, best), 1 - x.gather(-1, best).sum(-1, keepdim=True)], -1)
@@ -199,6 +205,9 @@ def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], lis
         optimizer.zero_grad()
         (total / count).backward()
         optimizer.step()
+        if how.teacher == "ema":
+            for average, weight in zip(frozen.parameters(), model.parameters(), strict=True):
+                average.data = how.ema_decay * average.data + (1 - how.ema_decay) * weight.data
         losses.append((total / count).item())
     return {name: weight.detach() for name, weight in model.named_parameters()}, losses
 
@@ -280,30 +289,38 @@ def test_with_an_adapter_the_teacher_is_the_base_without_it(
     make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path
 ) -> None:
     losses = []
-    for adapter in (None, {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}):
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    for adapter, top_k in ((None, 9999), (lora, 9999), (lora, None)):
         trainer = {"max_steps": 12, "learning_rate": 3e-3}
-        recipe = make_recipe(method="distill", corpus=paraphrases, adapter=adapter, trainer=trainer)
+        recipe = make_recipe(
+            method="distill", distillation={"top_k": top_k}, corpus=paraphrases, adapter=adapter, trainer=trainer
+        )
         train(recipe, overwrite=True)
         losses.append([row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row])
     assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)  # a new adapter changes nothing yet
     assert min(losses[1][-3:]) < 0.95 * losses[1][0]
+    assert losses[2] == pytest.approx(losses[1], rel=1e-4)  # predicted in each step, with the adapter off
     assert len(list(Path(paraphrases["cache_dir"]).rglob("log_probs.bin"))) == 1
 
 
+@pytest.mark.parametrize("section", [{}, {"teacher": "ema", "ema_decay": 0.5}])
 def test_a_resumed_run_logs_the_losses_of_an_uninterrupted_one(
     make_recipe: MakeRecipe,
     paraphrases: dict[str, Any],
     sharp_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    section: dict[str, Any],
 ) -> None:
     def losses(run_dir: Path) -> list[float]:
         return [row["loss"] for _, row in read_jsonl(run_dir / "log.jsonl") if "loss" in row]
 
     trainer = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
-    straight = make_recipe(method="distill", corpus=paraphrases, run_dir=str(tmp_path / "straight"), trainer=trainer)
+    straight = make_recipe(
+        method="distill", distillation=section, corpus=paraphrases, run_dir=str(tmp_path / "straight"), trainer=trainer
+    )
     train(straight)
-    stopped = make_recipe(method="distill", corpus=paraphrases, trainer=trainer)
+    stopped = make_recipe(method="distill", distillation=section, corpus=paraphrases, trainer=trainer)
 
     class StopAfterCheckpoint(RuntimeError):
         """A kill between two steps."""
@@ -353,6 +370,33 @@ def test_a_prompt_and_a_conversation_are_read_behind_the_document(
     assert any("before 4 of 6 rows; the other 2 are learned by cross-entropy" in note for note in made.notes)
 
 
+def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(
+    make_recipe: MakeRecipe, sharp_model: Path, write: Callable[[str, str], Path]
+) -> None:
+    sentences = [f"Mill {i} at Farrow was built in {1700 + i} by {name}." for i, name in enumerate("ABCDEFGHIJKLMNOP")]
+    document = {"id": "d", "text": " ".join(sentences)}
+    rows = [
+        {"document_id": "d", "prompt": "Question: When was mill 11 built?\nAnswer:", "completion": " 1711"},
+        {"document_id": "d", "text": "In 1702 the mill 2 was built by C."},
+    ]
+    corpus = str(write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    documents = str(write("documents.jsonl", json.dumps(document) + "\n"))
+    heads = {}
+    for most in (64, 100):
+        section = {"documents": documents, "context_tokens": most}
+        made = make_trainer(make_recipe(method="distill", distillation=section, corpus={"path": corpus}))
+        read = made.train_dataset.teacher
+        heads[most] = [made.processing_class.decode(read.heads[n].input_ids) for n in range(2)]
+        assert all(len(read.heads[n].input_ids) <= most + 1 for n in range(2))  # and BOS
+    assert "built in 1711" in heads[64][0]
+    assert "built in 1702" in heads[64][1]
+    assert "1711" not in heads[64][1]
+    places = [document["text"].find(passage) for passage in heads[100][0].removeprefix("<|bos|>").split("\n\n")[:-1]]
+    assert places == sorted(places)  # in the order of the document
+    assert -1 not in places
+    assert len(heads[100][0]) > len(heads[64][0])
+
+
 def test_every_token_of_a_split_text_is_counted(
     make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path
 ) -> None:
@@ -394,6 +438,7 @@ def test_documents_held_out_keep_each_row_with_its_own_predictions(
         ({"method": "distill", "distillation": {"temperature": 0}}, "more than 0"),
         ({"method": "distill", "techniques": {"reinitialize_last_layers": 1}}, "the teacher is the model itself"),
         ({"method": "distill", "trainer": {"loss_type": "dft"}}, "found trainer.loss_type: dft"),
+        ({"method": "distill", "distillation": {"documents": "nowhere.jsonl"}}, "nothing is there"),
         ({"method": "distill"}, "no row of .* has a context that fits"),
     ],
 )

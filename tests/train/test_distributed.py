@@ -219,6 +219,43 @@ def test_two_processes_choose_the_same_rows_as_one_and_again_after_a_resume(
     assert two["losses"] == pytest.approx(one["losses"], abs=1e-3)
 
 
+@pytest.mark.usefixtures("forked")
+def test_two_processes_learn_from_a_teacher_what_one_learns(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    """From stored predictions, and from a moving average that is kept over an interruption."""
+    rows = [
+        {"document_id": f"d{i}", "origin": origin, "text": f"{text} {1900 + i}."}
+        for i in range(12)
+        for origin, text in (("original", "The mill at Kelm was built in"), ("variant", "Kelm has had a mill since"))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = {"path": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "tokens")}
+    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    model = {"path": str(tiny_model), "device": "cpu"}
+    kinds = {"stored": {}, "moving": {"teacher": "ema", "ema_decay": 0.5}}
+    losses, runs = {}, []
+    for kind, section in kinds.items():
+        words = {"method": "distill", "distillation": section, "corpus": corpus, "model": model}
+        trainer = {**sizes, "gradient_accumulation_steps": 2}
+        one = make_recipe(**words, run_dir=str(tmp_path / kind), trainer=trainer)
+        train(one)
+        losses[kind] = [row["loss"] for _, row in read_jsonl(one.run_dir / "log.jsonl") if "loss" in row]
+        two = make_recipe(**words, run_dir=str(tmp_path / f"{kind}-two"), trainer=sizes)
+        recipe = two.path.rename(tmp_path / f"{kind}.yaml")
+        runs.append(
+            {
+                "name": kind, "recipe": str(recipe), "overrides": [f"corpus.cache_dir={tmp_path / kind / 'tokens'}"],
+                "environment": _environment("ddp"), "interrupted": kind == "moving",
+            }
+        )  # fmt: skip
+    _run_in_two(runs, tmp_path)
+    for kind, expected in losses.items():
+        found = [row["loss"] for _, row in read_jsonl(tmp_path / f"{kind}-two" / "log.jsonl") if "loss" in row]
+        assert len(found) == 4
+        assert found == pytest.approx(expected, rel=1e-4), kind
+
+
 def test_a_run_that_was_to_have_more_processes_is_warned_of(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

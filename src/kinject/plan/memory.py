@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from kinject.errors import InputError
 from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_alike_layers, count_parameters, layer_stack
-from kinject.train.loss import in_tiles
+from kinject.train.loss import divergence, in_tiles
 from kinject.train.optimizers import embedding_bits
 
 _TILE = (4096, 32_768)
@@ -247,6 +247,11 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
         tracker = MemoryTracker(int(config.model.get_text_config().vocab_size))
         for tensor in (*model.parameters(), *model.buffers()):
             tracker.track(tensor, "weights")
+        copies = [
+            torch.empty_like(weight) for weight in model.parameters() if config.teacher_copy and weight.requires_grad
+        ]
+        for copied in copies:
+            tracker.track(copied, "weights")
         for parameter in model.parameters():
             if parameter.requires_grad:
                 if config.accumulation > 1:
@@ -300,6 +305,8 @@ def _loss(model: Any, config: StepConfig, inputs: dict[str, Any], tracker: Memor
         tracker.moment = "loss"  # autocast's copies are gone
         logits = logits.float()[:, :-1].float()
         labels = inputs["input_ids"][:, 1:].flatten()
+        if config.distilled is not None:
+            return _distance(logits.flatten(0, 1), labels, config.distilled)
         return F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum")
     whole = model.get_base_model() if config.adapter is not None else model
     with autocast:
@@ -308,6 +315,15 @@ def _loss(model: Any, config: StepConfig, inputs: dict[str, Any], tracker: Memor
         losses = _FusedHead.apply(hidden, weight, config.mixed or hidden.dtype)  # type: ignore[no-untyped-call]
     assert isinstance(losses, torch.Tensor)
     return losses.sum()
+
+
+def _distance(logits: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the loss of tokens with a teacher's predictions, as `TrainingLoss.by_token` computes it."""
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    given = torch.arange(len(labels))
+    ids = torch.zeros(len(labels), k, dtype=torch.long) if k < logits.shape[-1] else None
+    target = torch.zeros(len(labels), k + 1 if ids is not None else logits.shape[-1])
+    return losses.index_copy(0, given, divergence(logits[given] / 1.0, target, ids)).sum()
 
 
 def _tiled_loss(model: Any, config: StepConfig, inputs: dict[str, Any], autocast: Any) -> torch.Tensor:

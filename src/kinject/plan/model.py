@@ -35,7 +35,8 @@ class StepConfig:
 
     `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
     loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. `rounding` and
-    `in_backward` are techniques.stochastic_rounding and optimizer_in_backward.
+    `in_backward` are techniques.stochastic_rounding and optimizer_in_backward. `distilled` is the number of a teacher's
+    log-probs of each token (None: no teacher); `teacher_copy`: its weights are in memory beside those that train.
     """
 
     model: PretrainedConfig
@@ -58,6 +59,8 @@ class StepConfig:
     rounding: bool = False
     in_backward: bool = False
     loss_tile: int | None = None
+    distilled: int | None = None
+    teacher_copy: bool = False
 
     @property
     def optim_in_8_bits(self) -> bool:

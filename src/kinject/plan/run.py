@@ -12,7 +12,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from kinject.plan.parallelism import Parallelism, choose_parallelism, describe_b
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
 from kinject.train.config import trainer_field
+from kinject.train.contexts import section_of
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 from kinject.types import Tabular
@@ -69,6 +70,7 @@ class RunLength:
 
     Padding does not count, and a token that is repeated where a document is cut counts once. `texts_per_document` is the
     (minimum, median, maximum) number of texts of a document in the run, `fill` the fraction of a row that holds tokens.
+    `teacher_tokens` are read by a teacher before the first step, whose predictions take `teacher_bytes`.
     """
 
     n_rows: int
@@ -80,6 +82,8 @@ class RunLength:
     texts_per_document: tuple[float, float, float] | None
     fill: float
     fractions: dict[str, float]
+    teacher_tokens: int = 0
+    teacher_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     fits = devices.fits(memory.peak)
     way, changes, suffice = choose_way(step, memory, devices)
     timing = _calibrate(recipe, options, devices, fits, length, notes)
+    notes += _describe_teacher(recipe, length, timing)
     n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     rate_and_steps = float(trainer_field(recipe, "learning_rate")), int(trainer_field(recipe, "max_steps"))
     per_epoch = updates_per_epoch(recipe, length.n_rows, devices.count) if length is not None else 0
@@ -246,8 +251,32 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
         fused=devices.kind != "cpu" and _is_plain_loss(recipe), optim=str(trainer_field(recipe, "optim")),
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
         loss_tile=recipe.techniques.loss_tile, rounding=recipe.techniques.stochastic_rounding,
-        in_backward=recipe.techniques.optimizer_in_backward,
+        in_backward=recipe.techniques.optimizer_in_backward, **_teacher(recipe, config),
     )  # fmt: skip
+
+
+def _teacher(recipe: TrainRecipe, config: Any) -> dict[str, Any]:
+    """Return the fields of `StepConfig` that context distillation decides."""
+    if recipe.method != "distill":
+        return {}
+    section, vocabulary = section_of(recipe), int(config.get_text_config().vocab_size)
+    copies = not section.is_cached and (section.teacher == "ema" or recipe.adapter is None)
+    return {"distilled": min(section.top_k or vocabulary, vocabulary), "teacher_copy": copies}
+
+
+def _describe_teacher(recipe: TrainRecipe, length: RunLength | None, timing: StepTiming | None) -> list[str]:
+    """Return a note on the predictions that are made before the first step; their time is not in that of the steps."""
+    if length is None or not length.teacher_tokens:
+        return []
+    time = ""
+    if timing is not None:
+        share = length.teacher_tokens / (length.tokens / length.steps) / 3  # a forward pass is a third of a step
+        time = f", about {share * timing.step_seconds:,.0f} s"
+    n_bytes = length.teacher_bytes
+    return [
+        f"distillation: before the first step the teacher reads {length.teacher_tokens:,} tokens once{time}, and writes "
+        f"{n_bytes / 2**30:,.2f} GiB to corpus.cache_dir, unless they are there. The steps are timed without its predictions."
+    ]
 
 
 def _dtype(recipe: TrainRecipe, devices: Devices) -> torch.dtype:
@@ -334,7 +363,8 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
     from kinject.train.data import check_positions, open_corpora, tokenize_and_pack
     from kinject.train.exposure import summarize_exposures
 
-    data = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe)).train
+    tokenized = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe))
+    data, teacher = tokenized.train, tokenized.teacher if section_of(recipe).is_cached else None
     check_positions(recipe, _model_config(recipe), data)
     n_rows = len(data.rows)
     steps, epochs = count_steps(recipe, n_rows, n_devices)
@@ -347,6 +377,8 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
         learned=round(data.account.trained * epochs), documents=exposures["documents"],
         texts_per_document=(texts["min"], texts["median"], texts["max"]) if texts else None,
         fill=float(lengths.mean()) / block, fractions=dict(data.fractions),
+        teacher_tokens=teacher.count_read() if teacher is not None else 0,
+        teacher_bytes=int(teacher.starts[-1]) * (8 * (section_of(recipe).top_k or 0) + 4) if teacher is not None else 0,
     )  # fmt: skip
 
 
@@ -399,6 +431,9 @@ def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
     """Return the timing of real steps, or the reason for having none: they failed, or took longer than `seconds`."""
     accumulation = int(trainer_field(recipe, "gradient_accumulation_steps"))
     timed_accumulation = min(accumulation, _MAX_ACCUMULATION)
+    if recipe.method == "distill" and section_of(recipe).is_cached:  # the teacher would read the whole corpus first
+        raw = {key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")}
+        recipe = replace(recipe, method=None, distillation=None, raw=raw)
     with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:
         folder = Path(name) / "run"
         trainer = {"gradient_accumulation_steps": timed_accumulation}

@@ -37,7 +37,9 @@ from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"]
 
-_OPTIONAL: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "train": ("probes", "distillation"), "bench": ("probes", "distillation"),
+}  # fmt: skip
 """Sections that a verb uses if they are present."""
 
 NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"})

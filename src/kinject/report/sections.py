@@ -64,7 +64,8 @@ _CAPTIONS = {
     "Small marks: single seeds. Lines: least squares over the logarithm, the slopes in the table. Dashed: chance. Where a line "
     "nears 100% or chance the points bend away from it. Bits per parameter: means with 95% intervals."
     ),
-    "frontier": "Up: more learned. Right: more kept. A value better than another lies above and to the right of it.",
+    "frontier": "Up: more learned. Right: more kept. A value better than another lies above and to the right of it. "
+    "Thin lines: 95% intervals.",
     "flips": "Questions whose answer (the majority over seeds) changed against base.",
     "questions": "One column a question, dark where every seed was correct, paler where some were. Sorted by the answers of "
                  "base, then of the arms from top to bottom.",

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject import models
-from kinject.corpus.chat import encode_conversation
+from kinject.corpus.chat import conversation_texts, encode_conversation
+from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.packing import PickedRows
-from kinject.corpus.retrieved import with_passages
+from kinject.corpus.passages import split_passages, word_spans
+from kinject.corpus.retrieved import Bm25, best_of, with_passages
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.corpus.tokenize import (
     Tokenization,
@@ -30,6 +32,7 @@ from kinject.corpus.tokenize import (
 from kinject.disk import content_id
 from kinject.recipe import DistillationSection, TrainRecipe
 from kinject.train.load import is_sharded
+from kinject.types import Document
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,6 +43,10 @@ NO_TEACHER = -1
 
 _FORMAT = 1
 """Format of cached heads. It changes with what a teacher reads."""
+_PASSAGE_TOKENS = 128
+"""Most tokens of a passage, where a document does not fit as a whole."""
+_TEMPLATE = 16
+"""Tokens by which a chat template may lengthen a conversation whose first message is longer."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,23 @@ class TeacherRows:
             return np.full(len(learned), NO_TEACHER, dtype=np.int64)
         return np.where(learned, self.starts[index] + np.cumsum(learned) - 1, NO_TEACHER)
 
+    def count_read(self) -> int:
+        """Return the tokens that the teacher reads once, a head that rows share counted once."""
+        shared: set[bytes] = set()
+        n = 0
+        for index in range(len(self)):
+            if self.has_teacher(index):
+                head = np.asarray(self.heads[index].input_ids)
+                digest = hashlib.sha256(head.tobytes()).digest()
+                n += self.heads[index].n_left_out + (0 if digest in shared else len(head))
+                shared.add(digest)
+        return n
+
+    def head(self, index: int) -> list[int]:
+        """Return the tokens that only the teacher reads."""
+        ids: list[int] = np.asarray(self.heads[index].input_ids).tolist()
+        return ids
+
     def tail(self, index: int) -> list[int]:
         """Return the tokens of a row that the teacher reads behind the head."""
         ids: list[int] = np.asarray(self.rows[index].input_ids).tolist()
@@ -99,7 +123,7 @@ class HeadWriter:
     """Makes the head of each row of a corpus.
 
     `documents` are the texts of documents by id, `others` another text of each. `window` is the most tokens that the teacher
-    reads (None: any number).
+    reads (None: any number); of a document that leaves no room for the row it reads the passages nearest to the row.
     """
 
     section: DistillationSection
@@ -119,25 +143,47 @@ class HeadWriter:
 
     def _head(self, row: CorpusRow, own: TokenRow) -> tuple[list[int], int]:
         """Return (the tokens of the head, how many tokens of the row follow it)."""
-        context = self._context(row)
         if row.shape == "messages":
-            return self._head_of_conversation(row, own, context)
+            return self._head_of_conversation(row, own, self._context(row, len(own.input_ids) + _TEMPLATE))
         begin = [self.tokenizer.bos_token_id] if self.how.bos else []
         first: list[int] = []
         if row.shape == "text" and self.how.second_part:
             ids = self._ids(row.text)
             first = ids[: split_text(row, ids, self.tokenizer)]
+        context = self._context(row, len(first) + len(own.input_ids))
         before = [*(self._ids(context) if context else []), *first]
         return ([*begin, *before], len(own.input_ids) - len(begin)) if before else ([], 0)
 
-    def _context(self, row: CorpusRow) -> str:
-        """Return the text before a row: its document, or for the document itself another text of it; "" without one."""
-        if self.section.context == "beginning":
-            return ""
-        document = self.documents.get(row.document_id, "")
+    def _context(self, row: CorpusRow, n_tokens: int) -> str:
+        """Return the text before a row of `n_tokens`: its document, or for the document itself another text of it.
+
+        It is "" without a document, and where no passage of it fits.
+        """
+        document = self.documents.get(row.document_id, "") if self.section.context != "beginning" else ""
         if row.shape == "text" and row.text == document:
             document = self.others.get(row.document_id, "")
-        return with_passages([document], "") if document else ""
+        limits = [self.section.context_tokens, None if self.window is None else self.window - n_tokens]
+        room = min((limit for limit in limits if limit is not None), default=None)
+        if not document:
+            return ""
+        whole = with_passages([document], "")
+        if room is None or len(self._ids(whole)) <= room:
+            return whole
+        words = row.text or f"{row.prompt}{row.completion}" or "\n".join(text for _, text in conversation_texts(row))
+        return self._nearest(document, words, room)
+
+    def _nearest(self, document: str, words: str, room: int) -> str:
+        """Return the passages of a document that are nearest to `words`, in their order, of at most `room` tokens."""
+        n_tokens = max(1, min(_PASSAGE_TOKENS, room // 2))
+        spans = self._spans if self.tokenizer.is_fast else word_spans
+        passages = [p.text for p in split_passages(Document("", "", document, ""), n_tokens, spans)]
+        chosen: list[int] = []
+        for index in best_of(Bm25(passages).scores(words), len(passages)):
+            n = len(self._ids(with_passages([passages[index]], "")))
+            if n <= room:
+                room -= n
+                chosen.append(index)
+        return with_passages([passages[index] for index in sorted(chosen)], "")
 
     def _head_of_conversation(self, row: CorpusRow, own: TokenRow, context: str) -> tuple[list[int], int]:
         """Return the same for a conversation: the context is in front of the user's first message."""
@@ -155,6 +201,10 @@ class HeadWriter:
         first = int(np.argmax(np.asarray(own.learned)))
         return (ids[:-n_tail], n_tail) if n_tail >= len(student) - first else ([], 0)
 
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return list(encoded["offset_mapping"])
+
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
@@ -170,16 +220,22 @@ def teacher_rows(
     """
     if recipe.method != "distill":
         return None
-    section, window = section_of(recipe), _window(recipe)
-    documents, others = ({}, {}) if section.context == "beginning" else _documents(corpus)
-    writer = HeadWriter(section, tokenizer, how, window, documents, others)
-    key = entry_key(corpus.cache_key, tokenizer, how, "teacher", _FORMAT, section.context, window)
-    heads = cached_tokens(Path(recipe.corpus.cache_dir), key, lambda: writer.heads(corpus, tokens), "")
+    section, path = section_of(recipe), recipe.model.path
+    window = models.window_of(models.load_config(path, recipe.model.revision)) if path is not None else None
+    reads = section.context, section.context_tokens, document_inputs(recipe)
+    key = entry_key(corpus.cache_key, tokenizer, how, "teacher", _FORMAT, window, *reads)
+
+    def make() -> Iterator[TokenRow]:
+        documents, others = ({}, {}) if section.context == "beginning" else _documents(recipe, corpus)
+        return HeadWriter(section, tokenizer, how, window, documents, others).heads(corpus, tokens)
+
+    heads = cached_tokens(Path(recipe.corpus.cache_dir), key, make, "")
     read = TeacherRows(tokens, heads, key)
     if not read.starts[-1]:
         fault = (
             f"{section.context}: no row of {recipe.corpus.path} has a context that fits into the model's window. Rows need a "
-            "document_id, and the corpus the documents themselves (origin: original); context: beginning needs none."
+            "document_id, and the documents must be in the corpus (origin: original) or at distillation.documents; context: "
+            "beginning needs none."
         )
         raise recipe.error("distillation.context", fault)
     return read
@@ -190,19 +246,27 @@ def section_of(recipe: TrainRecipe) -> DistillationSection:
     return recipe.distillation or DistillationSection()
 
 
-def _window(recipe: TrainRecipe) -> int | None:
-    path = recipe.model.path
-    config = models.load_config(path, recipe.model.revision) if path is not None else None
-    return getattr(config.get_text_config(), "max_position_embeddings", None) if config is not None else None
+def document_inputs(recipe: TrainRecipe) -> dict[str, str]:
+    """Return the hashes of the documents that a recipe names for its teacher."""
+    section = recipe.distillation
+    if section is None or section.documents is None or section.context == "beginning":
+        return {}
+    return document_hashes(Path(section.documents), recipe.documents)
 
 
-def _documents(corpus: CorpusFile) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts of the documents in a corpus by id, and another text of each that has one."""
-    documents: dict[str, str] = {}
+def _documents(recipe: TrainRecipe, corpus: CorpusFile) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the texts of the documents by id, and another text of each that has one in the corpus."""
+    path = section_of(recipe).documents
+    read = read_documents(Path(path), recipe.documents) if path is not None else ()
+    documents = {document.id: document.text for document in read}
     others: dict[str, str] = {}
     for row in corpus:
         if row.shape == "text" and row.document_id:
-            (documents if row.origin == "original" else others).setdefault(row.document_id, row.text)
+            is_document = row.origin == "original"
+            if is_document and path is None:
+                documents.setdefault(row.document_id, row.text)
+            elif not is_document:
+                others.setdefault(row.document_id, row.text)
     return documents, others
 
 

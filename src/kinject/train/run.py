@@ -32,6 +32,7 @@ from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
+from kinject.train.contexts import document_inputs
 from kinject.train.exposure import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
 
@@ -165,6 +166,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
             inputs[f"documents {name}".rstrip()] = check_output(Path(answers.documents), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
+    inputs |= {f"document {name}": digest for name, digest in document_inputs(recipe).items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)

@@ -31,7 +31,7 @@ from kinject.train.callbacks import (
     Timing,
 )
 from kinject.train.config import make_lora_config, make_sft_config
-from kinject.train.contexts import section_of
+from kinject.train.contexts import TeacherRows, section_of
 from kinject.train.data import (
     REPLAY,
     Collator,
@@ -62,7 +62,7 @@ from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
-from kinject.train.teacher import Teacher, load_teacher
+from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
 from kinject.train.trainable import (
     check_model,
     check_trainable,
@@ -126,12 +126,13 @@ def _make_trainer(
             return load_training_model(recipe, tokenizer, sharding, path)[0]
 
     load_base = functools.partial(load_weights, "") if sharding is not None else None
-    teacher = _load_teacher(recipe, config, model, tokenized, hashes) if tokenized.teacher is not None else None
     plan = _plan_readings(recipe, config, tokenized, corpora)
     trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base, plan)
     trainer.load_weights = load_weights
-    trainer.probes, trainer.teacher = probes, teacher
+    trainer.probes = probes
     trainer.training_data = tokenized.train
+    if tokenized.teacher is not None:
+        tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes))
     names = check_trainable(trainer.model, recipe)
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
     if not trainer.guard.output.isfinite().all():
@@ -162,6 +163,19 @@ def _make_trainer(
     return trainer
 
 
+def _add_teacher(
+    trainer: KnowledgeTrainer, recipe: TrainRecipe, read: TeacherRows, hashes: Mapping[str, str] | None
+) -> str:
+    """Give `trainer` its teacher and return a note on it; the first process makes the predictions that the cache lacks."""
+    weights = (hashes or {}).get("model", "")
+    known = "" if weights.startswith("hub:") else weights
+    make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
+    trainer.teacher, note = first_process_first(make)
+    if isinstance(trainer.teacher, LiveTeacher):
+        trainer.add_callback(FollowStudent(trainer.teacher))
+    return note
+
+
 def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str]]:
     """Return the corpora with the answers that the model is to write itself, and a note on each."""
     notes = []
@@ -176,19 +190,6 @@ def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, li
             own = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
             corpora = dataclasses.replace(corpora, rows=TrainingCorpus(own))
     return corpora, notes
-
-
-def _load_teacher(
-    recipe: TrainRecipe, config: SFTConfig, model: PreTrainedModel, tokenized: TokenizedCorpora,
-    hashes: Mapping[str, str] | None,
-) -> Teacher:  # fmt: skip
-    """Return the teacher of the run; the first process makes its predictions if the cache lacks them."""
-    assert tokenized.teacher is not None
-    weights = (hashes or {}).get("model", "").removeprefix("hub:")
-    make = functools.partial(load_teacher, recipe, tokenized.teacher, model, weights, bf16=config.bf16)
-    teacher, note = first_process_first(make)
-    tokenized.notes.append(note)
-    return teacher
 
 
 def _assemble(

@@ -1,8 +1,8 @@
-"""The teacher of context distillation: its predictions, made once and cached (arXiv 2209.15189, 2412.14964).
+"""The teacher of context distillation: its predictions, from the cache or from its weights (arXiv 2209.15189, 2412.14964).
 
-The teacher is the model before training. Since its weights are frozen, each prediction is made once, before training, and
-kept in corpus.cache_dir by the content of weights, head and text. Rows with one head (the paraphrases of a document) share its
-pass.
+A teacher that is the model before training is frozen, so each of its predictions is made once, before training, and kept in
+corpus.cache_dir by the content of weights, head and text. Rows with one head (the paraphrases of a document) share its pass.
+The moving average of the student, and predictions of a whole vocabulary, are made in each step.
 
 An entry of that cache is a folder: ``starts.bin`` (int64, the first prediction of each row, and their number),
 ``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`.
@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback
 
 from kinject import models
 from kinject.corpus.tokenize import IGNORED, cached_entry, mapped
@@ -30,11 +35,10 @@ from kinject.terminal import Progress
 from kinject.train.contexts import NO_TEACHER, TeacherRows, section_of
 from kinject.train.loss import Predictions, log_probs_of
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 _FORMAT = 1
 """Format of cache entries. It changes with their files."""
+_EMA = "teacher.safetensors"
+"""The moving average in a checkpoint."""
 _BATCH_TOKENS = 8192
 """Tokens of one pass of the teacher, padding included, at most."""
 _BATCH_LOGITS = 1 << 26
@@ -43,15 +47,12 @@ _TOLERANCE, _COARSE = {torch.float32: 1e-3}, 0.1
 """Most difference of a log-prob between a pass that shares its head and one over the whole; in half precision."""
 
 
-class Teacher:
-    """The stored predictions of a teacher, mapped from disk."""
+class Teacher(ABC):
+    """Predicts the tokens of rows, each by its number (`TeacherRows`)."""
 
-    def __init__(self, folder: Path) -> None:
-        """Map the entry in `folder`."""
-        self.starts = mapped(folder / "starts.bin", np.int64)
-        n = int(self.starts[-1])
-        self._log_probs = mapped(folder / "log_probs.bin", np.float32).reshape(n, -1)
-        self._ids = mapped(folder / "ids.bin", np.uint32).reshape(n, -1)
+    @abstractmethod
+    def predictions(self, numbers: torch.Tensor) -> Predictions:
+        """Return the predictions with these `numbers` [tokens], on their device; zeros for `NO_TEACHER`."""
 
     def of_batch(self, batch: Mapping[str, torch.Tensor], learned: torch.Tensor | None = None) -> Predictions:
         """Return the predictions of the token after each one of `batch`, or only of those that `learned` marks.
@@ -63,8 +64,19 @@ class Teacher:
             F.pad(numbers, (0, 1), value=NO_TEACHER).flatten() if learned is None else numbers[learned]
         )
 
+
+class StoredTeacher(Teacher):
+    """The predictions of an entry of the cache, mapped from disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Map the entry in `folder`."""
+        self.starts = mapped(folder / "starts.bin", np.int64)
+        n = int(self.starts[-1])
+        self._log_probs = mapped(folder / "log_probs.bin", np.float32).reshape(n, -1)
+        self._ids = mapped(folder / "ids.bin", np.uint32).reshape(n, -1)
+
     def predictions(self, numbers: torch.Tensor) -> Predictions:
-        """Return the predictions with these `numbers` [tokens], on their device; zeros for `NO_TEACHER`."""
+        """Read the predictions."""
         device, given = numbers.device, numbers != NO_TEACHER
         index = numbers.cpu().numpy()
         picked, place = index[index != NO_TEACHER], given.nonzero()[:, 0]
@@ -75,53 +87,152 @@ class Teacher:
         return Predictions(given, log_probs, ids)
 
 
-def load_teacher(
-    recipe: TrainRecipe, read: TeacherRows, model: PreTrainedModel, weights: str, *, bf16: bool
-) -> tuple[Teacher, str]:
-    """Return the teacher of a run, and a note: its predictions are read from the cache, or made by `model` and stored.
+class LiveTeacher(Teacher):
+    """Predicts in each step, by the student's own module with other weights.
 
-    `model` is the base as it was loaded; `weights` is its hash, "" to compute it. `bf16`: under autocast.
+    These are its weights at the beginning, or (`section.teacher` ema) their moving average, which is kept in checkpoints; the
+    base of an adapter needs none, as the adapter is switched off. `model` is that of the trainer, before it is wrapped.
+    """
+
+    def __init__(self, read: TeacherRows, section: DistillationSection, model: Any) -> None:
+        self.read, self.section, self.model = read, section, model
+        self.held: dict[str, torch.Tensor] = {}
+        if section.teacher == "ema" or not isinstance(model, PeftModel):
+            self.held = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def predictions(self, numbers: torch.Tensor) -> Predictions:
+        """Read the rows of the predictions, and predict."""
+        found: dict[int, torch.Tensor] = {}
+        wanted = numbers[numbers != NO_TEACHER].cpu().numpy()
+        rows = np.unique(np.searchsorted(self.read.starts, wanted, side="right") - 1).tolist()
+        with self._as_teacher():
+            for index, logits in read_rows(self.model, self.read, rows, share=False):
+                found |= dict(enumerate(logits / self.section.temperature, int(self.read.starts[index])))
+        given, k = numbers != NO_TEACHER, self.section.top_k
+        scaled = torch.stack([found[int(number)] for number in wanted]) if found else None
+        if scaled is None:
+            return Predictions(given, torch.zeros(len(numbers), 1, device=numbers.device))
+        ids = None if k is None else scaled.topk(min(k, scaled.shape[-1])).indices
+        return Predictions(
+            given, *(_spread(given, item) for item in (log_probs_of(scaled, ids), ids) if item is not None)
+        )
+
+    @contextlib.contextmanager
+    def _as_teacher(self) -> Iterator[None]:
+        """Give the module the teacher's weights. Autocast's copies of weights are dropped, which would outlive them."""
+        torch.clear_autocast_cache()
+        self._swap()
+        try:
+            with as_frozen(self.model, adapter=bool(self.held)):
+                yield
+        finally:
+            self._swap()
+            torch.clear_autocast_cache()
+
+    def _swap(self) -> None:
+        parameters = dict(self.model.named_parameters())
+        for name, weight in self.held.items():
+            parameter = parameters[name]
+            self.held[name], parameter.data = parameter.data, weight
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Move the average of the weights by one update."""
+        if self.section.teacher == "ema":
+            parameters = dict(self.model.named_parameters())
+            for name, weight in self.held.items():
+                weight.lerp_(parameters[name].detach(), 1 - self.section.ema_decay)
+
+    def save(self, checkpoint: Path) -> None:
+        """Save the moving average."""
+        if self.section.teacher == "ema":
+            save_file({name: weight.contiguous() for name, weight in self.held.items()}, checkpoint / _EMA)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Load the moving average."""
+        if self.section.teacher == "ema":
+            for name, weight in load_file(checkpoint / _EMA).items():
+                self.held[name].copy_(weight)
+
+
+def _spread(given: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return `values`, one for each marked token, with zeros for the others."""
+    spread = values.new_zeros(len(given), values.shape[1])
+    spread[given] = values
+    return spread
+
+
+@contextlib.contextmanager
+def as_frozen(model: Any, *, adapter: bool) -> Iterator[None]:
+    """Put `model` into evaluation mode, and without `adapter` switch that of a peft model off."""
+    was_training = model.training
+    model.eval()
+    with contextlib.nullcontext() if adapter or not isinstance(model, PeftModel) else model.disable_adapter():
+        yield
+    model.train(was_training)
+
+
+class FollowStudent(TrainerCallback):  # type: ignore[misc]
+    """Lets the teacher follow each update."""
+
+    def __init__(self, teacher: LiveTeacher) -> None:
+        self.teacher = teacher
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Follow it."""
+        self.teacher.follow()
+
+
+def make_teacher(
+    recipe: TrainRecipe, read: TeacherRows, model: Any, weights: str, *, bf16: bool
+) -> tuple[Teacher, str]:  # fmt: skip
+    """Return the teacher of a run, and a note: its predictions are in the cache, or made by `model` and stored, or live.
+
+    `model` is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
+    autocast.
     """
     section = section_of(recipe)
+    if not section.is_cached:
+        what = f"a moving average of the student ({section.ema_decay:g})" if section.teacher == "ema" else "the base"
+        return LiveTeacher(read, section, model), f"distillation: the teacher, {what}, predicts in each step"
     made = 0.0
 
     def write(folder: Path) -> None:
         nonlocal made
         began = running_time()
-        _write_predictions(folder, read, model, section, bf16=bf16)
+        with as_frozen(model, adapter=False):
+            _write_predictions(folder, read, model, section, bf16=bf16)
         made = running_time() - began
 
-    identity = weights or _identity(recipe, model)
     key = content_id(
-        "predictions", _FORMAT, read.key, identity, str(model.dtype), bf16,
-        section.top_k, section.temperature, recipe.model.quantization,
+        "predictions", _FORMAT, read.key, weights or _identity(recipe, model), str(model.dtype), bf16, section.top_k,
+        section.temperature, recipe.model.quantization,
     )  # fmt: skip
     folder = cached_entry(Path(recipe.corpus.cache_dir), key, write)
-    teacher = Teacher(folder)
+    teacher = StoredTeacher(folder)
     n, n_bytes = int(teacher.starts[-1]), sum(path.stat().st_size for path in folder.iterdir())
     where = f"made in {made:.1f} s" if made else "read from the cache"
     return teacher, f"distillation: {n:,} predictions of the teacher {where} ({n_bytes / 2**20:,.0f} MiB in {folder})"
 
 
-def _identity(recipe: TrainRecipe, model: PreTrainedModel) -> str:
+def _identity(recipe: TrainRecipe, model: Any) -> str:
     path = Path(str(recipe.model.path))
     return models.model_hash(path) if path.is_dir() else f"{path}@{getattr(model.config, '_commit_hash', '')}"
 
 
 @torch.no_grad()
 def _write_predictions(
-    folder: Path, read: TeacherRows, model: PreTrainedModel, section: DistillationSection, *, bf16: bool
+    folder: Path, read: TeacherRows, model: Any, section: DistillationSection, *, bf16: bool
 ) -> None:
     """Write the predictions of all rows of `read` into `folder`."""
     n, vocabulary = int(read.starts[-1]), int(model.config.get_text_config().vocab_size)
-    k = min(section.top_k, vocabulary)
+    k = min(section.top_k or vocabulary, vocabulary)
     read.starts.tofile(folder / "starts.bin")
     shapes = {"ids": (np.uint32, k), "log_probs": (np.float32, k + (k < vocabulary))}
     files = {
         name: np.memmap(folder / f"{name}.bin", kind, "w+", shape=(n, width)) for name, (kind, width) in shapes.items()
     }
-    was_training = model.training
-    model.eval()
     autocast = torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
     with autocast, Progress("teacher", n, "tokens") as progress:
         for index, logits in read_rows(model, read, range(len(read))):
@@ -131,45 +242,50 @@ def _write_predictions(
             files["ids"][start:end] = best.cpu().numpy()
             files["log_probs"][start:end] = log_probs_of(scaled, best).cpu().numpy()
             progress.advance(len(best))
-    model.train(was_training)
     for file in files.values():
         file.flush()
 
 
-def read_rows(model: Any, read: TeacherRows, indices: Iterable[int]) -> Iterator[tuple[int, torch.Tensor]]:
+def read_rows(
+    model: Any, read: TeacherRows, indices: Iterable[int], *, share: bool = True
+) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (number, logits of its learned tokens [tokens, vocabulary] in float32) of each of the rows that has a teacher.
 
-    Rows with the same head share a pass over it, if the model's cache of keys and values gives the same log-probs as a pass
-    over the whole; otherwise each is read whole.
+    If they `share`, rows with the same head share a pass over it, where the model's cache of keys and values gives the same
+    log-probs as a pass over the whole; otherwise each is read whole.
     """
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     for index in indices:
         if read.has_teacher(index):
-            groups[tuple(np.asarray(read.heads[index].input_ids).tolist())].append(index)
-    alone = [(head, index) for head, members in groups.items() if len(members) == 1 for index in members]
-    shared = {head: members for head, members in groups.items() if len(members) > 1}
-    if shared and not _can_share(model, read, *next(iter(shared.items()))):
-        alone += [(head, index) for head, members in shared.items() for index in members]
-        shared = {}
+            groups[hashlib.sha256(np.asarray(read.heads[index].input_ids, dtype=np.int64).tobytes()).digest()].append(
+                index
+            )
+    shared = [members for members in groups.values() if share and len(members) > 1]
+    if shared and not _can_share(model, read, shared[0]):
+        shared = []
     vocabulary = int(model.config.get_text_config().vocab_size)
     most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
-    for head, members in shared.items():
+    for members in shared:
+        head = read.head(members[0])
         cache = _cache_of(model, head)
-        for batch in _batches([(read.tail(index), index) for index in members], most):
+        for batch in _batches([(read.heads[index].n_left_out, index) for index in members], most):
             yield from _read_tails(model, read, batch, head, cache)
-    for batch in _batches([((*head[1:], *read.tail(index)), index) for head, index in alone], most):
+    grouped = {index for members in shared for index in members}
+    alone = [index for members in groups.values() for index in members if index not in grouped]
+    lengths = [(len(read.heads[index].input_ids) + read.heads[index].n_left_out - 1, index) for index in alone]
+    for batch in _batches(lengths, most):
         yield from _read_whole(model, read, batch)
 
 
-def _batches(texts: Iterable[tuple[Sequence[int], int]], most: int) -> Iterator[list[int]]:
-    """Yield row numbers whose texts, padded to the longest, have at most `most` tokens; the longest come first."""
+def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int]]:
+    """Yield row numbers of (tokens, row number), padded to the longest at most `most` tokens; the longest come first."""
     batch: list[int] = []
     width = 0
-    for text, index in sorted(texts, key=lambda item: -len(item[0])):
+    for length, index in sorted(lengths, reverse=True):
         if batch and (len(batch) + 1) * width > most:
             yield batch
             batch = []
-        width = width if batch else len(text)
+        width = width if batch else length
         batch.append(index)
     if batch:
         yield batch
@@ -194,7 +310,7 @@ def _read_tails(
 
 def _read_whole(model: Any, read: TeacherRows, batch: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the logits of rows that are read with their heads."""
-    heads = [np.asarray(read.heads[index].input_ids).tolist() for index in batch]
+    heads = [read.head(index) for index in batch]
     texts = [[*head, *read.tail(index)[:-1]] for head, index in zip(heads, batch, strict=True)]
     logits = _logits(model, texts, 0, use_cache=False)
     for number, (head, index) in enumerate(zip(heads, batch, strict=True)):
@@ -211,8 +327,9 @@ def _logits(model: Any, texts: Sequence[Sequence[int]], start: int, **options: A
     return logits
 
 
-def _can_share(model: Any, read: TeacherRows, head: Sequence[int], members: Sequence[int]) -> bool:
-    """Return whether rows behind a shared head get the predictions that they get behind a head of their own."""
+def _can_share(model: Any, read: TeacherRows, members: Sequence[int]) -> bool:
+    """Return whether rows with one head get from a shared pass over it the predictions of passes over the whole."""
+    head = read.head(members[0])
     if len(head) < 2:
         return False
     some = members[:2]

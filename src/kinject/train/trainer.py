@@ -38,7 +38,7 @@ from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
-from kinject.train.teacher import Teacher
+from kinject.train.teacher import LiveTeacher, Teacher
 from kinject.train.trainable import FreezeWarmup
 
 _OPTIMIZER = "optimizer"
@@ -121,6 +121,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            if isinstance(self.teacher, LiveTeacher):
+                self.teacher.save(checkpoint)
             mark_complete(checkpoint)
             remove_extra(checkpoint.parent, checkpoint)
             best = self.state.best_model_checkpoint
@@ -148,6 +150,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
+        if isinstance(self.teacher, LiveTeacher):
+            self.teacher.restore(Path(resume_from_checkpoint))
         if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
             copy_weights(self.load_weights(resume_from_checkpoint), self.model)
         else:
@@ -385,12 +389,13 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         training_loss = self.training_loss if self.model.training else TrainingLoss()
         count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         read = {key: inputs[key] for key in ("input_ids", "position_ids")}
+        teacher = self._predictions(inputs)  # before the student's own pass: it may be the same module
         if self.loss_tile is not None:
-            sum_loss = functools.partial(self._total_in_tiles, training_loss, model, inputs)
+            sum_loss = functools.partial(self._total_in_tiles, training_loss, model, inputs, teacher)
             total = model(**read, use_cache=False, score=sum_loss)
         else:
             logits = model(**read, use_cache=False).logits.float()
-            total = training_loss.total(logits, inputs, self._predictions(inputs))
+            total = training_loss.total(logits, inputs, teacher)
             if (pull := self._divergence_term()) is not None:
                 total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
             self._note_token_metrics(logits, inputs["labels"])
@@ -401,11 +406,11 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
         return loss
 
-    def _predictions(self, inputs: dict[str, Any], learned: torch.Tensor | None = None) -> Predictions | None:
-        """Return the teacher's predictions of the tokens after each one of the batch, or only of `learned`; None without any."""
+    def _predictions(self, inputs: dict[str, Any]) -> Predictions | None:
+        """Return the teacher's predictions: of the token after each one, with tiles of the learned ones; None without any."""
         if self.teacher is None or not self.model.training:
             return None
-        return self.teacher.of_batch(inputs, learned)
+        return self.teacher.of_batch(inputs, None if self.loss_tile is None else inputs["labels"][:, 1:] != IGNORED)
 
     def _divergence_term(self) -> Regularizer | None:
         """Return the regularizer if the loss holds its KL divergence."""
@@ -413,13 +418,18 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         return regularizer if self.model.training and regularizer is not None and regularizer.strengths.kl else None
 
     def _total_in_tiles(
-        self, training_loss: TrainingLoss, model: Any, inputs: dict[str, Any], hidden: torch.Tensor, project: Project
+        self,
+        training_loss: TrainingLoss,
+        model: Any,
+        inputs: dict[str, Any],
+        teacher: Predictions | None,
+        hidden: torch.Tensor,
+        project: Project,
     ) -> torch.Tensor:
         """Return the sum of the loss with the logits of `loss_tile` tokens in memory at once."""
         tile, labels = self.loss_tile or 1, inputs["labels"][:, 1:]
         learned = labels != IGNORED
         states, targets = hidden[:, :-1][learned], labels[learned]
-        teacher = self._predictions(inputs, learned)
         more = [] if teacher is None else teacher.tensors()
 
         def score(part: torch.Tensor, wanted: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:

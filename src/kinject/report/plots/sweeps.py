@@ -297,6 +297,8 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
                 points = _both(view, sweep, learned, kept)
                 panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, marker=marker,
                            linestyle=line, markersize=6, linewidth=1.4, alpha=0.95)  # fmt: skip
+                for point in sweep.points:
+                    _draw_intervals(panel, [view.point(sweep, point, name) for name in (kept, learned)], colour)
                 for x, y, label in points:
                     text = f"{sweep.name} {label}: {format_percent(y)} learned, {format_percent(x)} kept"
                     add_tip(panel, x, y, text)
@@ -317,6 +319,14 @@ def _both(view: View, sweep: Sweep, learned: str, kept: str) -> list[tuple[float
         if one is not None and other is not None:
             points.append((one.accuracy, other.accuracy, tick_label(point, x)))
     return points
+
+
+def _draw_intervals(panel: Axes, results: Sequence[ArmResult | None], colour: str) -> None:
+    """Draw the 95% interval of what was kept and of what was learned (the two `results`) as a thin cross."""
+    one, other = results
+    if one is not None and other is not None:
+        panel.hlines(other.accuracy, one.low, one.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
+        panel.vlines(one.accuracy, other.low, other.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
 
 
 def _label(
@@ -343,6 +353,8 @@ def _draw_arms(
             continue
         marker, size = ("x", 6) if arm.trained else ("*", 13)
         panel.plot([one.accuracy], [other.accuracy], marker, color=INK, markersize=size, clip_on=False, zorder=4)
+        if not any(point.arm == arm.name for sweep in view.report.sweeps if sweep.frontier for point in sweep.points):
+            _draw_intervals(panel, (one, other), INK)
         text = f"{arm.name}: {format_percent(other.accuracy)} learned, {format_percent(one.accuracy)} kept"
         add_tip(panel, one.accuracy, other.accuracy, text)
         on_curve = any(point.arm == arm.name for sweep in view.report.sweeps for point in sweep.points)
