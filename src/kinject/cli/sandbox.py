@@ -13,9 +13,9 @@ from kinject.terminal import show
 
 _DETAIL = """\
 The embedded fictional country: documents about people that no model knows, questions on them, a
-small base model that can read and answer, a chat model made from it, and what they learned from. Also an OpenAI-compatible
-endpoint on this machine that rewrites the documents, and writes and answers questions on them,
-without a model or a key; latency and faults can be set.
+small base model that can read and answer, a chat model made from it, and what they learned
+from. Also an OpenAI-compatible endpoint on this machine that rewrites the documents, and writes
+and answers questions on them, without a model or a key; latency and faults can be set.
 
 examples:
   kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)

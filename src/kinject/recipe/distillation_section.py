@@ -31,6 +31,12 @@ class DistillationSection:
         "Default: what the model's window leaves.",
         min=8,
     )
+    answers: Literal["given", "student"] = option(
+        "given",
+        help="student: in each step the student writes the answers of rows with a prompt, and learns the teacher's predictions "
+        "of those (on-policy, SDFT); the teacher then predicts in each step.",
+    )
+    max_tokens: int = option(64, help="answers: student: longest answer, in tokens.", min=1)
     divergence: Literal["forward", "reverse", "jensen-shannon"] = option(
         "forward", help="forward: KL(teacher || student); reverse: KL(student || teacher)."
     )
@@ -56,4 +62,4 @@ class DistillationSection:
     @property
     def is_cached(self) -> bool:
         """Whether the teacher's predictions are made once, before training."""
-        return self.teacher == "base" and self.top_k is not None
+        return self.teacher == "base" and self.top_k is not None and self.answers == "given"

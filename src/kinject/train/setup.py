@@ -56,6 +56,7 @@ from kinject.train.load import (
     widen_adapter,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
+from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
@@ -163,19 +164,6 @@ def _make_trainer(
     return trainer
 
 
-def _add_teacher(
-    trainer: KnowledgeTrainer, recipe: TrainRecipe, read: TeacherRows, hashes: Mapping[str, str] | None
-) -> str:
-    """Give `trainer` its teacher and return a note on it; the first process makes the predictions that the cache lacks."""
-    weights = (hashes or {}).get("model", "")
-    known = "" if weights.startswith("hub:") else weights
-    make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
-    trainer.teacher, note = first_process_first(make)
-    if isinstance(trainer.teacher, LiveTeacher):
-        trainer.add_callback(FollowStudent(trainer.teacher))
-    return note
-
-
 def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str]]:
     """Return the corpora with the answers that the model is to write itself, and a note on each."""
     notes = []
@@ -190,6 +178,22 @@ def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, li
             own = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
             corpora = dataclasses.replace(corpora, rows=TrainingCorpus(own))
     return corpora, notes
+
+
+def _add_teacher(
+    trainer: KnowledgeTrainer, recipe: TrainRecipe, read: TeacherRows, hashes: Mapping[str, str] | None
+) -> str:
+    """Give `trainer` its teacher and return a note on it; the first process makes the predictions that the cache lacks."""
+    weights = (hashes or {}).get("model", "")
+    known = "" if weights.startswith("hub:") else weights
+    make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
+    trainer.teacher, note = first_process_first(make)
+    if isinstance(trainer.teacher, LiveTeacher):
+        trainer.add_callback(FollowStudent(trainer.teacher))
+        section = section_of(recipe)
+        if section.answers == "student":
+            trainer.on_policy = OnPolicy(trainer.teacher, trainer.processing_class, section.max_tokens, recipe.seed)
+    return note
 
 
 def _assemble(

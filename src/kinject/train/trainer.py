@@ -27,6 +27,7 @@ from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, token_metrics
+from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import (
     OneByOne,
     SharpnessAware,
@@ -65,6 +66,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     layerwise_lr_decay: float = 1.0
     training_loss: TrainingLoss = TrainingLoss()
     teacher: Teacher | None = None
+    on_policy: OnPolicy | None = None
     freeze_warmup: FreezeWarmup | None = None
     sam: SharpnessAware | None = None
     loss_tile: int | None = None
@@ -346,6 +348,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batches of one update and the divisor of its loss; count the learned tokens."""
         self.losses.begin_update(self._tr_loss)
+        if self.on_policy is not None:
+            args = (self.on_policy.batches(args[0], self.state.global_step), *args[1:])
         batches, divisor = super().get_batch_samples(*args, **kwargs)
         n_learned = divisor if self.training_loss.plain else None
         if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
