@@ -9,7 +9,7 @@ from country import write_study
 
 from kinject.errors import RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
-from kinject.study.arms import expand_arms, find_heirs, nest_overrides
+from kinject.study.arms import expand_arms, find_heirs, nest_overrides, override_arguments
 from kinject.study.check import check_inputs, check_names, check_shared_recipes
 
 
@@ -143,6 +143,23 @@ def test_missing_documents_and_questions_are_told_before_anything_is_trained(tmp
     assert "known.jsonl', but nothing is there" in told
     assert "augment.documents" in told
     assert "eval.retrieval.documents" in told
+
+
+def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_the_two_that_say_so(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+    def n_tokens(recipe: str, overrides: dict[str, object]) -> int:
+        trainer = read_recipe(recipe, override_arguments(overrides), "train", check_inputs=False).trainer
+        return trainer["max_steps"] * trainer["per_device_train_batch_size"] * trainer["max_length"]
+
+    study = read_recipe("recipes/studies/frontier.yaml", (), "study")
+    own = [arm for arm in expand_arms(study).arms if arm.trained]
+    read = {arm.name: n_tokens(study.study.train, arm.train_overrides) for arm in own}
+    full = n_tokens("recipes/cpt.yaml", {})
+    twice = {name for name, tokens in read.items() if tokens == full}
+    assert twice == {"cpt.yaml", "best.yaml"}
+    assert {tokens for name, tokens in read.items() if name not in twice} == {full // 2}
+    assert n_tokens("recipes/best.yaml", {}) == full
 
 
 def test_test_questions_may_not_decide_what_an_arm_reads(monkeypatch: pytest.MonkeyPatch) -> None:
