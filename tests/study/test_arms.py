@@ -160,3 +160,17 @@ def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_
     assert twice == {"cpt.yaml", "best.yaml", "fact first at twice the tokens"}
     assert {tokens for name, tokens in read.items() if name not in twice} == {full // 2}
     assert n_tokens("recipes/best.yaml", {}) == full
+
+
+def test_test_questions_may_not_decide_what_an_arm_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    tests = [{"path": "eval/sandbox/new.jsonl", "layout": "auto"}, {"path": "eval/sandbox/known.jsonl"}]
+    shared = "study.train=recipes/sandbox/exposure.yaml"
+    recipe = read_recipe("recipes/studies/sandbox-quick.yaml", [shared], verb="study", check_inputs=False)
+    check_shared_recipes(recipe, expand_arms(recipe), tests)
+    leaking = [shared, "study.overrides={probes.questions: {new: eval/sandbox/new.jsonl}}"]
+    recipe = read_recipe("recipes/studies/sandbox-quick.yaml", leaking, verb="study", check_inputs=False)
+    with pytest.raises(
+        RecipeError, match=r"600 of 600 questions that decide what is read are test questions \(eval/sandbox/n"
+    ):
+        check_shared_recipes(recipe, expand_arms(recipe), tests)
