@@ -30,7 +30,7 @@ from kinject.eval.retrieval import read_passages
 from kinject.eval.retrievers import Bm25Retriever
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
-from kinject.models import load_tokenizer
+from kinject.models import load_tokenizer, window_of
 from kinject.recipe import RetrievalSection
 from kinject.types import Question
 
@@ -125,7 +125,7 @@ def ask_harness(python: str, folder: Path, tasks: list[dict[str, Any]], threads:
 def score(scorer: Scorer, encoder: Encoder, requests: Sequence[PromptRequest]) -> tuple[Times, list[tuple[float, ...]]]:
     """Return the time for tokenising and scoring, and the log-probs in the order of `requests`."""
     began, cpu = time.perf_counter(), time.process_time()
-    found = dict(scorer.score(encode_requests(encoder, requests, scorer.forward.window())))
+    found = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
     times = Times(time.perf_counter() - began, time.process_time() - cpu)
     return times, [found[index].log_probs for index in range(len(requests))]
 

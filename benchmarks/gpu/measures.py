@@ -200,16 +200,16 @@ def score_with_kinject(setting: Setting) -> dict[str, Any]:
 
     from kinject.eval.scoring.encode import Encoder, encode_requests
     from kinject.eval.scoring.scorer import Scorer
-    from kinject.models import load_tokenizer
+    from kinject.models import load_tokenizer, window_of
 
     folder = make_model(setting, "1B")
     dtype = torch.float32 if setting.tiny else torch.bfloat16
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map={"": setting.device}).eval()
     requests, encoder = _eval_requests(4 if setting.tiny else 400), Encoder(load_tokenizer(str(folder)))
     scorer = Scorer(model, 16_384)
-    list(scorer.score(encode_requests(encoder, requests[:4], scorer.forward.window())))
+    list(scorer.score(encode_requests(encoder, requests[:4], window_of(scorer.forward.config))))
     began = time.perf_counter()
-    found = dict(scorer.score(encode_requests(encoder, requests, scorer.forward.window())))
+    found = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
     seconds = time.perf_counter() - began
     log_probs = [list(found[index].log_probs) for index in range(len(requests))]
     return {"questions": len(requests), "seconds": seconds, "tree": scorer.uses_tree, "log_probs": log_probs}

@@ -378,8 +378,9 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
         if "nothing is there" in text or "expected a file" in text:
             return Outcome("input missing")
         if any(
-            words in text for words in ("rows reach", "simulates none", "but row ")
-        ):  # only the corpus shows that, or only plan is at fault
+            words in text
+            for words in ("rows reach", "simulates none", "but row ", "which the chat template does not read")
+        ):  # only the corpus or the tokenizer shows that, or only plan is at fault
             return Outcome("refused late")
         return Outcome(f"{verb}: refuses what check takes", text)
     return Outcome("done" if code != 2 else "refused late")

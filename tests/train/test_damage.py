@@ -143,6 +143,7 @@ def test_damaged_tokens_are_made_again(
         "learned.bin",
         "ends.bin",
         "left_out.bin",
+        "unread.bin",
         "documents.bin",
         "documents.json",
         "SHA256SUMS",

@@ -107,8 +107,11 @@ class LiveTeacher(Teacher):
         wanted = numbers[numbers != NO_TEACHER].cpu().numpy()
         rows = np.unique(np.searchsorted(self.read.starts, wanted, side="right") - 1).tolist()
         with self._as_teacher():
-            for index, logits in read_rows(self.model, self.read, rows, share=False):
-                found |= dict(enumerate(logits / self.section.temperature, int(self.read.starts[index])))
+            for indices, logits in read_rows(self.model, self.read, rows, share=False):
+                places = (
+                    number for index in indices for number in range(*self.read.starts[index : index + 2].tolist())
+                )
+                found |= dict(zip(places, logits / self.section.temperature, strict=True))
         given, k = numbers != NO_TEACHER, self.section.top_k
         scaled = torch.stack([found[int(number)] for number in wanted]) if found else None
         if scaled is None:
@@ -235,12 +238,12 @@ def _write_predictions(
     }
     autocast = torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
     with autocast, Progress("teacher", n, "tokens") as progress:
-        for index, logits in read_rows(model, read, range(len(read))):
+        for indices, logits in read_rows(model, read, range(len(read))):
             scaled = logits / section.temperature
             best = scaled.topk(k).indices
-            start, end = read.starts[index : index + 2]
-            files["ids"][start:end] = best.cpu().numpy()
-            files["log_probs"][start:end] = log_probs_of(scaled, best).cpu().numpy()
+            places = np.concatenate([np.arange(*read.starts[index : index + 2]) for index in indices])
+            files["ids"][places] = best.cpu().numpy()
+            files["log_probs"][places] = log_probs_of(scaled, best).cpu().numpy()
             progress.advance(len(best))
     for file in files.values():
         file.flush()
@@ -248,8 +251,8 @@ def _write_predictions(
 
 def read_rows(
     model: Any, read: TeacherRows, indices: Iterable[int], *, share: bool = True
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (number, logits of its learned tokens [tokens, vocabulary] in float32) of each of the rows that has a teacher.
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of rows with a teacher.
 
     If they `share`, rows with the same head share a pass over it, where the model's cache of keys and values gives the same
     log-probs as a pass over the whole; otherwise each is read whole.
@@ -269,12 +272,12 @@ def read_rows(
         head = read.head(members[0])
         cache = _cache_of(model, head)
         for batch in _batches([(read.heads[index].n_left_out, index) for index in members], most):
-            yield from _read_tails(model, read, batch, head, cache)
+            yield batch, _read_tails(model, read, batch, head, cache)
     grouped = {index for members in shared for index in members}
     alone = [index for members in groups.values() for index in members if index not in grouped]
     lengths = [(len(read.heads[index].input_ids) + read.heads[index].n_left_out - 1, index) for index in alone]
     for batch in _batches(lengths, most):
-        yield from _read_whole(model, read, batch)
+        yield batch, _read_whole(model, read, batch)
 
 
 def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int]]:
@@ -296,26 +299,29 @@ def _cache_of(model: Any, head: Sequence[int]) -> Any:
     return model(input_ids=torch.tensor([head[:-1]], device=model.device), use_cache=True).past_key_values
 
 
-def _read_tails(
-    model: Any, read: TeacherRows, batch: Sequence[int], head: Sequence[int], cache: Any
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the logits of rows with one head, whose keys and values are `cache`."""
+def _read_tails(model: Any, read: TeacherRows, batch: Sequence[int], head: Sequence[int], cache: Any) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] of the learned tokens of rows with one head, whose keys and values are `cache`."""
     past = copy.deepcopy(cache)
     past.batch_repeat_interleave(len(batch))
     texts = [[head[-1], *read.tail(index)[:-1]] for index in batch]
     logits = _logits(model, texts, len(head) - 1, past_key_values=past, use_cache=True)
-    for number, index in enumerate(batch):
-        yield index, logits[number, read.learned_in_tail(index)].float()
+    return _picked(logits, [read.learned_in_tail(index) for index in batch])
 
 
-def _read_whole(model: Any, read: TeacherRows, batch: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the logits of rows that are read with their heads."""
+def _read_whole(model: Any, read: TeacherRows, batch: Sequence[int]) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] of the learned tokens of rows that are read with their heads."""
     heads = [read.head(index) for index in batch]
     texts = [[*head, *read.tail(index)[:-1]] for head, index in zip(heads, batch, strict=True)]
     logits = _logits(model, texts, 0, use_cache=False)
-    for number, (head, index) in enumerate(zip(heads, batch, strict=True)):
-        places = torch.tensor(read.learned_in_tail(index)) + len(head) - 1
-        yield index, logits[number, places].float()
+    places = ([len(head) - 1 + place for place in read.learned_in_tail(index)]
+              for head, index in zip(heads, batch, strict=True))  # fmt: skip
+    return _picked(logits, list(places))
+
+
+def _picked(logits: torch.Tensor, places: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] in float32 at the `places` of each row, row after row."""
+    rows = [number for number, of_row in enumerate(places) for _ in of_row]
+    return logits[rows, [place for of_row in places for place in of_row]].float()
 
 
 def _logits(model: Any, texts: Sequence[Sequence[int]], start: int, **options: Any) -> torch.Tensor:
@@ -334,11 +340,9 @@ def _can_share(model: Any, read: TeacherRows, members: Sequence[int]) -> bool:
         return False
     some = members[:2]
     try:
-        shared = dict(_read_tails(model, read, some, head, _cache_of(model, head)))
+        shared = _read_tails(model, read, some, head, _cache_of(model, head))
     except (AttributeError, TypeError, ValueError, NotImplementedError):  # a model without such a cache
         return False
-    whole = dict(_read_whole(model, read, some))
+    whole = _read_whole(model, read, some)
     tolerance = _TOLERANCE.get(model.dtype, _COARSE) if not torch.is_autocast_enabled(model.device.type) else _COARSE
-    return all(
-        bool((shared[index].log_softmax(-1) - whole[index].log_softmax(-1)).abs().max() < tolerance) for index in some
-    )
+    return bool((shared.log_softmax(-1) - whole.log_softmax(-1)).abs().max() < tolerance)
