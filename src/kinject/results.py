@@ -368,7 +368,9 @@ class Claim:
 class Cost:
     """The cost of one stage of one arm and seed: wall seconds, tokens processed, peak resident bytes, money.
 
-    `shared_by` counts the arms and seeds that used it.
+    `shared_by` counts the arms and seeds that used it. `written_tokens` are those of paraphrases or of the model's own
+    answers, `teacher_tokens` those that a teacher read. `work_seconds` are those of a training, teacher and own answers
+    included also where a cache had them: on a CPU processor time.
     """
 
     arm: str
@@ -380,6 +382,9 @@ class Cost:
     peak_bytes: int
     money: float
     shared_by: int
+    written_tokens: int = 0
+    teacher_tokens: int = 0
+    work_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Arm:
     overrides: Mapping[str, Any]
     match_steps_of: str
     match_tokens_of: str
+    match_seconds_of: str
     alpha: float | None
     rag: bool
     seeds: tuple[int, ...]
@@ -58,6 +59,11 @@ class Arm:
     def train_overrides(self) -> dict[str, Any]:
         """The overrides that apply to the train recipe."""
         return {key: value for key, value in self.overrides.items() if key.split(".")[0] in TRAIN_SECTIONS}
+
+    @property
+    def matched(self) -> str:
+        """The arm whose steps, tokens or seconds it takes, "" if it has its own."""
+        return self.match_steps_of or self.match_tokens_of or self.match_seconds_of
 
     def is_covered_by(self, other: Arm) -> bool:
         """Return whether `other` has the same weights for every seed of this arm."""
@@ -142,7 +148,7 @@ def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[An
 
 def _base_arm(section: StudySection, model: str) -> Arm:
     description = "the base model without training"
-    return Arm(BASE, model, description, "", {}, "", "", None, True, (section.seeds[0],), section.resources)
+    return Arm(BASE, model, description, "", {}, "", "", "", None, True, (section.seeds[0],), section.resources)
 
 
 def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]) -> Arm:
@@ -155,9 +161,9 @@ def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tu
     overrides |= item.overrides or {}
     return Arm(
         name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
-        match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "", alpha=item.alpha,
-        rag=item.rag, seeds=item.seeds or section.seeds, resources=item.resources or section.resources,
-        through=item.through or "", then=item.then or "",
+        match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "",
+        match_seconds_of=item.match_seconds_of or "", alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
+        resources=item.resources or section.resources, through=item.through or "", then=item.then or "",
     )  # fmt: skip
 
 
@@ -235,8 +241,7 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
         recipe |= {key: value for key, value in (("through", arm.through), ("then", arm.then)) if value}
-        matched = arm.match_steps_of or arm.match_tokens_of
-        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
+        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched))
     return tuple(found)
 
 
