@@ -22,7 +22,7 @@ Test = Literal["McNemar", "sign flips", "t over documents and seeds"]
 """What decides whether a difference is significant: the first where no document has two questions and each arm has one
 seed, the second where documents have several, the third where an arm has several seeds."""
 Outcome = Literal["right", "wrong", "abstained", "answered"]
-"""What became of a written answer. right, wrong and abstained are parts of a whole: to abstain is right where a question
+"""Outcomes of a written answer. right, wrong and abstained are parts of a whole: to abstain is right where a question
 has no answer, and elsewhere a part of its own. answered: the wrong ones among the questions that have no answer."""
 Scope = Literal["method", "these models"]
 """What a difference speaks of: the way of training with any seed, or (one seed of a trained arm) the models at hand."""

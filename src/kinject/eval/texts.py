@@ -74,7 +74,7 @@ _STATES_TEXT = re.compile(rf"{_SAYS}([^\n.]+)", re.IGNORECASE | re.VERBOSE)
 
 
 def _at_line_starts(lines: Sequence[str], choices: list[str]) -> set[int]:
-    """Return the options whose letters stand at the beginnings of lines."""
+    """Return the options whose letters begin lines."""
     matches = ((line, _LINE.match(line)) for line in lines)
     return {_index(match[1], line[match.end() :], choices) for line, match in matches if match}
 
@@ -131,7 +131,7 @@ def _named_choice(
 
 
 def _mapped(text: str, *, mapping_dict: Mapping[str, Any], default_value: Any = None) -> str:
-    """Return what stands beside `text` in a table, as text."""
+    """Return the cell beside `text` in a table, as text."""
     return str(mapping_dict.get(text, default_value))
 
 

@@ -213,7 +213,7 @@ _OUTCOMES = {
 
 
 def render_outcomes(view: View) -> tuple[AnsweredQuestion, ...]:
-    """Return what became of wrong answers, and of answers that no document holds; () where models wrote none."""
+    """Return the changes of wrong answers, and of answers that no document holds; () where models wrote none."""
     headline = [r for r in view.whole if r.outcomes and r.prompt_format == view.headline(r.question_set)]
     headline = [
         r for r in headline if not view.arms[r.model, r.arm].sweep and (not r.k or r.chosen_k or not view.is_study)

@@ -54,7 +54,7 @@ _MOST_UNFOLDED = 8  # training runs
 _CAPTIONS = {
     "accuracy": "Fraction of questions answered correctly, with its 95% interval. The number in the margin is the accuracy in "
                 "percent. Ticks below a mark: single seeds. Dashed: chance. Thin line: base without context.",
-    "outcomes": "What became of the written answers: right, abstained, wrong; the first number is the share that is right, the "
+    "outcomes": "Outcomes of the written answers: right, abstained, wrong; the first number is the share that is right, the "
                 "last the share that is wrong. Where a question has no answer, to abstain is right, and every answer is wrong.",
     "gains": "Difference to base as a fraction of what base answers above chance (the paper's Figure 2 divides by all of its "
              "accuracy); paler bars have retrieved context. The line is the 95% interval (Fieller), base's uncertainty included. "

@@ -199,7 +199,7 @@ def _outcome_line(result: ArmResult, part: OutcomeResult, base: str, more: str) 
 
 
 def written_tables(view: View) -> tuple[TableBlock, ...]:
-    """Return a table of the answers that models wrote: right, wrong and abstained stand apart; () if none did."""
+    """Return a table of the answers that models wrote: right, wrong and abstained apart; () if none did."""
     written = [result for result in view.report.results if result.written is not None and not result.subject]
     lines = [_written_line(result, result.written) for result in written if result.written is not None]
     columns = (
