@@ -10,8 +10,8 @@ from country import write_study
 
 from kinject.errors import InputError
 from kinject.recipe import read_recipe
-from kinject.study.arms import expand_arms
-from kinject.study.stages import ArmRun, Planner, drop_output_folders
+from kinject.study.arms import drop_output_folders, expand_arms
+from kinject.study.stages import ArmRun, Planner
 
 
 def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:

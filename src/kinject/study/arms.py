@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ TRAIN_SECTIONS = (
     "exposure",
 )  # fmt: skip
 """Sections of overrides that apply to the train recipe."""
+_OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir", "eval.retrieval.cache_dir")
+"""Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def expand_arms(recipe: StudyRecipe, tuned: Mapping[tuple[str, str], Any] = Mapp
     sweeps: dict[tuple[str, str], tuple[SweepArm, ...]] = {}
     for model in section.models:
         values = {name: value for (tuned_model, name), value in tuned.items() if tuned_model == model}
-        arms = [_base_arm(section, model)]
+        arms = [base_arm(section, model)]
         arms += [
             _make_arm(section, model, name, item, values)
             for name, item in section.arms.items()
@@ -146,7 +149,8 @@ def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[An
     return grids
 
 
-def _base_arm(section: StudySection, model: str) -> Arm:
+def base_arm(section: StudySection, model: str) -> Arm:
+    """Return the arm of the untouched base model `model`."""
     description = "the base model without training"
     return Arm(BASE, model, description, "", {}, "", "", "", None, True, (section.seeds[0],), section.resources)
 
@@ -220,6 +224,19 @@ def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def override_arguments(values: Mapping[str, Any]) -> list[str]:
     """Return dotted keys and values as ``key=value`` for `read_recipe`."""
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def drop_output_folders(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values without its output and cache folders."""
+    result = copy.deepcopy(dict(values))
+    for key in _OUTPUT_FOLDERS:
+        *path, last = key.split(".")
+        section: Any = result
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
+    return result
 
 
 def value_label(value: Any) -> str:
