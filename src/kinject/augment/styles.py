@@ -55,7 +55,7 @@ class Preparation:
     prompt: str = option(help="Template of the user message.")
     for_each: str | None = option(None, help="Send it for each item of this earlier preparation.")
     parser: Literal["lines", "sections", "text"] = option("lines", help="How the answer is read.")
-    in_passage: bool = option(False, help="Keep only items that stand in the passage word for word.")
+    in_passage: bool = option(False, help="Keep only items that are in the passage word for word.")
     expected: int = option(1, help="Items that an answer is expected to have, for --dry-run.", min=1)
     per: Literal["answer", "sentence", "name"] = option("answer", help="What `expected` is counted for.")
 

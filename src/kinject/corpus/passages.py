@@ -376,7 +376,7 @@ def _render_place(word: str, offsets: Sequence[int], labels: Sequence[str], star
 
 
 def _goes_on(text: str, start: int) -> bool:
-    """Return whether a sentence goes on at `start`, as a small letter tells."""
+    """Return whether the text at `start` continues a sentence: it begins with a small letter."""
     return text[start : start + 40].lstrip()[:1].islower()
 
 

@@ -79,7 +79,7 @@ _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
 _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
 )
-"""What stands between a number and what it counts, in Chinese and Japanese."""
+"""The words between a number and its unit in Chinese and Japanese."""
 _NO_NUMBERS = frozenset(("千万", "万一", "万千", "十百", "百千", "千百", "百万千"))
 
 
@@ -90,7 +90,7 @@ class Quantities:
     The other text must have the `stated` numbers; `counted` ones (small numbers in words without a unit: a writer may have
     counted) may be new. `implied` numbers (both, a decade) and `named_days` (Valentine's Day, with the words of the name)
     may replace a number or a date of the other text. `possible_months` are a March or May that may not be a month. `text` is
-    what was read, in lower case; `places` maps each number to where it stands there.
+    what was read, in lower case; `places` maps each number to its offsets there.
     """
 
     numbers: dict[str, set[str]] = field(default_factory=dict)

@@ -26,7 +26,7 @@ def quoting_answer(quotation: str, answer: str) -> str:
 
 
 def final_answer(text: str) -> str:
-    """Return what stands behind the last quotation in `text`, all of it without one."""
+    """Return the text after the last quotation in `text`, all of it without one."""
     return text.rpartition(END_QUOTE)[2]
 
 

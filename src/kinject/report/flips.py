@@ -22,7 +22,7 @@ CHANGES = {
     "right to wrong": False, "wrong to right": True, "right to abstained": False, "abstained to right": True,
     "abstained to wrong": False, "wrong to abstained": True,
 }  # fmt: skip
-"""What became of an answer -> whether that is good: to decline is better than to be wrong."""
+"""Change of an answer -> whether that is good: to decline is better than to be wrong."""
 MOST = 50_000
 """Changed answers in a page; a browser holds as many without a pause."""
 _SHOWN = 5  # of each change of an arm on a question set, where no script runs

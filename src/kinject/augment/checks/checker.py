@@ -92,7 +92,7 @@ class Rules:
     (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
     always refused).
     `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
-    `explains`: it may add explanations of words; the judge is told so. `quotes`: each of its quotations (``QUOTE:``) stands
+    `explains`: it may add explanations of words; the judge's prompt says so. `quotes`: each of its quotations (``QUOTE:``) is
     in the source word for word.
     """
 

@@ -29,7 +29,7 @@ _QUOTES = "“\"«»„「『‘'‚"
 _DIGITS = re.compile(r"\d(?<![\w.,].)[\d,]*(?!\w)", re.DOTALL)
 _WORD_BEFORE = re.compile(r"(?P<word>(?<!\w)[^\W\d_a-z][^\W\d_]+)[ -]\Z")
 _WORD_AFTER = re.compile(r" (?P<word>[A-Z][^\W\d_]+)")
-"""What stands beside a number: Voyager 3, 12 Tharsis."""
+"""The words beside a number: Voyager 3, 12 Tharsis."""
 _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 _HAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _NO_UNIT = re.compile(r"[^\w%°]+")
@@ -124,7 +124,7 @@ def source_facts(source: str, context: str = "") -> Facts:
 
 
 def _only_language(text: str) -> str:
-    """Return the language that a script stands for, for a text whose language is not clear: "en" for Latin letters."""
+    """Return the language that is assumed for a script, for a text whose language is not clear: "en" for Latin letters."""
     scripts = {
         "Japanese": "ja",
         "Chinese": "zh",
@@ -201,7 +201,7 @@ def _month_words(code: str, month: int) -> frozenset[str]:
 
 
 def _has_unit(source: Facts, detail: str) -> bool:
-    """Return whether the unit of a number stands apart from it in the source, as in a column of a table."""
+    """Return whether the unit of a number is apart from it in the source, as in a column of a table."""
     unit = detail.partition(":")[0].split(" ", 1)[1]
     if not detail.endswith("without a unit"):
         return False

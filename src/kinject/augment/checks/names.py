@@ -442,7 +442,7 @@ def _is_in_place_of(name: str, names: Names, other: Names) -> bool:
 
 
 def _is_symbol(name: str, names: Names) -> bool:
-    """Return whether a word stands behind a number as the symbol of a unit does: 8 GWh."""
+    """Return whether a word follows a number as the symbol of a unit does: 8 GWh."""
     is_short = len(name) < 5 and not names.spelling[name].istitle()
     return is_short and any(before.isdigit() and word == name for before, word in pairwise(names.sequence))
 
