@@ -44,7 +44,6 @@ for _line in _LISTS["synonyms"].splitlines():
     for _word in _line.split():
         SYNONYMS[_word] = SYNONYMS.get(_word, frozenset()) | frozenset(_line.split())
 
-# A run of letters and digits is one token; tried only once, a word takes half the time.
 _TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+|(?:['’][^\W\d_]++)*+)|\d[^\W_]*+|[^\w\s]|\n")
 _TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+)?|\d[^\W_]*+|[^\w\s]|\n")
 """L'apertura are two words; "Wu's" is English alone."""
