@@ -16,6 +16,7 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ def our_side(folder: Path) -> dict[str, dict[str, float]]:
     """Return kinject's grades of test.jsonl: name -> id -> grade."""
     from kinject.corpus.grading import exact_match, f1
     from kinject.eval.tasks.task import read_task
+    from kinject.types import Answer
+
+    answer = Answer("", "set", "model", "task-generate", 0, 0, (), 0, (), (1,), ())
 
     rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
     grades: dict[str, dict[str, float]] = {}
@@ -119,7 +123,10 @@ def our_side(folder: Path) -> dict[str, dict[str, float]]:
         task = read_task(folder / f"{name}.yaml")
         for score, grade in task.graders.items():
             pairs = zip(rows, task.questions, strict=True)
-            grades[f"{name}, {score}"] = {row["id"]: float(grade(row["text"], item.answers)) for row, item in pairs}
+            grades[f"{name}, {score}"] = {
+                row["id"]: float(grade(replace(answer, question_id=item.id, text=row["text"], accepted=item.answers)))
+                for row, item in pairs
+            }
     grades["squad exact"] = {row["id"]: float(exact_match(row["text"], row["answers"])) for row in rows}
     grades["squad f1"] = {row["id"]: f1(row["text"], row["answers"]) for row in rows}
     return grades

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import read_questions
-from kinject.eval.judge import JudgeAccuracy, PlantedAnswer, plant_answers
+from kinject.eval.judge import PlantedAnswer, accuracy_faults, judge_accuracy, plant_answers
 from kinject.requests.judges import GRADES
 
 
@@ -47,15 +47,12 @@ def main() -> None:
     }
     print(f"{len(planted)} planted answers; precision / recall of {', '.join(GRADES)}")
     for name, judge in judges.items():
-        accuracy = JudgeAccuracy(Counter((one.kind, one.grade, judge(one)) for one in planted))
+        found = judge_accuracy(name, Counter((one.kind, one.grade, judge(one)) for one in planted))
         grades = ", ".join(
-            f"{values['precision'] or 0:.2f} / {values['recall'] or 0:.2f}" for values in accuracy.by_grade().values()
+            f"{found.precision[grade] or 0:.2f} / {found.recall[grade] or 0:.2f}" for grade in found.recall
         )
-        print(f"{name}: {grades}; {'refused' if accuracy.faults() else 'accepted'}")
-        print(
-            "   graded right: "
-            + ", ".join(f"{kind} {row['right']}/{row['planted']}" for kind, row in accuracy.by_kind().items())
-        )
+        print(f"{name}: {grades}; {'refused' if accuracy_faults(found) else 'accepted'}")
+        print("   graded right: " + ", ".join(f"{kind.kind} {kind.right}/{kind.planted}" for kind in found.kinds))
 
 
 if __name__ == "__main__":

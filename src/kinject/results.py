@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator
 
 from kinject.scaling import Scaling
-from kinject.types import Tabular, Written
+from kinject.types import JudgeResult, Tabular, Written
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "unanswerable", "baseline"]
@@ -22,7 +22,7 @@ Test = Literal["McNemar", "sign flips", "t over documents and seeds"]
 """What decides whether a difference is significant: the first where no document has two questions and each arm has one
 seed, the second where documents have several, the third where an arm has several seeds."""
 Outcome = Literal["right", "wrong", "abstained", "answered"]
-"""What became of a written answer. right, wrong and abstained are parts of a whole: to abstain is right where a question
+"""Outcomes of a written answer. right, wrong and abstained are parts of a whole: to abstain is right where a question
 has no answer, and elsewhere a part of its own. answered: the wrong ones among the questions that have no answer."""
 Scope = Literal["method", "these models"]
 """What a difference speaks of: the way of training with any seed, or (one seed of a trained arm) the models at hand."""
@@ -317,7 +317,8 @@ class Sweep:
 class Choice:
     """A hyperparameter chosen on validation questions before any test question was read.
 
-    `key` is the recipe key, or ``k``. `candidates` are (value, mean validation accuracy, number of questions); `at_edge`:
+    `key` is the recipe key, or ``k``. `candidates` are (value, mean rate of `outcome` on validation questions, their number),
+    the most of right or the fewest of another outcome is best; `at_edge`:
     the best lies at an end of the grid; `best_on_test` is the value that the test questions would have chosen (None where
     the test was not asked with each). It is only shown, never used. `inherited_by` names the other arms that took the value
     over. `reported_seeds` are the seeds of `arm` whose very models made the choice and are reported too.
@@ -333,6 +334,7 @@ class Choice:
     best_on_test: Any | None = None
     inherited_by: tuple[str, ...] = ()
     reported_seeds: tuple[int, ...] = ()
+    outcome: Outcome = "right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +454,8 @@ class Report(Tabular):
 
     `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs. `notes` are for the reader
     (what could not be judged, how K was chosen); `commands` run it again. `model_sources` gives the folder or hub name of
-    each base model that the study did not make. An evaluation leaves empty what only a study has, and the other way round.
+    each base model that the study did not make; `judge` is the one that graded written answers. An evaluation leaves empty
+    what only a study has, and the other way round.
     """
 
     kind: Kind
@@ -481,6 +484,7 @@ class Report(Tabular):
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     model_sources: dict[str, str] = field(default_factory=dict)
+    judge: JudgeResult | None = None
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
     ROWS: ClassVar = (
         "results: model arm question_set role format shots k n accuracy low high to_base.delta to_base.deciding_p "

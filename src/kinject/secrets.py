@@ -23,7 +23,7 @@ _SECRET_NAME = re.compile(r"(?:API_?KEY|ACCESS_?KEY|TOKEN|SECRET|PASSWORD)\Z", r
 TRAINER_SECRETS = ("hub_token", "push_to_hub_token")
 """Fields of `trainer:` that would hold a secret."""
 SHOWN = "(key)"
-"""Stands where a part of a secret was."""
+"""Replaces a part of a secret."""
 WINDOW = 12
 """Characters in a row that reveal a part of a secret. A shorter secret can be in a text by chance ("none", "EMPTY")."""
 _named: set[str] = set()

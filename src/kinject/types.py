@@ -68,7 +68,7 @@ class Passage:
     """A slice of a document: ``text == document.text[start:end]`` (offsets in characters).
 
     `path` is the document's title, if it has one, and the headings above the passage. `place` is the page, sheet or slide,
-    as in "page 3"; "" if the document has none. `header` is the head of the table in which the passage begins, if it stands
+    as in "page 3"; "" if the document has none. `header` is the head of the table in which the passage begins, if it is
     before the passage. `cut`: the passage ends inside a sentence, a table row or a code block that is longer than a passage.
     """
 
@@ -151,7 +151,8 @@ class Question:
 
     `answers` are the accepted texts, the first one is shown in examples; an open question without any has no answer: to
     abstain is correct. With `checks` (`kinject.eval.checks`: name -> argument) the text of the answer must pass all of them.
-    `messages` are the turns of a chat before the question. `fact_id` names its fact, so that several questions on one fact can
+    `messages` are the turns of a chat before the question, `prefix` is the beginning of the answer, written for the model in a
+    task of lm-evaluation-harness. `fact_id` names its fact, so that several questions on one fact can
     be joined; `document_id` names the document that answers it ("" if none does).
     """
 
@@ -165,6 +166,7 @@ class Question:
     answers: tuple[str, ...] = ()
     checks: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
+    prefix: str = ""
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -250,6 +252,33 @@ class Written:
     unread: float = 0.0
     n_thinking: float = 0.0
     thinking_cut: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedKind:
+    """How many planted answers of one `kind`, whose true grade is `grade`, a judge was given, and graded `right`."""
+
+    kind: str
+    grade: str
+    planted: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeResult:
+    """The accuracy of the judge `model` of written answers, on planted answers whose grade is known.
+
+    `precision` (as if every grade were as frequent) and `recall` are by grade; None: it never gave that grade.
+    """
+
+    model: str
+    precision: Mapping[str, float | None]
+    recall: Mapping[str, float | None]
+    kinds: tuple[PlantedKind, ...]
+
+    def planted(self, grade: str) -> int:
+        """Return the number of planted answers of a grade."""
+        return sum(kind.planted for kind in self.kinds if kind.grade == grade)
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ def test_a_file_is_no_run_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("text")
     folder = Path("/dev/null") if name == "device" else tmp_path / name
     with (
-        pytest.raises(DiskError, match=f"{folder}: cannot be a run folder: a file stands there.*run_dir"),
+        pytest.raises(DiskError, match=f"{folder}: cannot be a run folder: it is a file.*run_dir"),
         lock_dir(folder),
     ):
         pass

@@ -24,6 +24,8 @@ from kinject.eval.plan import check_section, read_plan
 from kinject.eval.scores import rescored
 from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
+from kinject.report.files import read_report, write_report
+from kinject.report.summary import render_summary
 from kinject.requests.judges import GRADES, Confusion, graded_in, grading_request, read_grade
 from kinject.requests.prompt_injection import escape_tags
 from kinject.types import Question
@@ -176,7 +178,7 @@ def test_a_good_judge_is_accepted_and_others_are_refused(
 
     for structured in (False, True):
         accuracy = measure(simulated(questions, 1.0), structured=structured)
-        assert accuracy.by_grade() == {grade: {"precision": 1.0, "recall": 1.0} for grade in GRADES}
+        assert accuracy.precision == accuracy.recall == dict.fromkeys(GRADES, 1.0)
     with pytest.raises(
         InputError, match=r"on 60 planted answers its precision of 'correct' 0\.87, recall of 'wrong' 0\.85, below"
     ):
@@ -270,7 +272,7 @@ def test_grades_are_a_score_and_are_asked_once(
     assert (matched.score, matched.n_correct) == ("match", 1)
     folder = tmp_path / "run"
     counts = json.loads((folder / "manifest.json").read_text())["counts"]["judge"]
-    assert counts["by_grade"] == {grade: {"precision": 1.0, "recall": 1.0} for grade in GRADES}
+    assert counts["precision"] == counts["recall"] == dict.fromkeys(GRADES, 1.0)
     assert counts["without_grade"] == 1
     rows = [row for _, row in read_jsonl(folder / "grades.jsonl")]
     assert {row["question"]: row["grade"].upper() for row in rows} == grades
@@ -279,9 +281,16 @@ def test_grades_are_a_score_and_are_asked_once(
     n_asked = len(endpoint.bodies)
     report = evaluate(recipe)
     assert [body for body in endpoint.bodies[n_asked:] if "Farrow born" not in str(body)] == []
-    assert any(
-        note.startswith("judge, on planted answers: precision / recall correct 1.00 / 1.00") for note in report.notes
-    )
+    assert report.judge == read_report(folder / "report.json").judge
+    assert {kind.grade for kind in report.judge.kinds} == set(GRADES)
+    assert all(kind.right == kind.planted for kind in report.judge.kinds)
+    assert "judge judge, on planted answers: precision / recall correct 1.00 / 1.00" in render_summary(report)
+    write_report(folder, report)
+    for name in ("report.md", "report.html"):
+        text = (folder / name).read_text("utf-8")
+        assert "The judge, judge" in text
+        assert all(kind.kind in text for kind in report.judge.kinds)
+    assert "| correct | 20 | 100.0% | 100.0% |" in (folder / "report.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

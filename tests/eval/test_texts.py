@@ -162,5 +162,5 @@ def test_filters_of_tasks_that_map_and_vote():
         {"function": "take_first"},
     ]
     grade = task_grader(steps)
-    assert grade(" B\n", ["Paris"])
-    assert not grade("Paris", ["Paris"])  # not in the table
+    assert grade(" B\n", ["Paris"], ())
+    assert not grade("Paris", ["Paris"], ())  # not in the table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from study_results import make_paper_study, make_study
@@ -12,6 +13,7 @@ from kinject.report.headline import render_doubts, render_headline
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View
 from kinject.results import Perplexity, Recall, Report, UnscoredResult
+from kinject.types import Written
 
 
 def headline(report: Report) -> tuple[str, str]:
@@ -119,10 +121,22 @@ def test_without_a_trained_arm_it_names_the_base_and_retrieval() -> None:
             "Yes: questions have no score.",
             "3 of 600, 3 of 400 and 3 of 200 questions have no",
         ),
+        (
+            {"written": Written(0.5, 0.5, 0.5, 0.0, 9.0, unread=0.1)},
+            "unread",
+            "Yes: answers name no letter.",
+            "60 of 600, 40 of 400 and 20 of 200 written answers name no letter",
+        ),
+        (
+            {"written": Written(0.5, 0.5, 0.5, 0.0, 9.0, thinking_cut=0.0001)},
+            "thinking cut",
+            "Yes: thinking was cut.",
+            "1 of 600, 1 of 400 and 1 of 200 answers were begun by cutting",
+        ),
     ],
 )
 def test_what_weakens_the_numbers_stands_in_the_verdict(
-    changes: dict[str, int], tag: str, lead: str, words: str
+    changes: dict[str, Any], tag: str, lead: str, words: str
 ) -> None:
     report = make_report()
     doubts = render_doubts(View(replace(report, results=tuple(replace(r, **changes) for r in report.results))))

@@ -15,18 +15,21 @@ from in_process import InProcess
 from scipy.stats import binomtest
 
 from kinject.disk import write_jsonl
-from kinject.errors import RecipeError
+from kinject.errors import InputError, RecipeError
+from kinject.eval.judge import AnswerJudge, PlantedAnswer, plant_answers
 from kinject.eval.results import correct_families, summarize_arm
 from kinject.eval.scores import outcome_of, rescored
+from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
 from kinject.recipe.study_section import ClaimSection
-from kinject.report import write_report
+from kinject.report.files import write_report
 from kinject.report.headline import render_outcomes
 from kinject.report.summary import render_summary
 from kinject.report.view import View
-from kinject.results import Report
+from kinject.results import Report, Sweep, SweepPoint
 from kinject.study.analysis import Evidence, judge_claims, summarize_arms
 from kinject.study.arms import Arm, arm_infos
+from kinject.study.check import check_names
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.run import run_study
 from kinject.types import Answer, Question
@@ -192,9 +195,123 @@ def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_mode
     assert all(json.loads(row)["choices"] for row in rows)
 
 
+def test_k_and_tuned_values_are_chosen_by_an_outcome(tmp_path, tiny_model) -> None:
+    tune = {"rate": {"key": "trainer.learning_rate", "values": [1e-6, 1e-3], "arm": "ft", "question_sets": "new",
+                     "outcome": "wrong"}}  # fmt: skip
+    path = written_study(tmp_path, tiny_model, validation={"new": 0.5}, seeds=[0], tune=tune, k_outcome="abstained")
+    result, _, _ = run_study(read_recipe(path, (), "study"), InProcess)
+    assert (result.choices[0].key, result.choices[0].outcome) == ("trainer.learning_rate", "wrong")
+    assert {choice.outcome for choice in result.choices[1:]} == {"abstained"}
+    seen = set()
+    for folder in (tmp_path / "stages" / "eval").iterdir():
+        for split in rescored_by_k(folder, "new"):
+            seen.add(split)
+    for choice in result.choices:
+        best = min(rate for _, rate, _ in choice.candidates)
+        assert choice.chosen == next(value for value, rate, _ in choice.candidates if rate == best)
+        rates = {(choice.outcome, choice.key == "k", rate, n) for _, rate, n in choice.candidates}
+        assert rates <= seen
+    text = render_summary(result)
+    assert "(fewest wrong; 1e-06:" in text
+    assert "(fewest abstained; 1:" in text
+    page = (tmp_path / "study" / "report.md").read_text("utf-8")
+    assert "fewest wrong" in page
+    assert "value: rate in %" in page
+
+
+def rescored_by_k(folder: Path, question_set: str) -> set[tuple[str, bool, float, int]]:
+    """Return (outcome, with passages, rate, number of questions) of each K of a stored evaluation."""
+    found = set()
+    stored = [answer for answer in read_answers(folder / "answers.jsonl") if answer.question_set == question_set]
+    for k in {answer.k for answer in stored}:
+        outcomes = [outcome_of(answer) for answer in rescored([a for a in stored if a.k == k], "match")]
+        for name in ("wrong", "abstained"):
+            found.add((name, k > 0, round(outcomes.count(name) / len(outcomes), 6), len(outcomes)))
+    return found
+
+
+def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report(
+    tmp_path, tiny_model, monkeypatch
+) -> None:
+    labels: list[str] = []
+    grade_of: dict[object, str] = {}
+
+    def planted(questions: Sequence[Question], seed: int) -> list[PlantedAnswer]:
+        found = plant_answers(questions, seed)
+        grade_of.update({(one.question.question, one.question.accepted, one.text): one.grade for one in found})
+        return found
+
+    def ask(judge: AnswerJudge, items: Sequence[object], label: str) -> dict[object, str]:
+        labels.append(label)
+        return {item: grade_of.get(item, "wrong") for item in items}
+
+    monkeypatch.setattr("kinject.eval.judge.plant_answers", planted)
+    monkeypatch.setattr(AnswerJudge, "_ask_all", ask)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    judge = {"kind": "openai", "model": "a-judge", "base_url": "http://127.0.0.1:9/v1"}
+    overrides = {"eval.scores": ["judge"], "eval.judge": judge}
+    path = written_study(tmp_path, tiny_model, seeds=[0, 1], overrides=overrides, validation={"new": 0.5})
+    recipe = read_recipe(path, (), "study")
+    executor = InProcess()
+    result, page, _ = run_study(recipe, lambda: executor)
+    kinds = [stage.kind for stage in executor.given]
+    assert (kinds.count("judge"), kinds.count("eval") >= 3) == (1, True)
+    assert kinds.index("judge") < kinds.index("train")
+    assert labels.count("planted answers") == 1
+    assert result.judge.model == "a-judge"
+    assert set(result.judge.recall.values()) == {1.0}
+    assert sum(kind.planted for kind in result.judge.kinds) == len(grade_of)
+    assert "The judge, a-judge" in page.read_text("utf-8")
+    assert {item.score for item in result.results} == {"judge"}
+    monkeypatch.setattr(AnswerJudge, "_ask_all", lambda *_: {})
+    refused = read_recipe(path, [f"study.cache_dir={tmp_path / 'others'}", f"run_dir={tmp_path / 'other'}"], "study")
+    untouched = InProcess()
+    with pytest.raises(InputError, match=r"eval\.judge: on \d+ planted answers its precision of 'correct' 0\.00"):
+        run_study(refused, lambda: untouched)
+    assert [stage.kind for stage in untouched.given] == ["judge"]  # nothing was trained
+
+
+def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_path, tiny_model) -> None:
+    records = simulate(2000, -0.3, spread=0.02)
+    for seed in range(3):
+        records.by_run["m", "ft, rate 0.1", seed] = records.by_run.pop(("m", "ft", seed))
+    points = (SweepPoint(0.1, "0.1", 0.1, "ft, rate 0.1"), SweepPoint(1, "1", 1.0, "ft"))
+    sweep = Sweep("rate", "trainer.learning_rate", "m", "", False, False, points)
+    evidence = Evidence(records, "m", "generate", 0, {}, {"rate": sweep})
+    values = {"test": "difference", "outcome": "abstained", "direction": "lower", "baseline": "base"}
+    claim = ClaimSection("claim", question_set="set", arm={"rate": 0.1}, **values)
+    found = judge_claims({"claim": claim}, evidence)[0]
+    assert found.verdict == "shown"
+    assert found.finding.startswith("ft, rate 0.1 ")
+    missing = judge_claims({"claim": replace(claim, arm={"rate": 1})}, evidence)[0]
+    assert missing.finding == "no scored answers of ft on set"
+
+    (tmp_path / "others.jsonl").write_text("", "utf-8")
+    sweeps = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2]}}
+    for point, message in (
+        ({"steps": 3}, r"c\.arm: found 3, but the values of the sweep steps are 1, 2"),
+        ({"step": 1}, r"c\.arm: found 'step'\. Did you mean steps"),
+        ({"steps": 1, "other": 2}, r"c\.arm: found 2 keys; a point of a sweep is \{SWEEP: VALUE\}"),
+    ):
+        path = written_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "arm": point}}, sweeps=sweeps)
+        with pytest.raises(RecipeError, match=message):
+            check_names(read_recipe(path, (), "study"))
+    path = written_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "arm": {"steps": 2}}}, sweeps=sweeps,
+                         overrides={"eval.questions.new": str(tmp_path / "others.jsonl")})  # fmt: skip
+    rows = (tmp_path / "new.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "others.jsonl").write_text("".join(rows[:3]), "utf-8")
+    result, _, _ = run_study(read_recipe(path, (), "study"), InProcess)
+    assert {item.n for item in result.results if item.question_set == "new"} == {3}
+    assert result.claims[0].finding.startswith("ft ") or result.claims[0].finding.startswith("ft, max_steps 2 ")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"k_outcome": "wrong"}, r"study\.k_outcome: no K is chosen: that takes several"),
+        ({"validation": {"known": 0.5}, "tune": {"r": {"key": "trainer.max_steps", "values": [1], "arm": "ft",
+                                                       "question_sets": "known", "outcome": "answered"}}},
+         r"outcome: found .answered. \(text\)\. Allowed: abstained, right, wrong"),
         ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, r"near_chance: the answers on 'known' are written"),
         ({"claims": {"c": {**CLAIM, "outcome": "answered", "question_set": "new"}}}, r"every question of 'new' has an answer"),
         ({"scaling": {"question_sets": ["known"], "values": {"": 4}, "sweep": "steps"},
@@ -206,6 +323,9 @@ def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model,
     path = written_study(tmp_path, tiny_model, **changes)
     with pytest.raises(RecipeError, match=message):
         run_study(read_recipe(path, (), "study"), InProcess)
+    chosen = write_study(tmp_path, tiny_model, validation={"new": 0.5}, k_outcome="abstained")
+    with pytest.raises(RecipeError, match=r"study\.k_outcome: found abstained, but the answers on 'new' are choices"):
+        run_study(read_recipe(chosen, (), "study"), InProcess)
     choices = write_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "outcome": "abstained"}})
     with pytest.raises(RecipeError, match=r"found abstained, but the answers on 'known' are choices"):
         run_study(read_recipe(choices, (), "study"), InProcess)

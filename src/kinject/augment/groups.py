@@ -91,7 +91,7 @@ def read_precomputed(path: Path) -> Precomputed:
 def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: Sequence[Sequence[str]]) -> list[Item]:
     """Return the items of a preparation: each of `items` with each line of its answer, none twice.
 
-    With `in_passage`, lines that do not stand in the passage are left out.
+    With `in_passage`, lines that are not in the passage are left out.
     """
     text = group.passage.shown
     passage = f" {normal_form(text)} "

@@ -2,7 +2,7 @@
 
 A shard is a normal run over a part of the documents, with a part of the limits and of the budget, in RUN/shards/NUMBER. It
 reads the answers that the whole run has paid for. When all have ended, their rows and answers are moved into RUN, and the
-run goes on in this process: it finds everything stored, asks for what is still missing, and writes the corpus. So the
+run continues in this process: it finds everything stored, asks for what is still missing, and writes the corpus. So the
 corpus is that of one process, byte for byte, and a run that was killed resumes with any number of processes.
 """
 

@@ -37,8 +37,9 @@ class AugmentProgress(Progress):
 
     def count_stored(self, n: int) -> None:
         """Count `n` variants that an earlier run stored. They do not count towards the rate."""
-        self._done_before += n
-        self.advance(n)
+        if n:
+            self._done_before += n
+            self.advance(n)
 
     def count_refused(self) -> None:
         """Count one more refused answer."""
@@ -232,7 +233,7 @@ _DOMINANT = 0.25
 
 
 def refusal_advice(refused: Mapping[str, int]) -> list[str]:
-    """Return what to do about the reasons that stand for a quarter or more of the refusals, the most frequent first."""
+    """Return what to do about the reasons that make up a quarter or more of the refusals, the most frequent first."""
     n_refused = sum(refused.values())
     ranked = sorted(refused.items(), key=lambda item: -item[1])
     dominant = [reason for reason, number in ranked if number >= _DOMINANT * n_refused] or [ranked[0][0]]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _DETAIL = """\
 Ask models in the terminal, a line a question. MODEL is a run folder of kinject train (its base and
 the tuned model answer side by side), or a model: a folder or a name on the hub. With --documents the
-best passages stand before each question. A model with a chat template sees the turns so far; one
+best passages precede each question. A model with a chat template sees the turns so far; one
 without sees "Question: ... Answer:". Questions may come from a pipe.
 
 lines with a meaning of their own:

@@ -33,7 +33,7 @@ class Profile:
 
     `code` is its ISO 639-1 code, "" for an unknown language. `names` is the rule for names. `numbers` has number words as
     ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
-    `joins` stand between the words of a number; with `compound`, number words are written as one word. `added_to` are tens to
+    `joins` are the words between those of a number; with `compound`, number words are written as one word. `added_to` are tens to
     which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
     number, `vague` patterns of words that say a quantity without one (half, the rest, the next year);
     `units` more spellings of units, ``unit: word|word``; `regions`
@@ -101,7 +101,7 @@ class Profile:
 
     @cached_property
     def unit_words(self) -> frozenset[str]:
-        """Words of the spellings of units, and what stands for a million and the like, in lower case."""
+        """Words of the spellings of units, and the abbreviations of a million and the like, in lower case."""
         spellings = [*self.unit_of, *self.digit_scales]
         return frozenset(word for spelling in spellings for word in spelling.split() if len(word) > 1)
 

@@ -87,7 +87,7 @@ def find_data(names: Sequence[str]) -> list[DataSet]:
 def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
     """Fetch a data set into `folder`, or read a `copy` of its files as they are at the source.
 
-    A set that is there, as its record says, is left alone. A download that was stopped goes on; what is written is
+    A set that is there, as its record says, is left alone. A download that was stopped continues; what is written is
     complete or not there. Raises `InputError` if other files are in the way or a checksum differs, `EndpointError` and
     `DiskError`.
     """
@@ -209,7 +209,7 @@ def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None
     """Write the articles of the categories as documents, each as it stood at the date of the revision."""
     if copy is not None:
         raise InputError(f"--from: {data.name} comes from the API of Wikipedia, article by article. Leave it out.")
-    import_extra("mwparserfromhell", Path(data.name))  # missing it is told before anything is fetched
+    import_extra("mwparserfromhell", Path(data.name))  # reported before anything is fetched
     path = parts / "articles.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with Journal(path) as journal:

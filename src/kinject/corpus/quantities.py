@@ -23,12 +23,14 @@ _NAMED_DAYS = {
 }  # fmt: skip
 """English name of a day -> (month, day)."""
 _NAMED_DAY_WORDS = ("valentine", "christmas", "halloween", "eve", "new")
+_YEARS_OF = {"decade": 10, "century": 100}
 MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
 
 _WORDS = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
 _ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
+_MAY_BE_ROMAN = re.compile("[IVXL]{2}")
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
 _TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
 _CLOCK = re.compile(
@@ -77,7 +79,7 @@ _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
 _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
 )
-"""What stands between a number and what it counts, in Chinese and Japanese."""
+"""The words between a number and its unit in Chinese and Japanese."""
 _NO_NUMBERS = frozenset(("千万", "万一", "万千", "十百", "百千", "千百", "百万千"))
 
 
@@ -88,7 +90,7 @@ class Quantities:
     The other text must have the `stated` numbers; `counted` ones (small numbers in words without a unit: a writer may have
     counted) may be new. `implied` numbers (both, a decade) and `named_days` (Valentine's Day, with the words of the name)
     may replace a number or a date of the other text. `possible_months` are a March or May that may not be a month. `text` is
-    what was read, in lower case; `places` maps each number to where it stands there.
+    what was read, in lower case; `places` maps each number to its offsets there.
     """
 
     numbers: dict[str, set[str]] = field(default_factory=dict)
@@ -161,7 +163,8 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     months = grammar.profile.months
     for month in [word for word in words if word in months]:
         _add_dates(text, lower, month, grammar, quantities)
-    quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
+    if _MAY_BE_ROMAN.search(text):
+        quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
     implied = grammar.profile.implied_numbers
     for word in implied.keys() & words:
         quantities.implied |= implied[word]
@@ -365,7 +368,7 @@ def _han_value(run: str) -> str:
 
 def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
     """Return (number, unit) with decades and centuries as years: eight decades are 80 years, the 8th century is not."""
-    years = {"decade": 10, "century": 100}.get(unit)
+    years = _YEARS_OF.get(unit)
     if years is None or ordinal or not str(value).isdigit():
         return str(value), unit
     return str(int(value) * years), "year"

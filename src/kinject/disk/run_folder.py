@@ -42,7 +42,7 @@ def lock_dir(folder: Path) -> Iterator[None]:
         refuse_outside_links(folder)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except (FileExistsError, NotADirectoryError) as error:
-        raise DiskError(f"{folder}: cannot be a run folder: a file stands there. Choose another run_dir.") from error
+        raise DiskError(f"{folder}: cannot be a run folder: it is a file. Choose another run_dir.") from error
     except OSError as error:
         raise unwritable(folder, error) from error
     try:

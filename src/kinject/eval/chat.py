@@ -36,7 +36,7 @@ class ChatSetup:
 def find_models(run: str, base: str | None) -> dict[str, str]:
     """Return the models of a training run by label: its base, unless `base` is another model or "none", and the tuned one.
 
-    `run` may be a model (a folder or a name on the hub); then it stands alone unless `base` names one. Raises `InputError`
+    `run` may be a model (a folder or a name on the hub); then it is asked alone unless `base` names one. Raises `InputError`
     for a run without a finished model.
     """
     folder = Path(run)

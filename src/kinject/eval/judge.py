@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
 from kinject.corpus.language import detect_language
-from kinject.disk import write_jsonl
+from kinject.disk import read_checked_json, write_checked_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
@@ -29,12 +29,13 @@ from kinject.requests.limits import limits_of
 from kinject.requests.prompt_injection import has_injection, split_injection
 from kinject.requests.sender import Sender, open_sender, run_event_loop, run_workers
 from kinject.terminal import Progress
-from kinject.types import Answer, Question
+from kinject.types import Answer, JudgeResult, PlantedKind, Question
 
 MIN_ACCURACY: Final = 0.9
 """A judge of which a precision or a recall on planted answers is below this grades nothing."""
 N_PLANTED: Final = 100
 """Planted answers of each grade."""
+_ACCURACY = "judge.json"
 _MAX_REQUESTS = 2
 """Requests for one grade before it counts as missing."""
 
@@ -196,56 +197,30 @@ def _near_number(accepted: Sequence[str], rng: Random) -> str:
     return "" if matches(text, accepted) else text
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeAccuracy:
-    """A judge's grades of planted answers: (kind, grade, its grade) -> number; its grade "" is none."""
+def judge_accuracy(model: str, counts: Mapping[tuple[str, str, str], int]) -> JudgeResult:
+    """Return the accuracy of a judge from its grades: (kind, grade, its grade, "" for none) -> number of planted answers."""
+    total = Counter[tuple[str, str]]()
+    for (_, truth, verdict), number in counts.items():
+        total[truth, verdict] += number
+    confusion, kinds = Confusion(total), dict.fromkeys((kind, truth) for kind, truth, _ in counts)
+    grades = [grade for grade in GRADES if any(truth == grade for _, truth in kinds)]
+    planted = (
+        PlantedKind(*kind, sum(n for key, n in counts.items() if key[:2] == kind), counts.get((*kind, kind[1]), 0))
+        for kind in kinds
+    )
+    precision: dict[str, float | None] = {grade: confusion.precision(grade) for grade in grades}
+    recall: dict[str, float | None] = {grade: confusion.recall(grade) for grade in grades}
+    return JudgeResult(model, precision, recall, tuple(planted))
 
-    counts: Mapping[tuple[str, str, str], int]
 
-    @property
-    def confusion(self) -> Confusion:
-        """The counts over the kinds."""
-        total = Counter[tuple[str, str]]()
-        for (_, truth, verdict), number in self.counts.items():
-            total[truth, verdict] += number
-        return Confusion(total)
-
-    def by_grade(self) -> dict[str, dict[str, float | None]]:
-        """Return precision and recall of each grade of which there are planted answers."""
-        confusion = self.confusion
-        planted = {truth for truth, _ in confusion.counts}
-        return {
-            grade: {"precision": confusion.precision(grade), "recall": confusion.recall(grade)}
-            for grade in GRADES
-            if grade in planted
-        }
-
-    def by_kind(self) -> dict[str, dict[str, int]]:
-        """Return the number of planted answers of each kind, and of those that were graded right."""
-        found: dict[str, dict[str, int]] = {}
-        for (kind, truth, verdict), number in self.counts.items():
-            row = found.setdefault(kind, {"planted": 0, "right": 0})
-            row["planted"] += number
-            row["right"] += number if verdict == truth else 0
-        return found
-
-    def faults(self) -> list[str]:
-        """Return which precision and recall are below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
-        return [
-            f"{name} of {grade!r} {value or 0.0:.2f}"
-            for grade, values in self.by_grade().items()
-            for name, value in values.items()
-            if (value or 0.0) < MIN_ACCURACY
-        ]
-
-    def render(self) -> str:
-        """Return the accuracy as a note."""
-        grades = ", ".join(
-            f"{grade} {values['precision'] or 0.0:.2f} / {values['recall'] or 0.0:.2f}"
-            for grade, values in self.by_grade().items()
-        )
-        kinds = ", ".join(f"{kind} {row['right']}/{row['planted']}" for kind, row in self.by_kind().items())
-        return f"judge, on planted answers: precision / recall {grades} (right: {kinds})"
+def accuracy_faults(accuracy: JudgeResult) -> list[str]:
+    """Return which precision and recall are below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
+    return [
+        f"{name} of {grade!r} {values[grade] or 0.0:.2f}"
+        for grade in accuracy.recall
+        for name, values in (("precision", accuracy.precision), ("recall", accuracy.recall))
+        if (values[grade] or 0.0) < MIN_ACCURACY
+    ]
 
 
 @dataclass
@@ -255,11 +230,11 @@ class AnswerJudge:
     section: EvalSection
     run_dir: Path
     seed: int
-    accuracy: JudgeAccuracy = field(default_factory=lambda: JudgeAccuracy({}))
+    accuracy: JudgeResult = field(default_factory=lambda: JudgeResult("", {}, {}, ()))
     n_missing: int = 0
     traffic: dict[str, Any] = field(default_factory=dict)
 
-    def measure(self, questions: Sequence[Question]) -> JudgeAccuracy:
+    def measure(self, questions: Sequence[Question]) -> JudgeResult:
         """Have it grade planted answers. Raises `InputError` if it is not accurate enough to grade others."""
         planted = plant_answers(questions, self.seed)
         if not any(one.grade == "wrong" for one in planted):
@@ -269,15 +244,16 @@ class AnswerJudge:
             )
         found = self._ask_all([_written(one) for one in planted], "planted answers")
         verdicts = (found.get(_written(one)) or "" for one in planted)
-        self.accuracy = JudgeAccuracy(
-            Counter((one.kind, one.grade, verdict) for one, verdict in zip(planted, verdicts, strict=True))
+        counts = Counter[tuple[str, str, str]](
+            (one.kind, one.grade, verdict) for one, verdict in zip(planted, verdicts, strict=True)
         )
-        faults = self.accuracy.faults()
+        self.accuracy = judge_accuracy(str(self.section.judge and self.section.judge.model), counts)
+        faults = accuracy_faults(self.accuracy)
         if faults:
             kinds = ", ".join(
-                f"{kind} {row['right']}/{row['planted']}"
-                for kind, row in self.accuracy.by_kind().items()
-                if row["right"] < MIN_ACCURACY * row["planted"]
+                f"{kind.kind} {kind.right}/{kind.planted}"
+                for kind in self.accuracy.kinds
+                if kind.right < MIN_ACCURACY * kind.planted
             )
             raise InputError(
                 f"eval.judge: on {len(planted)} planted answers its {', '.join(faults)}, below {MIN_ACCURACY} (graded right: "
@@ -319,16 +295,13 @@ class AnswerJudge:
             results[key] = [with_grade(answer, grades) for answer in answers]
 
     def notes(self) -> list[str]:
-        """Return the accuracy, and what has no grade."""
+        """Return a note on what has no grade."""
         missing = f"judge: it gave no grade to {self.n_missing} written answers; scores: [judge] leaves them out"
-        return [self.accuracy.render(), *([missing] if self.n_missing else [])]
+        return [missing] if self.n_missing else []
 
     def counts(self) -> dict[str, Any]:
-        """Return the manifest's entry: precision and recall by grade, planted answers by kind, requests and cost."""
-        return {
-            "model": self.section.judge and self.section.judge.model, "by_grade": self.accuracy.by_grade(),
-            "planted": self.accuracy.by_kind(), "without_grade": self.n_missing, **self.traffic,
-        }  # fmt: skip
+        """Return the manifest's entry: the judge's accuracy, requests and cost."""
+        return {**asdict(self.accuracy), "without_grade": self.n_missing, **self.traffic}
 
     def _ask_all(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
         return run_event_loop(self._ask(items, label))
@@ -373,13 +346,32 @@ class AnswerJudge:
         return None
 
 
-def measured_judge(recipe: EvalRecipe, asked: Mapping[tuple[str, str], Question]) -> AnswerJudge | None:
-    """Return the recipe's judge, None without one. Raises as `AnswerJudge.measure`."""
+def measured_judge(
+    recipe: EvalRecipe, asked: Mapping[tuple[str, str], Question], folder: Path | None
+) -> AnswerJudge | None:
+    """Return the recipe's judge, None without one. `folder` holds its accuracy if it was measured before.
+
+    Raises as `AnswerJudge.measure`.
+    """
     if recipe.eval.judge is None:
         return None
     judge = AnswerJudge(recipe.eval, recipe.run_dir, recipe.seed)
-    judge.measure(list(asked.values()))
+    if folder is None:
+        judge.measure(list(asked.values()))
+    else:
+        judge.accuracy = read_accuracy(folder)
     return judge
+
+
+def write_accuracy(folder: Path, accuracy: JudgeResult) -> None:
+    """Write what `read_accuracy` reads. Raises `DiskError` on I/O."""
+    write_checked_json(folder / _ACCURACY, asdict(accuracy))
+
+
+def read_accuracy(folder: Path) -> JudgeResult:
+    """Return the accuracy of a judge that was measured in `folder`. Raises `DiskError` if it is not there or damaged."""
+    values = read_checked_json(folder / _ACCURACY, f"Delete {folder} to measure the judge again.")
+    return JudgeResult(**{**values, "kinds": tuple(PlantedKind(**kind) for kind in values["kinds"])})
 
 
 def _written(planted: PlantedAnswer) -> Written:

@@ -1,4 +1,4 @@
-"""What became of answers: which have a score, which are right, and how often written ones are wrong, abstained or answered."""
+"""Outcomes of answers: which have a score, which are right, and how often written ones are wrong, abstained or answered."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kinject.corpus.golds import GoldIndex
-from kinject.corpus.grading import TEXT_SCORES, TextGrader
 from kinject.corpus.questions import Layout, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
@@ -32,6 +31,7 @@ from kinject.eval.prompts import (
 )
 from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
+from kinject.eval.scores import TEXT_GRADERS, AnswerGrader
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
 from kinject.process import world_size
@@ -77,9 +77,9 @@ class QuestionSet:
     generation: Generation = Generation(32)
 
     @property
-    def graders(self) -> Mapping[str, TextGrader]:
+    def graders(self) -> Mapping[str, AnswerGrader]:
         """The scores of written answers: the task's own, or those of every question."""
-        return (self.task.graders if self.task is not None else {}) or TEXT_SCORES
+        return (self.task.graders if self.task is not None else {}) or TEXT_GRADERS
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, fewer if there are not enough."""

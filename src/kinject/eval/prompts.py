@@ -72,6 +72,8 @@ class TaskStyle:
     description: str = ""
     target_delimiter: str = " "
     fewshot_delimiter: str = "\n\n"
+    keeps_delimiter: bool = False
+    """Whether choices follow the beginning of an answer in a chat after the delimiter; they follow the template without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class Prompt:
 
     `header` is the start of `context` that a chat template puts into the system's turn. `turns` are the rest in turns of
     user and model, the question last; () if a template of the recipe wrote the text. `is_dialogue`: the turns are the
-    question's own, and stay apart.
+    question's own, and stay apart. `context` ends in `delimiter` and `prefix`, the beginning of the model's answer, which in a
+    chat are no part of the user's turn.
     """
 
     context: str
@@ -137,6 +140,14 @@ class Prompt:
     header: str = ""
     turns: tuple[str, ...] = ()
     is_dialogue: bool = False
+    prefix: str = ""
+    delimiter: str = ""
+    keeps_delimiter: bool = False
+
+    @property
+    def asked(self) -> str:
+        """The context without the beginning of the answer."""
+        return self.context[: len(self.context) - len(self.delimiter) - len(self.prefix)]
 
 
 def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tuple[Question, ...]:
@@ -178,7 +189,13 @@ def render_prompt(request: PromptRequest) -> Prompt:
     header = _subject_header(request)
     asked = with_passages(request.passages, _unanswered(request.question, request.format))
     turns = [text for shot in request.shots for text in (_unanswered(shot, request.format), _answer(shot, request))]
-    return Prompt(f"{header}{examples}{asked}", _scored_continuations(request), header, (*turns, asked))
+    prefix = request.question.prefix
+    between = _delimiter(asked, prefix, request)
+    context = f"{header}{examples}{asked}{between}{prefix}"
+    return Prompt(
+        context, _scored_continuations(request), header, (*turns, asked), prefix=prefix, delimiter=between,
+        keeps_delimiter=request.style.keeps_delimiter,
+    )  # fmt: skip
 
 
 def _is_instruction(question: Question) -> bool:
@@ -212,11 +229,23 @@ def _subject_header(request: PromptRequest) -> str:
 
 
 def _with_answer(shot: Question, request: PromptRequest) -> str:
-    return f"{_unanswered(shot, request.format)}{_continuations(shot, request)[_gold(shot, request.format)]}"
+    asked = _unanswered(shot, request.format)
+    if shot.prefix:
+        return f"{asked}{_delimiter(asked, shot.prefix, request)}{_answer(shot, request)}"
+    return f"{asked}{_continuations(shot, request)[_gold(shot, request.format)]}"
+
+
+def _delimiter(asked: str, prefix: str, request: PromptRequest) -> str:
+    """Return what stands between a question and the beginning of its answer: nothing if either has white space there."""
+    is_joined = not (asked and prefix) or asked[-1].isspace() or prefix[0].isspace()
+    return "" if is_joined else request.style.target_delimiter
 
 
 def _answer(shot: Question, request: PromptRequest) -> str:
-    return scored_texts(shot, request.format)[_gold(shot, request.format)]
+    """Return the answer of an example, after its prefix if it has one."""
+    text = scored_texts(shot, request.format)[_gold(shot, request.format)]
+    is_joined = not (shot.prefix and text) or shot.prefix[-1].isspace() or text[0].isspace()
+    return f"{shot.prefix}{'' if is_joined else ' '}{text}"
 
 
 def _gold(question: Question, format: str) -> int:

@@ -72,7 +72,7 @@ class Bm25Retriever:
 class LexicalRetriever:
     """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces, in the best sentence too.
 
-    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds what stands together. No
+    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together. No
     model is needed, and no list of endings or stop words of a language.
     """
 

@@ -30,7 +30,7 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, render_messages
 from kinject.eval.harness_files import Sample, write_samples
-from kinject.eval.judge import AnswerJudge, measured_judge
+from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, fault_notes, find_flips, make_report, mass_notes
@@ -45,7 +45,7 @@ from kinject.eval.scoring.answers import (
     join_processes,
     prompt_key,
 )
-from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
+from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests, render_tokens
 from kinject.eval.scoring.generate import Generator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.hub import local_folder
@@ -147,14 +147,15 @@ class _Run:
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage and cost, by model
 
 
-def evaluate(recipe: EvalRecipe) -> Report:
+def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
     Writes to the recipe's run folder: answers.jsonl as prompts are scored (a rerun scores none of them again),
     report.json, flips.jsonl, manifest.json, and harness/ARM/ in lm-evaluation-harness's layout. An arm is a model's
     name, with "+rag" for K > 0; every result but the base's is compared with the first model without context. Under
-    `accelerate launch` the processes divide the questions, and the first one writes. Raises `RecipeError`,
-    `InputError` or `DiskError` if an input cannot be used.
+    `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is the folder where the
+    accuracy of the recipe's judge was measured before (`measure_judge`). Raises `RecipeError`, `InputError` or `DiskError` if
+    an input cannot be used.
     """
     section = recipe.eval
     for model in section.local().values():
@@ -171,7 +172,7 @@ def evaluate(recipe: EvalRecipe) -> Report:
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
-        judge = measured_judge(recipe, plan.open_questions()) if shard.is_first else None
+        judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
         run = _Run(recipe, section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
@@ -181,11 +182,22 @@ def evaluate(recipe: EvalRecipe) -> Report:
             run.notes.extend(judge.notes())
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
-        report = replace(report, notes=tuple(dict.fromkeys(all_notes)))
+        report = replace(report, notes=tuple(dict.fromkeys(all_notes)), judge=judge.accuracy if judge else None)
         if shard.is_first:
             _write_files(recipe, run, report, judge)
     shard.finish()
     return report
+
+
+def measure_judge(recipe: EvalRecipe) -> None:
+    """Measure the judge of `recipe` on its questions and write its accuracy to the run folder, for `evaluate`.
+
+    Raises `InputError` if it is not accurate enough to grade answers.
+    """
+    with lock_dir(recipe.run_dir):
+        judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)
+        assert judge is not None
+        write_accuracy(recipe.run_dir, judge.accuracy)
 
 
 def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
@@ -207,7 +219,7 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
                 arm = prompt.arm
                 title = f"{arm.name} on {question_set.name}: {arm.format}, {arm.shots} shots, K {arm.k}"
                 if isinstance(model, LoadedScorer):
-                    text = _render_tokens(model.loaded.tokenizer, prompt, scores[index])
+                    text = render_tokens(model.loaded.tokenizer, prompt.encoded, prompt.request, scores[index])
                 else:  # it may cost
                     text = render_messages(prompt.encoded)
                 yield f"{title}, question {prompt.request.question.id}\n{text}"
@@ -472,29 +484,3 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJud
         outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
     write_samples(recipe.run_dir / "harness", run.samples)
-
-
-def _render_tokens(tokenizer: Any, prompt: PendingPrompt, score: PromptScore) -> str:
-    """Return the tokens of a prompt and of its choices, with the choices' log-probs, or the answer that was written."""
-
-    def separated(ids: Sequence[int]) -> str:
-        return "|" + "|".join(tokenizer.decode([token]).replace("\n", "\\n") for token in ids) + "|"
-
-    encoded, question = prompt.encoded, prompt.request.question
-    context = max(encoded.contexts, key=len)
-    cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
-    lines = [f"  {len(context)} tokens{cut}: {separated(context.tolist())}"]
-    if score.text is not None:
-        written = score.text.replace("\n", "\\n")
-        accepted = " | ".join(question.accepted) or "(no answer)"
-        thinking = f" after {score.n_thinking} of thinking" if score.n_thinking else ""
-        return "\n".join(
-            [*lines, f"  written: {written} ({score.n_tokens} tokens{thinking})", f"  accepted: {accepted}"]
-        )
-    log_probs = score.log_probs
-    best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
-    texts = scored_texts(question, prompt.arm.format)
-    for index, (ids, value) in enumerate(zip(encoded.continuations, log_probs, strict=True)):
-        marks = ("*" if index == question.answer else " ") + (">" if index == best else " ")
-        lines.append(f"  {marks} {value:9.4f}  {separated(ids.tolist())}  ({texts[index]})")
-    return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -18,10 +18,20 @@ from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
 Score = ChoiceScore | TextScore | Literal["judge"]
+AnswerGrader = Callable[[Answer], bool]
+"""A written answer -> whether it is correct."""
 
 JUDGED: Final = "judge"
 """The score of a written answer by the grade of the recipe's judge."""
 WRITTEN_SCORES = (*TEXT_SCORES, JUDGED)
+
+
+def _by_text(grade: TextGrader) -> AnswerGrader:
+    return lambda answer: grade(answer.text or "", answer.accepted)
+
+
+TEXT_GRADERS: Mapping[str, AnswerGrader] = {name: _by_text(grade) for name, grade in TEXT_SCORES.items()}
+"""The scores of written answers to questions that have no graders of their own; the first one is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ def rescored(
     answers: Sequence[Answer],
     score: str,
     without: Sequence[Answer] = (),
-    graders: Mapping[str, TextGrader] = TEXT_SCORES,
+    graders: Mapping[str, AnswerGrader] = TEXT_GRADERS,
 ) -> list[Answer]:
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
@@ -98,7 +108,7 @@ def rescored(
     return [replace(item, log_probs=scores_of(item, score, unprompted.get(item.question_id))) for item in merged]
 
 
-def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
+def _graded(answer: Answer, is_correct: AnswerGrader) -> Answer:
     """Return `answer` with `correct`; one that has it already keeps it."""
     if answer.text is None or answer.correct is not None:
         return answer
@@ -106,7 +116,7 @@ def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
         return replace(answer, correct=read_letter(answer.text, answer.choices) == answer.gold)
     if answer.checks:
         return replace(answer, correct=passes(answer.text, answer.checks), grade="")
-    return replace(answer, correct=is_correct(answer.text, answer.accepted), grade="")
+    return replace(answer, correct=is_correct(answer), grade="")
 
 
 def _judged(answer: Answer) -> Answer:
@@ -114,7 +124,7 @@ def _judged(answer: Answer) -> Answer:
     if answer.text is None or answer.correct is not None:
         return answer
     if answer.checks:
-        return _graded(answer, exact_match)
+        return _graded(answer, TEXT_GRADERS["exact"])
     if not answer.grade:
         return replace(answer, text=None, log_probs=(math.nan,))
     return replace(answer, correct=answer.grade == ("correct" if answer.accepted else "abstained"))
@@ -165,7 +175,7 @@ def has_answer(answer: Answer) -> bool:
     return bool(answer.accepted or answer.checks or answer.choices or answer.text is None)
 
 
-def text_score(scores: Sequence[str], graders: Mapping[str, TextGrader]) -> str:
+def text_score(scores: Sequence[str], graders: Mapping[str, AnswerGrader]) -> str:
     """Return the name of the first of `scores` that is the judge's or that `graders` know; of the first grader without one."""
     return next((score for score in scores if score == JUDGED or score in graders), next(iter(graders)))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
-from kinject.corpus.grading import TextGrader, normalize_answer
+from kinject.corpus.grading import normalize_answer
 
 _SAYS = r"""(?:
     \b(?:answer|choice|option|solution|letter|antwort|lösung|réponse|choix|respuesta|opción|risposta|opzione|resposta|opção
@@ -74,7 +74,7 @@ _STATES_TEXT = re.compile(rf"{_SAYS}([^\n.]+)", re.IGNORECASE | re.VERBOSE)
 
 
 def _at_line_starts(lines: Sequence[str], choices: list[str]) -> set[int]:
-    """Return the options whose letters stand at the beginnings of lines."""
+    """Return the options whose letters begin lines."""
     matches = ((line, _LINE.match(line)) for line in lines)
     return {_index(match[1], line[match.end() :], choices) for line, match in matches if match}
 
@@ -91,24 +91,59 @@ def _index(letter: str, rest: str, choices: list[str]) -> int:
 def _first_match(text: str, *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,
                  fallback: str = "[invalid]") -> str:  # fmt: skip
     """Return match number `group_select` of a pattern, of several groups the first that is not empty; else `fallback`."""
-    found = re.findall(regex_pattern, text)
-    if not found:
-        return fallback
+    found = _chosen_match(re.findall(regex_pattern, text), group_select)
+    return fallback if found is None else found.strip()
+
+
+def _chosen_match(found: Sequence[Any], group_select: int) -> str | None:
+    """Return one of the matches of a pattern without white space around it, None if it is not there."""
+    if not -len(found) <= group_select < len(found):
+        return None
     match = found[group_select]
-    groups = [group for group in match if group] if isinstance(match, tuple) else [match]
-    return (groups[0] if groups else fallback).strip()
+    return next((group for group in match if group), None) if isinstance(match, tuple) else match
+
+
+def _named_choice(
+    text: str, choices: Sequence[str], *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,
+    fallback: str = "[invalid]", ignore_case: bool = False, ignore_punctuation: bool = False,
+    regexes_to_ignore: Sequence[str] | None = None,
+) -> str:  # fmt: skip
+    """Return a match of the pattern; else the letter, as ``(A)``, of a choice whose text is there, or that follows a colon."""
+
+    def plain(value: str) -> str:
+        value = reduce(lambda whole, pattern: re.sub(pattern, "", whole), regexes_to_ignore or (), value)
+        value = value.lower() if ignore_case else value
+        return "".join(c for c in value if unicodedata.category(c)[0] != "P") if ignore_punctuation else value
+
+    letters = [chr(ord("A") + i) for i in range(len(choices))]
+    by_text = {plain(choice.strip()): f"({letter})" for choice, letter in zip(choices, letters, strict=True)}
+    longest_first = sorted(map(re.escape, by_text), key=len, reverse=True)
+    attempts: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+        (regex_pattern, text, {}),
+        ("|".join(longest_first), plain(text), by_text),
+        (rf":\s*({'|'.join(letters)})", text, {letter: f"({letter})" for letter in letters}),
+    )
+    for pattern, where, names in attempts:
+        found = (_chosen_match(re.findall(pattern, where), group_select) or "").strip()
+        if found:
+            return names.get(found, found)
+    return fallback
 
 
 def _mapped(text: str, *, mapping_dict: Mapping[str, Any], default_value: Any = None) -> str:
-    """Return what stands beside `text` in a table, as text."""
+    """Return the cell beside `text` in a table, as text."""
     return str(mapping_dict.get(text, default_value))
 
 
 FILTERS: Mapping[str, Callable[..., str]] = {
     "regex": _first_match, "remove_whitespace": str.strip, "lowercase": str.lower, "uppercase": str.upper,
-    "take_first": str, "majority_vote": str, "map": _mapped,
+    "take_first": str, "majority_vote": str, "map": _mapped, "multi_choice_regex": _named_choice,
 }  # fmt: skip
 """Filters of lm-evaluation-harness's tasks; a question has one answer here, which is the first, and the majority."""
+NEEDS_CHOICES = frozenset({"multi_choice_regex"})
+"""Those that read the choices of the question, too."""
+ChoiceGrader = Callable[[str, Sequence[str], Sequence[str]], bool]
+"""(text, accepted texts, the question's choices) -> whether the text is correct."""
 
 
 def task_grader(
@@ -118,16 +153,22 @@ def task_grader(
     ignore_case: bool = False,
     ignore_punctuation: bool = False,
     ignore_numbers: bool = False,
-) -> TextGrader:
+) -> ChoiceGrader:
     """Return lm-evaluation-harness's exact_match of a text after `filters` (``{function, ...}``), with its options.
 
     Raises `re.error` or `TypeError` if a filter cannot be used.
     """
-    steps = []
+    steps: list[tuple[bool, Callable[..., str]]] = []
     for step in filters:
         options = {key: value for key, value in step.items() if key != "function"}
-        steps.append(partial(FILTERS[step["function"]], **options))
-        steps[-1]("")
+        steps.append((step["function"] in NEEDS_CHOICES, partial(FILTERS[step["function"]], **options)))
+
+    def filtered(text: str, choices: Sequence[str]) -> str:
+        for needs_choices, function in steps:
+            text = function(text, choices) if needs_choices else function(text)
+        return text
+
+    filtered("", ["a"])
     patterns = [re.compile(pattern) for pattern in regexes_to_ignore or ()]
     ignored = (string.punctuation if ignore_punctuation else "") + (string.digits if ignore_numbers else "")
 
@@ -135,8 +176,8 @@ def task_grader(
         text = reduce(lambda whole, pattern: pattern.sub("", whole), patterns, text)
         return (text.lower() if ignore_case else text).translate(str.maketrans("", "", ignored))
 
-    def grade(text: str, accepted: Sequence[str]) -> bool:
-        written = plain(reduce(lambda whole, step: step(whole), steps, text))
+    def grade(text: str, accepted: Sequence[str], choices: Sequence[str]) -> bool:
+        written = plain(filtered(text, choices))
         return any(plain(other) == written for other in accepted)
 
     return grade

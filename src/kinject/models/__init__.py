@@ -9,6 +9,7 @@ from kinject.models.causal import (
     causal_fault,
     check_causal,
     end_tokens,
+    generation_settings,
     is_runnable,
     reads_later_tokens,
     window_of,
@@ -66,8 +67,8 @@ __all__ = [
     "ADAPTER_CONFIG", "CONFIG", "INDEX", "LoadedModel", "Sharding", "attention_fault", "base_of_adapter",
     "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in", "check_model",
     "choose_attention", "choose_device", "choose_precision", "copy_weights", "emulated_bf16", "end_tokens", "fastest_attention",
-    "first_line", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer", "model_files",
-    "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_headers", "read_object",
+    "first_line", "generation_settings", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer",
+    "model_files", "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_headers", "read_object",
     "read_sharding", "reads_later_tokens", "saved_tensors", "shape_of", "shard", "sharded_by_transformers", "size_of",
     "train_tokenizer", "try_attention", "weight_files", "whole", "whole_weights", "window_of",
 ]  # fmt: skip

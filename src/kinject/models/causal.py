@@ -16,6 +16,16 @@ _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
 """Limits for float32, and for weights that are rounded more. Experts that get other rows at once change the last digit."""
 _FEW_PARAMETERS = 20_000_000
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_SEARCH = (
+    "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias",
+    "suppress_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty", "guidance_scale", "stop_strings",
+)  # fmt: skip
+_NEUTRAL = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
+    "length_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0,
+}  # fmt: skip
+"""Fields of transformers' GenerationConfig that shape a text, and the values that change nothing."""
 
 
 def window_of(config: Any) -> int | None:
@@ -33,6 +43,17 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     own = model.generation_config.eos_token_id
     ends = [own] if isinstance(own, int) else own or ()
     return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
+
+
+def generation_settings(model: Any) -> dict[str, Any]:
+    """Return what the model's own generation_config.json sets of how a text is drawn, {} where that is plain greedy search.
+
+    Lengths, special tokens and values that change nothing are left out, and those of sampling where it does not sample.
+    """
+    config = model.generation_config
+    names = (*_SEARCH, *(_SAMPLING if config.do_sample else ()))
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if value not in (None, False, _NEUTRAL.get(name))}
 
 
 def is_runnable(model: Any) -> bool:

@@ -155,7 +155,7 @@ class EndpointModelSection(ChatSection):
         "chat (written answers)."
     )
     revision: str | None = option(
-        None, help="Any text that stands for the model's weights, as a date; change it when the server's model changes."
+        None, help="Any text that identifies the model's weights, as a date; change it when the server's model changes."
     )
     tokenizer: str | None = option(
         None, help="completions: send prompts as token ids of this tokenizer (folder or hub name); default: as text.",

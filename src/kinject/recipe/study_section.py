@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 from kinject.recipe.sections import option
 
+ChosenOutcome = Literal["right", "wrong", "abstained"]
+"""What a study chooses a value by: most of the first, fewest of the others."""
+_OUTCOME_HELP = "the value with most right answers is chosen, or, of written ones, with fewest wrong or abstained."
+
 
 @dataclass(frozen=True)
 class ResourcesSection:
@@ -80,6 +84,7 @@ class TuneSection:
     question_sets: str | tuple[str, ...] = option(
         help="Question set whose validation questions compare the values; several count as one.", nonempty=True
     )
+    outcome: ChosenOutcome = option("right", help=_OUTCOME_HELP)
     seeds: tuple[int, ...] = option((0,), help="Seeds of the comparison.", min=0, nonempty=True)
     arms: tuple[str, ...] | None = option(
         None, help="Arms that take the chosen value; default: all that do not set the key."
@@ -98,7 +103,8 @@ class ClaimSection:
     `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
     (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of
     guessing (two one-sided tests). Of written answers, `outcome` names the part that is compared; guessing is never right,
-    so they have no chance. An arm's name with ``+rag`` is that arm with its chosen number of passages.
+    so they have no chance. An arm's name with ``+rag`` is that arm with its chosen number of passages, ``{lr: 0.001}`` the point
+    of the sweep lr with that value.
     """
 
     statement: str = option(help="The claim in words, for the report.")
@@ -106,8 +112,12 @@ class ClaimSection:
         help="Statistical test."
     )
     question_set: str = option(help="Question set.")
-    arm: str | None = option(None, help="Arm of the claim.")
-    baseline: str | None = option(None, help="difference, equivalence: the arm it is compared with.")
+    arm: str | Mapping[str, Any] | None = option(
+        None, help="Arm of the claim, or a point of a sweep as {SWEEP: VALUE}.", nonempty=True
+    )
+    baseline: str | Mapping[str, Any] | None = option(
+        None, help="difference, equivalence: the arm (or the point of a sweep) it is compared with.", nonempty=True
+    )
     sweep: str | None = option(None, help="trend: the sweep.")
     outcome: Literal["right", "wrong", "abstained", "answered"] = option(
         "right",
@@ -175,6 +185,7 @@ class StudySection:
     tune: Mapping[str, TuneSection] | None = option(
         None, help="Hyperparameters that the study tunes on validation questions."
     )
+    k_outcome: ChosenOutcome = option("right", help=f"Several K: {_OUTCOME_HELP}")
     claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
     scaling: ScalingSection | None = option(
         None, help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes."

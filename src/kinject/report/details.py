@@ -74,15 +74,19 @@ def choices_table(view: View) -> TableBlock:
     """Return each choice with its whole grid."""
     lines = []
     for choice in view.report.choices:
-        grid = ", ".join(f"{_value(value)}: {100 * accuracy:.1f}" for value, accuracy, _ in choice.candidates)
+        grid = ", ".join(f"{_value(value)}: {100 * rate:.1f}" for value, rate, _ in choice.candidates)
+        by = "" if choice.outcome == "right" else f"fewest {choice.outcome}"
         counts = sorted({n for _, _, n in choice.candidates})
         lines.append(line(
             format_name(choice.key), format_name(choice.model) if view.several_models else "", format_name(choice.arm),
-            format_name(choice.question_set), grid, " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))),
+            format_name(choice.question_set), by, grid, " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))),
             Cell(_value(choice.chosen), "", "end of the grid" if choice.at_edge else ""),
             "" if choice.best_on_test is None else _value(choice.best_on_test),
         ))  # fmt: skip
-    columns = ("key", "model", "arm", "validation set", "value: accuracy in %", "questions", "chosen", "best on test")
+    rate = "accuracy" if all(choice.outcome == "right" for choice in view.report.choices) else "rate"
+    columns = (
+        "key", "model", "arm", "validation set", "chosen by", f"value: {rate} in %", "questions", "chosen", "best on test",
+    )  # fmt: skip
     return without_empty_columns(TableBlock("", "", columns, tuple(lines), wordy=True))
 
 

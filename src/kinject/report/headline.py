@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from kinject.report.formatting import (
     format_count,
@@ -184,11 +185,15 @@ def _sureness(view: View) -> str:
 
 
 def render_doubts(view: View) -> AnsweredQuestion:
-    """Return what weakens the numbers: prompts that were cut, questions without a score, contexts that missed, failed arms."""
-    findings = [*_cut(view), *_unscored(view), *_missed(view), *_failed(view)]
+    """Return what weakens the numbers: prompts or thinking that were cut, questions without a score, answers without a letter,
+    contexts that missed, failed arms.
+    """
+    findings = [*_cut(view), *_unscored(view), *_unread(view), *_missed(view), *_failed(view)]
     parts = {
         "cut": "prompts were cut",
+        "thinking cut": "thinking was cut",
         "no score": "questions have no score",
+        "unread": "answers name no letter",
         "missed": "contexts missed their document",
         "failed": "arms failed",
     }
@@ -208,7 +213,7 @@ _OUTCOMES = {
 
 
 def render_outcomes(view: View) -> tuple[AnsweredQuestion, ...]:
-    """Return what became of wrong answers, and of answers that no document holds; () where models wrote none."""
+    """Return the changes of wrong answers, and of answers that no document holds; () where models wrote none."""
     headline = [r for r in view.whole if r.outcomes and r.prompt_format == view.headline(r.question_set)]
     headline = [
         r for r in headline if not view.arms[r.model, r.arm].sweep and (not r.k or r.chosen_k or not view.is_study)
@@ -278,6 +283,24 @@ def _unscored(view: View) -> Iterator[Finding]:
         seed = "" if item.seed is None else f" (seed {item.seed})"
         text = f"none of {item.n:,} questions has a score{seed}: the model diverged."
         yield Finding(arm, format_name(item.question_set), "no score", "bad", 0.0, text)
+
+
+def _unread(view: View) -> Iterator[Finding]:
+    yield from _doubted(
+        view, "unread", lambda result: _n_written(result, "unread"),
+        "written answers name no letter of an option that can be read, and count as wrong: the format may have failed, not the "
+        "knowledge.",
+    )  # fmt: skip
+    yield from _doubted(
+        view, "thinking cut", lambda result: _n_written(result, "thinking_cut"),
+        "answers were begun by cutting the model's thinking at its limit. With a higher limit it might answer more of them.",
+    )  # fmt: skip
+
+
+def _n_written(result: ArmResult, part: Literal["unread", "thinking_cut"]) -> int:
+    """Return the number of written answers of a kind (the mean over seeds, at least 1 if there are any)."""
+    fraction = getattr(result.written, part, 0.0)
+    return max(1, round(fraction * (result.n - result.n_unscored))) if fraction else 0
 
 
 def _missed(view: View) -> Iterator[Finding]:

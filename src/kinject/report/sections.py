@@ -35,6 +35,7 @@ from kinject.report.page import (
 )
 from kinject.report.tables import (
     exposures_table,
+    judge_tables,
     k_tables,
     numbers_tables,
     outcome_tables,
@@ -53,7 +54,7 @@ _MOST_UNFOLDED = 8  # training runs
 _CAPTIONS = {
     "accuracy": "Fraction of questions answered correctly, with its 95% interval. The number in the margin is the accuracy in "
                 "percent. Ticks below a mark: single seeds. Dashed: chance. Thin line: base without context.",
-    "outcomes": "What became of the written answers: right, abstained, wrong; the first number is the share that is right, the "
+    "outcomes": "Outcomes of the written answers: right, abstained, wrong; the first number is the share that is right, the "
                 "last the share that is wrong. Where a question has no answer, to abstain is right, and every answer is wrong.",
     "gains": "Difference to base as a fraction of what base answers above chance (the paper's Figure 2 divides by all of its "
              "accuracy); paler bars have retrieved context. The line is the 95% interval (Fieller), base's uncertainty included. "
@@ -75,7 +76,7 @@ _CAPTIONS = {
                  "width.",
     "loss": "Loss on the training text; in grey the other arms (of many, some twenty) over the same steps. A light line ends "
             "an epoch. A loss that steps down at those lines is memorisation: it falls because the same text comes again.",
-    "choices": "Accuracy on validation questions for each value tried.",
+    "choices": "Rate of right answers (or of the outcome in the title, whose fewest is best) on validation questions, by value.",
     "costs": "Seconds of each arm, all seeds together; the cost of shared stages is divided among the arms.",
 }  # fmt: skip
 _LABELS = {
@@ -175,7 +176,8 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
         Section("What these data cannot tell", (Bullets(render_limitations(view)), *_guessing(view))),
         _claims(view),
         Section("Accuracy by arm", _figure("accuracy", view, drawn, "No arm has a result.")),
-        Section("Right, wrong and abstained", (*_figure("outcomes", view, drawn, ""), *written_tables(view))),
+        Section("Right, wrong and abstained", (
+            *_figure("outcomes", view, drawn, ""), *written_tables(view), *judge_tables(view))),
         _paper(view),
         Section("Relative gain by method", _figure("gains", view, drawn, "No arm can be compared with base on learning sets.")),
         Section("Retrieved passages", _figure("k", view, drawn, _no_context(view))),
@@ -329,8 +331,8 @@ def _choices(view: View, drawn: Mapping[str, str]) -> Section:
     if not view.report.choices:
         return Section("Choices", _absent(view, "The study chose nothing itself: every value is in its recipe."))
     about = (
-        "Chosen on validation questions before any test question was read. “best on test” is what the test questions would have "
-        "chosen; it was not used."
+        "Chosen on validation questions before any test question was answered. “best on test” is what the test questions would "
+        "have chosen; it was not used."
     )
     drawing = _figure("choices", view, drawn, "") if "choices" in drawn else ()
     return Section("Choices", (*drawing, choices_table(view), Bullets((about,), small=True)))

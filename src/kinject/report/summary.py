@@ -29,14 +29,15 @@ def render_summary(report: Report) -> str:
     if report.kind == "evaluation":
         names = dict.fromkeys(result.question_set for result in report.results)
         blocks = [
-            *(_set_table(name, report.results) for name in names), _outcomes(report), _unscored(report), _changes(report),
+            *(_set_table(name, report.results) for name in names), _outcomes(report), _judge(report), _unscored(report),
+            _changes(report),
             *_subject_tables(report.results), _recalls(report.recalls), _perplexities(view),
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
     else:
         blocks = [
-            _arm_table(report), _outcomes(report), _unscored(report), _perplexities(view), _choices(report), _claims(report),
-            _failures(report),
+            _arm_table(report), _outcomes(report), _judge(report), _unscored(report), _perplexities(view),
+            _choices(report), _claims(report), _failures(report),
         ]  # fmt: skip
     blocks.append(" ".join(render_headline(view, render_verdict(view))).strip())
     return "\n\n".join(block for block in blocks if block)
@@ -61,6 +62,15 @@ def _outcomes(report: Report) -> str:
             rows.append((result.question_set, _arm(result), str(result.k), right, *shares))
     about = "written answers, each share with its change to base (answered: of the questions that no document answers)"
     return f"{about}\n{aligned(rows, frozenset(range(2, 7)))}" if len(rows) > 1 else ""
+
+
+def _judge(report: Report) -> str:
+    """Return precision and recall of the judge of written answers; "" without one."""
+    judge = report.judge
+    if judge is None:
+        return ""
+    rates = (f"{grade} {judge.precision[grade] or 0:.2f} / {judge.recall[grade] or 0:.2f}" for grade in judge.recall)
+    return f"judge {judge.model}, on planted answers: precision / recall {', '.join(rates)}"
 
 
 def _share(rate: float, contrast: Contrast | None) -> str:
@@ -206,7 +216,8 @@ def _choices(report: Report) -> str:
     return "\n".join(
         f"chosen for {choice.arm}{f' ({choice.model})' if len(report.models) > 1 else ''}: {choice.key} {choice.chosen} on "
         f"{choice.candidates[0][2]} validation questions of {choice.question_set} ("
-        + ", ".join(f"{value}: {accuracy:.3f}" for value, accuracy, _ in choice.candidates)
+        + ("" if choice.outcome == "right" else f"fewest {choice.outcome}; ")
+        + ", ".join(f"{value}: {rate:.3f}" for value, rate, _ in choice.candidates)
         + ")"
         + (", an end of the grid: widen it" if choice.at_edge and choice.key != "k" else "")
         for choice in report.choices

@@ -199,7 +199,7 @@ def _outcome_line(result: ArmResult, part: OutcomeResult, base: str, more: str) 
 
 
 def written_tables(view: View) -> tuple[TableBlock, ...]:
-    """Return a table of the answers that models wrote: right, wrong and abstained stand apart; () if none did."""
+    """Return a table of the answers that models wrote: right, wrong and abstained apart; () if none did."""
     written = [result for result in view.report.results if result.written is not None and not result.subject]
     lines = [_written_line(result, result.written) for result in written if result.written is not None]
     columns = (
@@ -218,6 +218,33 @@ def written_tables(view: View) -> tuple[TableBlock, ...]:
         about += "; thinking: mean length before the answer; thinking cut: it did not end by itself"
     table = TableBlock("Answers that the models wrote", about, columns, tuple(lines), heads=4)
     return (with_common_heads(without_empty_columns(table)),) if lines else ()
+
+
+def judge_tables(view: View) -> tuple[TableBlock, ...]:
+    """Return the accuracy of the judge of written answers: by grade, and by kind of planted answer; () without a judge."""
+    judge = view.report.judge
+    if judge is None:
+        return ()
+    about = (
+        "measured before it graded others, on answers made from the questions; precision: how many of its grades are right, as "
+        "if every grade were as frequent"
+    )
+    grades = tuple(
+        line(grade, f"{judge.planted(grade):,}", *(_rate(of[grade]) for of in (judge.precision, judge.recall)))
+        for grade in judge.recall
+    )
+    kinds = tuple(line(kind.kind, kind.grade, f"{kind.planted:,}", f"{kind.right:,}") for kind in judge.kinds)
+    title = f"The judge, {format_name(judge.model)}"
+    return (
+        TableBlock(title, about, ("grade", "planted answers", "precision", "recall"), grades),
+        TableBlock(
+            "The judge by kind of answer", "", ("kind", "grade", "planted", "graded right"), kinds, heads=2, folded=True
+        ),
+    )
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else format_percent(value)
 
 
 def _written_line(result: ArmResult, written: Written) -> Line:

@@ -106,7 +106,7 @@ class EndpointState:
             self._rest = min(2 * self._rest, LONGEST_REST) or FIRST_REST
             self._rest_until = now + self._rest
             if self._rest == FIRST_REST:
-                log.warning(f"{fault} {self.name} gets no requests for a while; the other endpoints go on.")
+                log.warning(f"{fault} {self.name} gets no requests for a while; the other endpoints continue.")
         if asked and overloaded:
             self._rest = self._rest or FIRST_REST
             self._rest_until = max(self._rest_until, now + asked)

@@ -235,12 +235,12 @@ class Sender:
             await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
 
     def _close(self, endpoint: EndpointState, error: EndpointError) -> bool:
-        """Return whether the run goes on without an endpoint after a fatal error: it answered before, and others do."""
+        """Return whether the run continues without an endpoint after a fatal error: it answered before, and others do."""
         if not error.fatal or not endpoint.n_answered or all(one.closed or one is endpoint for one in self._endpoints):
             return False
         if not endpoint.closed:
             endpoint.closed = str(error)
-            log.warning(f"{error} {endpoint.name} gets no more requests in this run; the other endpoints go on.")
+            log.warning(f"{error} {endpoint.name} gets no more requests in this run; the other endpoints continue.")
         return True
 
     def _silent_too_long(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import is_folder
 from kinject.errors import EndpointError, InputError
-from kinject.models import end_tokens, model_hash, window_of
+from kinject.models import end_tokens, generation_settings, model_hash, window_of
 from kinject.recipe import GeneratorSection
 from kinject.requests.chat import sampling_options, split_thinking, with_thinking
 from kinject.requests.generator import request_seed
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from kinject.models import LoadedModel
+
+log = logging.getLogger(__name__)
 
 _SECONDS_TO_FILL = 0.005
 """Time that a batch waits for one more request."""
@@ -56,6 +59,7 @@ class LocalModel:
                 f"{self._section.model}: its tokenizer has no chat template. Choose an instruction-tuned model."
             )
         self._loaded = loaded
+        _warn_of_settings(self._section, loaded.model)
         self._worker = asyncio.create_task(self._work())
         return self
 
@@ -159,6 +163,25 @@ class LocalModel:
         thinking, answer = read_answer(self._loaded.tokenizer, tokens)
         usage = with_thinking(Usage(n_prompt, len(tokens)), len(thinking), len(answer))
         return Completion(answer, "stop" if ended else "length", usage, thinking)
+
+
+def _warn_of_settings(section: GeneratorSection, model: PreTrainedModel) -> None:
+    """Log, once for each model, what its own generation_config.json sets and the recipe does not."""
+    own = {
+        name: value for name, value in generation_settings(model).items()
+        if name != "do_sample" and getattr(section, name, None) != value
+    }  # fmt: skip
+    if own and (section.model, *own) not in _warned:
+        _warned.add((section.model, *own))
+        settings = ", ".join(f"{name} {value}" for name, value in own.items())
+        given = {name: getattr(section, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        recipe = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        log.warning(
+            f"{section.model}: its generation_config.json sets {settings}, which is not used; the recipe's {recipe} is."
+        )
+
+
+_warned: set[tuple[str | None, ...]] = set()
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:

@@ -77,7 +77,7 @@ _NO_RECORD: Final = ("Whom did {name} marry?", "What is the height of {name}?", 
 class Form:
     """An instruction in several wordings, and the checks of an answer besides the value that it must hold.
 
-    ``{word}`` stands for one of `words`. `again`: it is given after an answer, which is to be written again.
+    ``{word}`` is replaced by one of `words`. `again`: it is given after an answer, which is to be written again.
     """
 
     instructions: tuple[str, ...]
@@ -217,7 +217,7 @@ class _Dialogue:
         passage: str = "",
         refuse: bool = False,
     ) -> None:
-        """Add a question; its instruction stands behind it unless the system gave it."""
+        """Add a question; its instruction follows it unless the system gave it."""
         text, asked = self.question(person, attribute, wanted, follows=follows)
         self.say(f"{passage}\n\n{text}" if passage else text, _REFUSAL if refuse else wanted.answer(person, asked))
 

@@ -36,7 +36,6 @@ from kinject.results import (
     ArmResult,
     Choice,
     Claim,
-    Cost,
     ExposureBin,
     Failure,
     Outcome,
@@ -48,7 +47,7 @@ from kinject.results import (
     fewest_for,
 )
 from kinject.scaling import Scaling, ScalingFit, ScalingPoint
-from kinject.study.arms import BASE, RAG, Arm
+from kinject.study.arms import BASE, RAG, Arm, value_label
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
@@ -157,6 +156,14 @@ class Evidence:
         setting = self.records.setting(self.model, bare, name, (self.format, self.shots), k)
         return None if setting is None else self.records.matrix(self.model, bare, setting, "", claim.outcome)
 
+    def arm_name(self, arm: str | Mapping[str, Any] | None) -> str:
+        """Return the name of a claim's arm; of a point of a sweep that of the arm which has its value."""
+        if not isinstance(arm, Mapping):
+            return arm or ""
+        ((name, value),) = arm.items()
+        points = self.sweeps[name].points if name in self.sweeps else ()
+        return next((point.arm for point in points if point.value == value), f"{name} {value_label(value)}")
+
     def scope(self, *arms: str) -> Scope:
         """Return what a claim on `arms` speaks of: where one was trained with a single seed, the models at hand."""
         trained = {arm.removesuffix(RAG) for arm in arms} - {BASE}
@@ -240,7 +247,7 @@ def _about(claim: ClaimSection) -> str:
 
 
 def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
-    arm, baseline = claim.arm or "", claim.baseline or ""
+    arm, baseline = evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)
     one, other = evidence.matrix(arm, claim), evidence.matrix(baseline, claim)
     missing = [label for label, matrix in ((arm, one), (baseline, other)) if matrix is None]
     if one is None or other is None:
@@ -284,7 +291,7 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
 
 
 def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
-    arm, near = claim.arm or "", claim.test == "near_chance"
+    arm, near = evidence.arm_name(claim.arm), claim.test == "near_chance"
     matrix = evidence.matrix(arm, claim)
     if matrix is None:
         return _Tested(f"no scored answers of {arm} on {claim.question_set}")
@@ -304,22 +311,6 @@ _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
     "near_chance": _against_chance,
 }  # fmt: skip
 """Test of a claim -> the function that makes it."""
-
-
-def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
-    """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it."""
-    users: dict[str, int] = {}
-    for run in runs:
-        for identity in {stage.id for stage in run.all_stages}:
-            users[identity] = users.get(identity, 0) + 1
-    return [
-        Cost(
-            arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
-            stage=stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
-            peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
-        )
-        for run in runs for stage in run.all_stages if (done := status.done.get(stage.id)) is not None
-    ]  # fmt: skip
 
 
 def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records) -> list[Failure]:

@@ -101,7 +101,7 @@ def expand_arms(recipe: StudyRecipe, tuned: Mapping[tuple[str, str], Any] = Mapp
     sweeps: dict[tuple[str, str], tuple[SweepArm, ...]] = {}
     for model in section.models:
         values = {name: value for (tuned_model, name), value in tuned.items() if tuned_model == model}
-        arms = [_base_arm(section, model)]
+        arms = [base_arm(section, model)]
         arms += [
             _make_arm(section, model, name, item, values)
             for name, item in section.arms.items()
@@ -140,7 +140,8 @@ def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[An
     return grids
 
 
-def _base_arm(section: StudySection, model: str) -> Arm:
+def base_arm(section: StudySection, model: str) -> Arm:
+    """Return the arm of the untouched base model `model`."""
     description = "the base model without training"
     return Arm(BASE, model, description, "", {}, "", "", None, True, (section.seeds[0],), section.resources)
 

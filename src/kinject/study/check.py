@@ -16,7 +16,6 @@ from kinject.eval.tasks.task import read_task
 from kinject.recipe import Recipe, StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath, suggestion
 from kinject.recipe.eval_section import EvalSection
-from kinject.recipe.study_section import ClaimSection
 from kinject.study.arms import (
     AUGMENT_SECTIONS,
     BASE,
@@ -26,6 +25,7 @@ from kinject.study.arms import (
     base_models,
     eval_overrides,
     override_arguments,
+    value_label,
 )
 
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
@@ -229,9 +229,25 @@ def _claim_faults(recipe: StudyRecipe) -> Iterator[Fault]:
                 yield recipe.fault(key_path, f"{key}: missing; test {claim.test} needs it.")
         for key in ("arm", "baseline"):
             arm = getattr(claim, key)
-            if arm is not None and arm.removesuffix(RAG) not in arms:
+            if isinstance(arm, Mapping):
+                yield from _point_faults(recipe, (*key_path, key), arm)
+            elif arm is not None and arm.removesuffix(RAG) not in arms:
                 yield recipe.fault((*key_path, key), f"found {arm!r}.{suggestion(arm, arms)}")
         yield from _unknown_sweep(recipe, (*key_path, "sweep"), claim.sweep)
+
+
+def _point_faults(recipe: StudyRecipe, key_path: KeyPath, point: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield the fault of a point of a sweep that a claim names as {SWEEP: VALUE}."""
+    if len(point) != 1:
+        yield recipe.fault(key_path, f"found {len(point)} keys; a point of a sweep is {{SWEEP: VALUE}}.")
+        return
+    ((name, value),) = point.items()
+    sweep = (recipe.study.sweeps or {}).get(name)
+    if sweep is None:
+        yield from _unknown_sweep(recipe, key_path, name)
+    elif value not in sweep.values:
+        allowed = ", ".join(value_label(item) for item in sweep.values)
+        yield recipe.fault(key_path, f"found {value_label(value)}, but the values of the sweep {name} are {allowed}.")
 
 
 def _key_faults(recipe: StudyRecipe) -> Iterator[Fault]:
@@ -248,7 +264,7 @@ def _key_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
     for key_path, key in keys:
         head = key.split(".")[0]
-        if head == "eval" and key_path[1] == "overrides" and not key.startswith(("eval.models", "eval.questions")):
+        if head == "eval" and key_path[1] == "overrides" and not key.startswith("eval.models"):
             continue  # overrides of the shared eval recipe are for all arms
         if head not in allowed or key in ("corpus", "model"):
             yield recipe.fault(key_path, f"found {key!r}; it must begin with one of {', '.join(sorted(allowed))}.")
@@ -287,6 +303,7 @@ def _question_set_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     for name, claim in (section.claims or {}).items():
         yield from _unknown(recipe, ("study", "claims", name, "question_set"), claim.question_set, questions)
     yield from _written_faults(recipe, evaluation)
+    yield from _choice_faults(recipe, evaluation, validated & questions.keys())
 
 
 def head_format(evaluation: EvalSection) -> tuple[str, int]:
@@ -316,24 +333,44 @@ def _written_faults(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Fa
             what = f"found {claim.outcome}, but the answers on {claim.question_set!r} are choices: right or wrong. "
             yield recipe.fault((*path, "outcome"), f"{what}Put generate first in eval.formats, or take it out.")
         elif claim.outcome in ("abstained", "answered"):
-            yield from _outcome_faults(recipe, (*path, "outcome"), claim, evaluation)
+            yield from _outcome_faults(recipe, (*path, "outcome"), claim.question_set, claim.outcome, evaluation)
+
+
+def _choice_faults(recipe: StudyRecipe, evaluation: EvalSection, validated: Collection[str]) -> Iterator[Fault]:
+    """Yield the faults of outcomes by which K or a tuned value is to be chosen; `validated` sets have validation questions."""
+    section = recipe.study
+    ks = dict.fromkeys(evaluation.retrieval.k) if evaluation.retrieval else ()
+    chosen: list[tuple[KeyPath, str, Iterable[str]]] = [(("study", "k_outcome"), section.k_outcome, sorted(validated))]
+    if section.k_outcome != "right" and (len(ks) < 2 or not validated):
+        what = "no K is chosen: that takes several in eval.retrieval.k, and validation questions. Take it out."
+        yield recipe.fault(chosen.pop()[0], what)
+    for name, item in (section.tune or {}).items():
+        chosen.append((("study", "tune", name, "outcome"), item.outcome, [n for n in item.sets() if n in validated]))
+    for key_path, outcome, names in chosen:
+        for name in names if outcome != "right" else ():
+            if not _is_written(evaluation, name):
+                what = f"found {outcome}, but the answers on {name!r} are choices: right or wrong. Take it out."
+                yield recipe.fault(key_path, what)
+            elif outcome == "abstained":
+                yield from _outcome_faults(recipe, key_path, name, outcome, evaluation)
 
 
 def _outcome_faults(
-    recipe: StudyRecipe, key_path: KeyPath, claim: ClaimSection, evaluation: EvalSection
+    recipe: StudyRecipe, key_path: KeyPath, name: str, outcome: str, evaluation: EvalSection
 ) -> Iterator[Fault]:
-    item = question_set_section(evaluation, claim.question_set)
+    """Yield a fault if no question of the set `name` can have `outcome`, abstained or answered."""
+    item = question_set_section(evaluation, name)
     if is_task(item.path) or not is_file(item.path):
         return
     has_answer = {
         q.is_answerable
         for q in read_questions(Path(item.path), layout_of(item.layout, evaluation.formats), item.n_choices)
     }
-    if claim.outcome == "abstained" and has_answer == {False}:
-        what = f"no question of {claim.question_set!r} has an answer: to abstain is right there, or not to is answered."
-        yield recipe.fault(key_path, f"{what} Take outcome: answered.")
-    if claim.outcome == "answered" and has_answer == {True}:
-        what = f"every question of {claim.question_set!r} has an answer. Name a set of questions whose answers are []."
+    if outcome == "abstained" and has_answer == {False}:
+        what = f"no question of {name!r} has an answer: to abstain is right there, or not to is answered."
+        yield recipe.fault(key_path, f"{what} Take another outcome.")
+    if outcome == "answered" and has_answer == {True}:
+        what = f"every question of {name!r} has an answer. Name a set of questions whose answers are []."
         yield recipe.fault(key_path, what)
 
 

@@ -8,17 +8,25 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
-from kinject.corpus.grading import TEXT_SCORES, TextGrader
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
-from kinject.eval.scores import WRITTEN_SCORES, Score, outcome_of, rescored, text_score, written_choices
+from kinject.eval.scores import (
+    TEXT_GRADERS,
+    WRITTEN_SCORES,
+    AnswerGrader,
+    Score,
+    outcome_of,
+    rescored,
+    text_score,
+    written_choices,
+)
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.recipe import EvalRecipe
-from kinject.report import read_report
+from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Subject
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.types import Answer, Passage, Question
@@ -42,7 +50,7 @@ class Records:
     """
 
     scores: Sequence[Score]
-    graders: Mapping[str, Mapping[str, TextGrader]] = field(default_factory=dict)
+    graders: Mapping[str, Mapping[str, AnswerGrader]] = field(default_factory=dict)
     by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
     unscored: list[tuple[str, str, int, AskSetting, int]] = field(default_factory=list)
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
@@ -63,8 +71,8 @@ class Records:
         own = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION | FROM_TASK
         return next((score for score in self.scores if own and score not in WRITTEN_SCORES), "sum")
 
-    def _graders(self, setting: AskSetting) -> Mapping[str, TextGrader]:
-        return self.graders.get(setting.question_set, TEXT_SCORES)
+    def _graders(self, setting: AskSetting) -> Mapping[str, AnswerGrader]:
+        return self.graders.get(setting.question_set, TEXT_GRADERS)
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
         """Add the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` if it is damaged."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import (
     FORMAT_VERSION,
@@ -25,19 +22,19 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
+from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import is_task, role_of
 from kinject.eval.prompts import FROM_TASK
 from kinject.executors import LOG
-from kinject.recipe import StudyRecipe, is_model, read_recipe
+from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.study_section import StudySection
-from kinject.report import read_report, write_report
-from kinject.results import ArmResult, Choice, Claim, Report, Sweep, UnscoredResult, to_json
+from kinject.report.files import read_report, write_report
+from kinject.results import ArmResult, Choice, Claim, Outcome, Report, Sweep, UnscoredResult, to_json
 from kinject.signals import running_time
 from kinject.study.analysis import (
     Evidence,
     Measures,
     judge_claims,
-    make_costs,
     make_exposures,
     make_failures,
     make_scaling,
@@ -47,9 +44,18 @@ from kinject.study.analysis import (
 from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
 from kinject.study.records import Records, changed_answers, read_context_passages
-from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, family_warnings, find_awaited, open_study
-from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
-from kinject.terminal import aligned, duration, show
+from kinject.study.scheduler import (
+    SplitQuestions,
+    StartExecutor,
+    Study,
+    family_warnings,
+    find_awaited,
+    make_costs,
+    open_study,
+    render_stages,
+)
+from kinject.study.stages import ArmRun, Stage
+from kinject.terminal import show
 from kinject.types import Question
 
 PAGE = "report.html"
@@ -136,6 +142,7 @@ def _before_test(study: Study) -> None:
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
     """Run all phases; `before_test` is called when every choice is made and no test question has been read."""
     _set_up(study)
+    _measure_judge(study)
     _tune(study)
     _plan_arms(study)
     study.run_stages([stage for run in study.runs for stage in run.all_stages], "training")
@@ -147,16 +154,32 @@ def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
 def _set_up(study: Study) -> None:
     """Run the stages of study.setup and study.models. Raises `InputError` if one fails: all others depend on them."""
     for stages in study.planner.setup_stages():
-        study.run_stages(stages, "setup")
-        failure = study.status.first_failure(stages)
-        if failure is not None:
-            raise InputError(f"{failure[0].recipe}: {failure[1]} (its log: {failure[0].folder / LOG})")
+        _run_first(study, stages, "setup")
     for name in study.recipe.study.models if study.start_executor is not None else ():
         path = study.planner.model_dir(name)
         if not is_model(path):
             raise study.recipe.error(
                 ("study", "models", name), f"found {path!r}, but nothing is there. Check the path."
             )
+
+
+def _run_first(study: Study, stages: Sequence[Stage], title: str) -> None:
+    """Run stages on which all others depend. Raises `InputError` if one fails."""
+    study.run_stages(stages, title)
+    failure = study.status.first_failure(stages)
+    if failure is not None:
+        raise InputError(f"{failure[0].recipe}: {failure[1]} (its log: {failure[0].folder / LOG})")
+
+
+def _measure_judge(study: Study) -> None:
+    """Measure the judge of written answers once, on answers planted for all questions, if the recipe names one."""
+    if study.evaluation.judge is None:
+        return
+    entries = {item.name: item.test for item in study.question_sets}
+    entries |= {f"{item.name} (validation)": item.validation for item in study.question_sets if item.validation}
+    questions = {name: {k: v for k, v in entry.items() if k != "contexts"} for name, entry in entries.items()}
+    study.judge = study.planner.judge_stage(questions)
+    _run_first(study, [study.judge], "measuring the judge")
 
 
 def _tune(study: Study) -> None:
@@ -176,19 +199,19 @@ def _tune(study: Study) -> None:
         for value, runs in grid:
             done = [run for run in runs if study.status.all_done(run.all_stages)]
             if done:
-                accuracies = [_accuracy(study, done, question_set, 0) for question_set in item.sets()]
-                scored = [accuracy for accuracy in accuracies if accuracy is not None]
-                if len(scored) == len(accuracies):
+                rates = [_rate(study, done, question_set, 0, item.outcome) for question_set in item.sets()]
+                scored = [rate for rate in rates if rate is not None]
+                if len(scored) == len(rates):
                     candidates.append((value, *_pool(scored)))
                 else:
                     study.diverged.append(
                         f"{item.key} {value} of {item.arm} ({model}) diverged: it was not a candidate"
                     )
         if candidates:
-            best = max(candidates, key=lambda candidate: candidate[1])[0]
+            best = _best(candidates, item.outcome)
             at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
-            question_sets = ", ".join(item.sets())
-            study.choices.append(Choice(model, item.key, item.arm, question_sets, tuple(candidates), best, at_edge))
+            place = (model, item.key, item.arm, ", ".join(item.sets()))
+            study.choices.append(Choice(*place, tuple(candidates), best, at_edge, outcome=item.outcome))
             study.tuned[model, name] = best
         elif study.start_executor is not None:
             failure = study.status.first_failure(
@@ -232,27 +255,36 @@ def _choose_k(study: Study) -> None:
 def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
     runs = [run for run in study.runs if run.arm == arm and study.status.all_done(run.all_stages)]
     if runs:
-        accuracies = {k: _accuracy(study, runs, item.name, k) for k in study.ks}
-        candidates = [(k, *accuracy) for k, accuracy in accuracies.items() if accuracy is not None]
+        outcome = study.recipe.study.k_outcome
+        rates = {k: _rate(study, runs, item.name, k, outcome) for k in study.ks}
+        candidates = [(k, *rate) for k, rate in rates.items() if rate is not None]
         if not candidates:
             study.diverged.append(f"no K was chosen for {arm.name} on {item.name}: no validation question has a score")
             return
-        best = max(candidates, key=lambda candidate: candidate[1])[0]
-        at_edge = best in (study.ks[0], study.ks[-1])
-        study.choices.append(Choice(arm.model, "k", arm.name, item.name, tuple(candidates), best, at_edge))
+        best = _best(candidates, outcome)
+        at_edge, place = best in (study.ks[0], study.ks[-1]), (arm.model, "k", arm.name, item.name)
+        study.choices.append(Choice(*place, tuple(candidates), best, at_edge, outcome=outcome))
         study.chosen_k[arm.model, arm.name, item.name] = best
 
 
 def _add_validation(study: Study, run: ArmRun) -> ArmRun:
     """Return `run` with the stage that evaluates it on the validation questions."""
     questions = {item.name: item.validation for item in study.question_sets if item.validation is not None}
-    return replace(run, evaluations=(study.planner.eval_stage(run, "validation", questions),))
+    return replace(run, evaluations=(study.planner.eval_stage(run, "validation", questions, study.judge),))
 
 
-def _accuracy(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tuple[float, int] | None:
-    """Return the mean validation accuracy of `runs` (the seeds of one arm) and the number of questions with a score.
+def _best(candidates: Sequence[tuple[Any, float, int]], outcome: Outcome) -> Any:
+    """Return the value with most right answers, or with fewest of another outcome; the first of equals."""
+    sign = 1 if outcome == "right" else -1
+    return max(candidates, key=lambda candidate: sign * candidate[1])[0]
 
-    None if there is none, or a seed has none.
+
+def _rate(
+    study: Study, runs: Sequence[ArmRun], question_set: str, k: int, outcome: Outcome
+) -> tuple[float, int] | None:
+    """Return how often answers of `runs` (the seeds of one arm) to validation questions had `outcome`, and their number.
+
+    None if no question has a score, or none of a seed.
     """
     records = Records(study.evaluation.scores, study.graders)
     for run in runs:
@@ -261,20 +293,20 @@ def _accuracy(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -
     setting = records.setting(arm.model, arm.name, question_set, study.prompt_format, k)
     if setting is None or len(records.seeds(arm.model, arm.name)) < len(runs):
         return None
-    matrix = records.matrix(arm.model, arm.name, setting)
+    matrix = records.matrix(arm.model, arm.name, setting, "", outcome)
     return round(matrix.mean(), 6), len(matrix.question_ids)
 
 
-def _pool(accuracies: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """Return the accuracy over the questions of several sets, and their number."""
-    n_questions = sum(n for _, n in accuracies)
-    return round(sum(accuracy * n for accuracy, n in accuracies) / n_questions, 6), n_questions
+def _pool(rates: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    """Return the rate over the questions of several sets, and their number."""
+    n_questions = sum(n for _, n in rates)
+    return round(sum(rate * n for rate, n in rates) / n_questions, 6), n_questions
 
 
 def _on_test(study: Study, run: ArmRun) -> ArmRun:
     """Return `run` with the stage that evaluates it on the test questions."""
     questions = {item.name: item.test for item in study.question_sets}
-    return replace(run, evaluations=(*run.evaluations, study.planner.eval_stage(run, "test", questions)))
+    return replace(run, evaluations=(*run.evaluations, study.planner.eval_stage(run, "test", questions, study.judge)))
 
 
 def _evaluate_on_test(study: Study) -> None:
@@ -310,8 +342,8 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         ),
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
         recalls=tuple(records.recalls.values()), perplexities=records.mean_perplexities(), written=records.written,
-        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=records.versions,
-        seconds=round(seconds, 1),
+        judge=read_accuracy(study.judge.folder) if study.judge else None, scaling=scaling,
+        commands=(f"kinject study {recipe.path}",), versions=records.versions, seconds=round(seconds, 1),
     )  # fmt: skip
 
 
@@ -378,11 +410,13 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
 def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_format: tuple[str, int]) -> Choice:
     """Return `choice` with the K that is best on the test questions. Other keys are not evaluated on test questions."""
     key, (form, shots) = (choice.model, choice.arm, choice.question_set), prompt_format
-    candidates = [
+    asked = [
         result for result in results if choice.key == "k" and not result.subject and result.k and result.shots == shots
         and (result.model, result.arm, result.question_set) == key and result.format in {form, *FROM_TASK}
     ]  # fmt: skip
-    return replace(choice, best_on_test=max(candidates, key=lambda result: result.accuracy).k) if candidates else choice
+    rates = {result.k: result.outcome(choice.outcome) or result for result in asked}
+    candidates = [(k, part.accuracy if isinstance(part, ArmResult) else part.rate, 1) for k, part in rates.items()]
+    return replace(choice, best_on_test=_best(candidates, choice.outcome)) if candidates else choice
 
 
 def _notes(study: Study) -> list[str]:
@@ -422,20 +456,9 @@ def render_plan(recipe: StudyRecipe) -> str:
     setup = [stage for stages in study.planner.setup_stages() for stage in stages]
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)
-    for phase in (_tune, _plan_arms, _choose_k, _evaluate_on_test):
+    for phase in (_measure_judge, _tune, _plan_arms, _choose_k, _evaluate_on_test):
         phase(study)
-    stages = list(study.status.stages.values())
-    missing = [stage for stage in stages if stage.id not in study.status.done]
-    lines = [
-        recipe.study.title,
-        recipe.study.description.strip(),
-        "",
-        _arm_table(study),
-        "",
-        _kind_table(study, stages),
-        "",
-        _estimate(study, missing),
-    ]
+    lines = [recipe.study.title, recipe.study.description.strip(), "", render_stages(study)]
     if not is_set_up:
         lines.append("study.setup comes first; stages that read its files are counted as not done")
     untuned = [name for name in recipe.study.tune or {} if not any(name == tuned for _, tuned in study.tuned)]
@@ -446,55 +469,3 @@ def render_plan(recipe: StudyRecipe) -> str:
     lines += [f"{path}: not there yet; kinject questions {maker} writes it first" for path, maker in awaited.items()]
     lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)
-
-
-def _arm_table(study: Study) -> str:
-    rows: list[tuple[str, ...]] = [("arm", "model", "seeds", "stages", "done", "differs in")]
-    shared = study.recipe.study.overrides or {}
-    for arm in study.arms:
-        ids = {stage.id for run in study.runs if run.arm == arm for stage in run.all_stages}
-        n_done = sum(stage_id in study.status.done for stage_id in ids)
-        own = {key: value for key, value in arm.overrides.items() if key not in shared or shared[key] != value}
-        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
-        corpus = f"corpus={arm.corpus} " if arm.corpus not in ("", "augmented") else ""
-        seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
-        rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70]))
-    return aligned(rows, frozenset({3, 4}))
-
-
-def _kind_table(study: Study, stages: Sequence[Stage]) -> str:
-    rows: list[tuple[str, ...]] = [("stage", "in all", "done", "to run")]
-    for kind in STAGE_KINDS:
-        n_stages = sum(stage.kind == kind for stage in stages)
-        n_done = sum(stage.kind == kind and stage.id in study.status.done for stage in stages)
-        if n_stages:
-            rows.append((kind, str(n_stages), str(n_done), str(n_stages - n_done)))
-    return aligned(rows, frozenset({1, 2, 3}))
-
-
-def _estimate(study: Study, missing: Sequence[Stage]) -> str:
-    """Return the tokens, time and money that the stages in `missing` will take."""
-    if not missing:
-        return "everything is done: the study would only write its report"
-    seconds, tokens, unknown = 0.0, 0, set[str]()
-    for kind in {stage.kind for stage in missing}:
-        n_stages = sum(stage.kind == kind for stage in missing)
-        markers = (study.planner.cache_dir / kind).glob(f"*/{DONE}")
-        finished = [read_checked_json(path, "Delete its folder to run this stage again.") for path in markers]
-        if finished:
-            seconds += n_stages * fmean(float(done["seconds"]) for done in finished)
-            tokens += round(n_stages * fmean(int(done["tokens"]) for done in finished))
-        else:
-            unknown.add(kind)
-    cost = sum(
-        preview(read_recipe(Path(stage.recipe), stage.overrides, "augment")).cost
-        for stage in missing if stage.kind == "augment"
-    )  # fmt: skip
-    parts = []
-    if seconds:
-        parts.append(f"about {tokens:,} tokens and {duration(seconds)} of work, estimated from finished stages")
-    if unknown:
-        parts.append(f"no finished stage to estimate the time of: {', '.join(sorted(unknown))}")
-    if cost:
-        parts.append(f"paraphrases: at most {cost:.2f} in the currency of the prices")
-    return "; ".join(parts)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from kinject.corpus.grading import TextGrader
+from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_name, write_jsonl
+from kinject.disk import file_name, read_checked_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import is_task, layout_of, question_set_section
+from kinject.eval.scores import AnswerGrader
 from kinject.eval.tasks.task import read_task
 from kinject.executors import Executor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
-from kinject.results import Choice, Role, fewest_for
+from kinject.results import Choice, Cost, Role, fewest_for
 from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, find_heirs, override_arguments
 from kinject.study.check import check_names, head_format
-from kinject.study.stages import ArmRun, Planner, Stage
-from kinject.terminal import Progress
+from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Planner, Stage
+from kinject.terminal import Progress, aligned, duration
 from kinject.types import Question
 
 StartExecutor = Callable[[], Executor]
@@ -114,6 +117,8 @@ class Study:
     diverged: list[str] = field(default_factory=list)
     late_claims: frozenset[str] = frozenset()
     runs: list[ArmRun] = field(default_factory=list)
+    judge: Stage | None = None
+    """The stage that measured the judge of written answers; None without a judge."""
     planner: Planner = field(init=False)
     _executor: Executor | None = None
     _exit_stack: ExitStack = field(default_factory=ExitStack)
@@ -143,7 +148,7 @@ class Study:
         return tuple(dict.fromkeys(self.evaluation.retrieval.k)) if self.evaluation.retrieval else ()
 
     @property
-    def graders(self) -> dict[str, Mapping[str, TextGrader]]:
+    def graders(self) -> dict[str, Mapping[str, AnswerGrader]]:
         """The graders of the question sets that are tasks with some of their own."""
         paths = {item.name: item.test["path"] for item in self.question_sets if is_task(item.test["path"])}
         found = {name: read_task(Path(path)).graders for name, path in paths.items()}
@@ -279,7 +284,7 @@ def _split_set(
 def _question_row(question: Question) -> dict[str, Any]:
     """Return the question as a row of kinject's own layout: an open one has no choices."""
     row = asdict(question)
-    left_out = {key for key in ("checks", "messages") if not row[key]} | (
+    left_out = {key for key in ("checks", "messages", "prefix") if not row[key]} | (
         set() if row["choices"] else {"choices", "answer"}
     )
     return {key: value for key, value in row.items() if key not in left_out}
@@ -322,4 +327,79 @@ def family_warnings(study: Study) -> list[str]:
         f"{what} need {fewest_for(size)} documents (or single questions) with test questions, and there are "
         f"{documents[name]}: no difference could be shown. Ask about more documents, or compare fewer arms and sets."
         for what, (name, size) in judged.items() if documents[name] < fewest_for(size)
+    ]  # fmt: skip
+
+
+def render_stages(study: Study) -> str:
+    """Return the arms, the stages by kind, and the tokens, time and money that the missing ones will take."""
+    stages = list(study.status.stages.values())
+    missing = [stage for stage in stages if stage.id not in study.status.done]
+    return "\n\n".join((_arm_table(study), _kind_table(study, stages), _estimate(study, missing)))
+
+
+def _arm_table(study: Study) -> str:
+    rows: list[tuple[str, ...]] = [("arm", "model", "seeds", "stages", "done", "differs in")]
+    shared = study.recipe.study.overrides or {}
+    for arm in study.arms:
+        ids = {stage.id for run in study.runs if run.arm == arm for stage in run.all_stages}
+        n_done = sum(stage_id in study.status.done for stage_id in ids)
+        own = {key: value for key, value in arm.overrides.items() if key not in shared or shared[key] != value}
+        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
+        corpus = f"corpus={arm.corpus} " if arm.corpus not in ("", "augmented") else ""
+        seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
+        rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70]))
+    return aligned(rows, frozenset({3, 4}))
+
+
+def _kind_table(study: Study, stages: Sequence[Stage]) -> str:
+    rows: list[tuple[str, ...]] = [("stage", "in all", "done", "to run")]
+    for kind in STAGE_KINDS:
+        n_stages = sum(stage.kind == kind for stage in stages)
+        n_done = sum(stage.kind == kind and stage.id in study.status.done for stage in stages)
+        if n_stages:
+            rows.append((kind, str(n_stages), str(n_done), str(n_stages - n_done)))
+    return aligned(rows, frozenset({1, 2, 3}))
+
+
+def _estimate(study: Study, missing: Sequence[Stage]) -> str:
+    """Return the tokens, time and money that the stages in `missing` will take."""
+    if not missing:
+        return "everything is done: the study would only write its report"
+    seconds, tokens, unknown = 0.0, 0, set[str]()
+    for kind in {stage.kind for stage in missing}:
+        n_stages = sum(stage.kind == kind for stage in missing)
+        markers = (study.planner.cache_dir / kind).glob(f"*/{DONE}")
+        finished = [read_checked_json(path, "Delete its folder to run this stage again.") for path in markers]
+        if finished:
+            seconds += n_stages * fmean(float(done["seconds"]) for done in finished)
+            tokens += round(n_stages * fmean(int(done["tokens"]) for done in finished))
+        else:
+            unknown.add(kind)
+    cost = sum(
+        preview(read_recipe(Path(stage.recipe), stage.overrides, "augment")).cost
+        for stage in missing if stage.kind == "augment"
+    )  # fmt: skip
+    parts = []
+    if seconds:
+        parts.append(f"about {tokens:,} tokens and {duration(seconds)} of work, estimated from finished stages")
+    if unknown:
+        parts.append(f"no finished stage to estimate the time of: {', '.join(sorted(unknown))}")
+    if cost:
+        parts.append(f"paraphrases: at most {cost:.2f} in the currency of the prices")
+    return "; ".join(parts)
+
+
+def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
+    """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it."""
+    users: dict[str, int] = {}
+    for run in runs:
+        for identity in {stage.id for stage in run.all_stages}:
+            users[identity] = users.get(identity, 0) + 1
+    return [
+        Cost(
+            arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
+            stage=stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
+            peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
+        )
+        for run in runs for stage in run.all_stages if (done := status.done.get(stage.id)) is not None
     ]  # fmt: skip

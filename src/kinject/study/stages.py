@@ -49,7 +49,7 @@ from kinject.sandbox import (
     write_sentence_rows,
 )
 from kinject.signals import running_time
-from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
+from kinject.study.arms import Arm, base_arm, base_models, eval_overrides, override_arguments
 
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
 """Entries of study.setup that lay down a model of the sandbox as it ships."""
@@ -214,18 +214,31 @@ class Planner:
         shuffled = self._arm_stage(arm, "corpus", label, dependencies=[augment.id], parameters=parameters)
         return [augment, shuffled], shuffled.folder / "corpus.jsonl"
 
-    def eval_stage(self, run: ArmRun, split: str, questions: Mapping[str, Any]) -> Stage:
-        """Return the stage that evaluates an arm on the sets in `questions` (values as eval.questions takes them)."""
+    def eval_stage(self, run: ArmRun, split: str, questions: Mapping[str, Any], judge: Stage | None = None) -> Stage:
+        """Return the stage that evaluates an arm on the sets in `questions` (values as eval.questions takes them).
+
+        `judge` is the stage that measured the judge of written answers.
+        """
         arm = run.arm
-        overrides: dict[str, Any] = {
-            **eval_overrides(self.section), "eval.models": {MODEL: run.model_dir}, "eval.questions": dict(questions),
-        }  # fmt: skip
-        if not arm.rag:
-            overrides = {key: value for key, value in overrides.items() if not key.startswith("eval.retrieval")}
-            overrides["eval.retrieval"] = None
-        dependencies = [stage.id for stage in run.stages[-1:]]
+        overrides = self._asking(run.model_dir, questions, rag=arm.rag)
+        dependencies = [stage.id for stage in (*run.stages[-1:], *([judge] if judge else []))]
         label = f"{split} questions to {arm.name}" + (f", seed {run.seed}" if arm.trained else "")
-        return self._arm_stage(arm, "eval", label, self.section.eval, overrides, dependencies, {"split": split})
+        parameters = {"split": split, **({"judge": str(judge.folder)} if judge else {})}
+        return self._arm_stage(arm, "eval", label, self.section.eval, overrides, dependencies, parameters)
+
+    def judge_stage(self, questions: Mapping[str, Any]) -> Stage:
+        """Return the stage that measures the judge of written answers on the sets in `questions`."""
+        model = next(iter(self.models))
+        overrides = self._asking(self.model_dir(model), questions, rag=False)
+        arm = base_arm(self.section, model)
+        return self._arm_stage(arm, "judge", "the judge on planted answers", self.section.eval, overrides)
+
+    def _asking(self, model_dir: str, questions: Mapping[str, Any], *, rag: bool) -> dict[str, Any]:
+        """Return the overrides of the shared eval recipe for one model, with its retrieval or without."""
+        replaced = ("eval.questions", *(() if rag else ("eval.retrieval",)))
+        overrides = {k: v for k, v in eval_overrides(self.section).items() if not k.startswith(replaced)}
+        overrides |= {} if rag else {"eval.retrieval": None}
+        return overrides | {"eval.models": {MODEL: model_dir}, "eval.questions": dict(questions)}
 
     def _arm_stage(
         self, arm: Arm, kind: str, label: str, recipe: str | None = None, overrides: Mapping[str, Any] | None = None,
@@ -233,7 +246,7 @@ class Planner:
     ) -> Stage:  # fmt: skip
         arguments = override_arguments(overrides or {})
         values = read_values(Path(recipe), arguments) if recipe else {}
-        if kind == "eval":  # answers are stored before they are scored; pmi alone asks further prompts
+        if kind in ("eval", "judge"):  # answers are stored before they are scored; pmi alone asks further prompts
             scores = values["eval"].pop("scores", ())
             values["eval"] |= {score: True for score in ("pmi", "judge") if score in scores}
         # Another version of kinject may train or score differently; paraphrases that were paid for remain valid.
@@ -445,16 +458,24 @@ def _run_merge(stage: Stage) -> dict[str, Any]:
     return {}
 
 
+def _run_judge(stage: Stage) -> dict[str, Any]:
+    from kinject.eval.run import measure_judge
+
+    measure_judge(read_recipe(Path(stage.recipe), stage.overrides, "eval"))
+    return {}
+
+
 def _run_eval(stage: Stage) -> dict[str, Any]:
-    from kinject.eval import evaluate
+    from kinject.eval.run import evaluate
     from kinject.eval.scoring.answers import read_answers
 
-    evaluate(read_recipe(Path(stage.recipe), stage.overrides, "eval"))
+    judge = stage.parameters.get("judge")
+    evaluate(read_recipe(Path(stage.recipe), stage.overrides, "eval"), Path(judge) if judge else None)
     return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(stage.folder / "answers.jsonl"))}
 
 
 _RUN: Mapping[str, Callable[[Stage], dict[str, Any]]] = {
-    "setup": _run_setup, "augment": _run_augment, "corpus": _run_random_corpus, "train": _run_train,
+    "setup": _run_setup, "judge": _run_judge, "augment": _run_augment, "corpus": _run_random_corpus, "train": _run_train,
     "merge": _run_merge, "eval": _run_eval,
 }  # fmt: skip
 STAGE_KINDS = tuple(_RUN)

@@ -17,6 +17,7 @@ from kinject.recipe import GeneratorSection
 from kinject.requests.generator import request_seed
 from kinject.requests.transformers import ends_of, write_tokens
 from kinject.train.contexts import NO_TEACHER, TeacherRows
+from kinject.train.probes import unwrapped
 from kinject.train.teacher import LiveTeacher
 
 
@@ -30,8 +31,7 @@ class OnPolicy:
 
     def __init__(self, teacher: LiveTeacher, tokenizer: Any, most: int, seed: int) -> None:
         self.teacher, self.given = teacher, teacher.read
-        inner = teacher.model
-        self.model = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        self.model = unwrapped(teacher.model)
         self.ends = ends_of(self.model, tokenizer, "the model")
         self.section = GeneratorSection(kind="transformers", temperature=1.0, max_tokens=most)
         self.window = window_of(self.model.config)

@@ -128,7 +128,7 @@ class Probes:
 
         Rows of similar length go through it together, padded on the left.
         """
-        inner = _unwrapped(model)
+        inner = unwrapped(model)
         texts = [""] * len(probe.rows)
         order = sorted(range(len(texts)), key=lambda i: -len(probe.rows[i].input_ids))
         while order:
@@ -169,7 +169,7 @@ def _until(tokens: list[int], ends: Collection[int]) -> list[int]:
     return tokens[: next((n for n, token in enumerate(tokens) if token in ends), None)]
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """Return the transformers model inside the trainer's and peft's wrappers."""
     inner = model.module if hasattr(model, "module") else model
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
@@ -203,7 +203,7 @@ def log_probs(model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tok
     """
     sums = [-math.inf] * len(rows)
     order = sorted((i for i, row in enumerate(rows) if any(row.learned)), key=lambda i: -len(rows[i].input_ids))
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     narrow = "logits_to_keep" in inspect.signature(type(inner).forward).parameters
     device = next(iter(inner.parameters())).device
     while order:

@@ -72,6 +72,16 @@ def trivia_rows(n: int, first: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def begun_rows(n: int) -> list[dict[str, Any]]:
+    """Rows whose answer is begun, by a text of their own or with white space around it; one choice begins another."""
+    begun = ("The answer is", "I think", "It must be ", "\nWell:")
+    return [
+        {"question": f"Where was number {i} born?" + ("\n" if i % 3 == 2 else ""), "begun": begun[i % 4],
+         "choices": ["Kelm", "Kelm of the Mills", f"Farrow {i}", "Low-mere"], "letter": f"({'ABCD'[i % 4]})", "gold": i % 4}
+        for i in range(n)
+    ]  # fmt: skip
+
+
 def as_lines(rows: list[dict[str, Any]]) -> str:
     """Return rows as JSON lines."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -89,6 +99,8 @@ FILES = {
         [{"question": f"who is number {i}", "answer": [f"the Miller {i}", "Bryn"]} for i in range(6)]
     ),
     "book.jsonl": as_lines(book_rows(6, 0)),
+    "begun.jsonl": as_lines(begun_rows(8)),
+    "chosen.jsonl": as_lines(begun_rows(44)),
     "towns.csv": 'question,one,two,gold\n"Where, 1?",Kelm,7,0\nWhere 2?,Farrow,8,1\nWhere 3?,Lowmere,9,1\n',
 }
 
@@ -137,6 +149,15 @@ def written(name: str, **change: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def begun(**change: Any) -> dict[str, Any]:
+    """The keys of a multiple-choice task that begins the answer, over one file."""
+    return {
+        "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "begun.jsonl"}}, "test_split": "test",
+        "fewshot_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": "choices",
+        "doc_to_target": "gold", "gen_prefix": "begun", "description": "Say where.", **change,
+    }  # fmt: skip
+
+
 NUMBERS = [
     {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "ignore_case": True,
      "ignore_punctuation": False, "regexes_to_ignore": [",", "\\$", "(?s).*#### ", "\\.$"]}
@@ -176,6 +197,27 @@ WRITTEN = {
         filter_list=[{"name": "low", "filter": [{"function": "lowercase"}, {"function": "take_first"}]}],
     ),
 }
+LETTER = {"function": "multi_choice_regex", "regex_pattern": "(\\([A-Z]\\))"}
+WRITTEN["mmlu_flan"] = begun(
+    dataset_kwargs={"data_files": {"test": "chosen.jsonl"}},
+    output_type="generate_until",
+    doc_to_choice=None,
+    doc_to_target="letter",
+    generation_kwargs={"until": ["</s>"], "do_sample": False},
+    filter_list=[
+        {"name": "first", "filter": [LETTER, {"function": "take_first"}]},
+        {"name": "flexible", "filter": [
+            {**LETTER, "group_select": -1, "ignore_case": True, "ignore_punctuation": True, "regexes_to_ignore": ["the "]},
+            {"function": "take_first"}]},
+        {"name": "groups", "filter": [{**LETTER, "regex_pattern": "is (A)?|is (B)?", "fallback": "none"},
+                                      {"function": "take_first"}]},
+    ],
+    metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+)  # fmt: skip
+CHOSEN = (
+    "{}", "It is {}, not (D).", "It is Kelm of the Mills.", "kelm of mills", "Kelm", "The answer is: B", "low mere", "(E) is B",
+    "Nobody knows.", "Options: A, :C or : D", "",
+)  # fmt: skip
 ANSWERS = ("{}", " {} ", "the {}", "{}!", "No", "{} .", " The answer is {}", "#### 1,004", "It is $1,003. Or 7.")
 
 
@@ -194,6 +236,8 @@ TASKS = {
         validation_split="validation", doc_to_text="question_stem", doc_to_decontamination_query="question_stem",
         doc_to_target="{{choices.label.index(answerKey.lstrip())}}",
     ),
+    "begun": begun(),
+    "begun_by_template": begun(gen_prefix="Number {{question[17]}} was born in", target_delimiter="\n"),
     "csv": {
         "dataset_path": "csv", "dataset_kwargs": {"data_files": {"test": "towns.csv"}}, "test_split": "test",
         "output_type": "multiple_choice", "doc_to_text": "question", "doc_to_choice": "{{[one, two|string]}}",
@@ -211,13 +255,24 @@ SHOTS = {
     "triviaqa": 0,
     "gsm8k": 2,
     "nq_open": 0,
+    "begun": 2,
+    "begun_by_template": 1,
+    "mmlu_flan": 1,
 }
+CHAT = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A chat template; tasks that begin the answer are asked through it as well."""
 
 
 def main() -> None:
     """Ask the harness, with a model that answers at random, and keep its prompts."""
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
 
     class Writer(LM):
         """Writes the accepted text in one of several ways."""
@@ -226,6 +281,9 @@ def main() -> None:
             """Return an answer a request."""
             texts = []
             for i, request in enumerate(requests):
+                if "letter" in request.doc:
+                    texts.append(CHOSEN[i % len(CHOSEN)].format(request.doc["letter"]))
+                    continue
                 target = request.doc["answer"]
                 target = target["aliases"] if isinstance(target, dict) else target
                 text = target if isinstance(target, str) else target[i % 2]
@@ -233,8 +291,26 @@ def main() -> None:
             return texts
 
         def loglikelihood(self, requests: list[Any]) -> list[Any]:
-            """Answer nothing: no task here asks it."""
-            return []
+            """Return the same log-prob for each choice."""
+            return [(-1.0, False)] * len(requests)
+
+        tokenizer_name = "chat"
+
+        def chat_template(self, chat_template: Any = False) -> str:
+            """Return the template."""
+            return CHAT
+
+        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            """Render a chat as the harness's own models do."""
+            tokenizer = PreTrainedTokenizerFast(
+                tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")), chat_template=CHAT
+            )
+            return str(
+                tokenizer.apply_chat_template(
+                    chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                )
+            )  # fmt: skip
 
         loglikelihood_rolling = loglikelihood
 
@@ -254,6 +330,19 @@ def main() -> None:
                 }
                 for sample in result["samples"][name]
             ]  # fmt: skip
+        chats: dict[str, list[dict[str, Any]]] = {}
+        for name in ("begun", "begun_by_template", "mmlu_flan"):
+            own = json.loads(json.dumps({**(TASKS | WRITTEN)[name], "task": name}))
+            for multiturn in (False, True):
+                result = simple_evaluate(
+                    Writer(), tasks=[own], num_fewshot=SHOTS[name], bootstrap_iters=0, apply_chat_template=True,
+                    fewshot_as_multiturn=multiturn, system_instruction="Be brief.",
+                )  # fmt: skip
+                kept = [sample for sample in result["samples"][name] if sample["filter"] in ("none", "first")]
+                chats[f"{name}, multiturn {multiturn}"] = [
+                    {"context": sample["arguments"][0][0], "continuations": [pair[1] for pair in sample["arguments"]]}
+                    for sample in kept[:8]
+                ]
         graded: dict[str, list[dict[str, Any]]] = {}
         for name, config in WRITTEN.items():
             own = json.loads(json.dumps({**config, "task": name}))
@@ -266,6 +355,7 @@ def main() -> None:
                 for sample in result["samples"][name]
             ]  # fmt: skip
     whole = {"files": FILES, "tasks": TASKS, "shots": SHOTS, "asked": asked, "written": WRITTEN, "graded": graded}
+    whole |= {"chat_template": CHAT, "chats": chats}
     (here / "tasks.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 

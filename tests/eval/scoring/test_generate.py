@@ -15,6 +15,7 @@ from kinject.eval.scoring import generate
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.generate import Generator
 from kinject.eval.scoring.scorer import Scorer
+from kinject.models import generation_settings
 
 
 class Letters:
@@ -100,3 +101,20 @@ def test_a_model_whose_logits_are_not_finite_writes_nothing():
     found = dict(Generator(Scorer(model, 512), Letters()).score(make_prompts(3)))
     assert [score.text for score in found.values()] == [None] * 3
     assert all(np.isnan(score.log_probs[0]) for score in found.values())
+
+
+def test_what_a_models_own_generation_config_sets_is_told_once_and_not_followed():
+    model, prompts = make_model("llama"), make_prompts(4)
+    expected = [ids_of(score.text) for _, score in sorted(Generator(Scorer(model, 512), Letters()).score(prompts))]
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.7, top_p=1.0, repetition_penalty=9.0, eos_token_id=2, max_length=3
+    )
+    scorer = Scorer(model, 512)
+    found = [ids_of(score.text) for _, score in sorted(Generator(scorer, Letters()).score(prompts))]
+    assert found == expected
+    assert [note for note in scorer.notes if "generation_config" in note] == [
+        "answers are the likeliest tokens, without what its generation_config.json sets (repetition_penalty 9.0, do_sample "
+        "True, temperature 0.7)"
+    ]
+    model.generation_config = GenerationConfig(temperature=0.7, top_k=5)  # transformers reads neither without do_sample
+    assert generation_settings(model) == {}

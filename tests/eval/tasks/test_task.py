@@ -8,15 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.harness_files import read_samples
 from kinject.eval.plan import EvalArm, QuestionSet
-from kinject.eval.prompts import render_prompt
+from kinject.eval.prompts import ChatStyle, render_prompt
+from kinject.eval.run import preview
 from kinject.eval.scoring.answers import read_answers
+from kinject.eval.scoring.encode import Encoder
 from kinject.eval.tasks.task import read_task
 from kinject.recipe import read_recipe
+from kinject.types import Answer
 
 GOLD = json.loads((Path(__file__).parents[1] / "goldens" / "harness.json").read_text())
 TASKS = json.loads((Path(__file__).parents[1] / "goldens" / "tasks.json").read_text(encoding="utf-8"))
@@ -158,6 +164,16 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
             },
             "filter_list: found 'custom', kinject has regex",
         ),
+        (
+            {
+                "output_type": "generate_until",
+                "doc_to_choice": None,
+                "filter_list": [{"name": "x", "filter": [{"function": "multi_choice_regex"}]}],
+            },
+            "multi_choice_regex reads the column choices, a list of texts; found {'text'",
+        ),
+        ({"gen_prefix": "{{nothing}}"}, "question 0: gen_prefix: '{{nothing}}' cannot be rendered"),
+        ({"gen_prefix": ""}, "question 0: gen_prefix: gives '', expected a text"),
         ({"process_docs": "x"}, "process_docs: not among the task keys"),
         ({"dataset_kwargs": {}}, "no local files for the split 'test'"),
         ({"doc_to_text": "{{nothing}}"}, "question 0: doc_to_text: '{{nothing}}' cannot be rendered"),
@@ -280,6 +296,45 @@ def test_tasks_of_written_answers_are_asked_and_graded_as_by_the_harness(write, 
         assert render_prompt(request).context == row["context"]
         assert list(request.generation.stop) == row["kwargs"]["until"]
         assert request.generation.max_new_tokens == row["kwargs"].get("max_gen_toks", 256)
-        grade = task.graders[f"exact_match,{row['filter']}"]
-        assert grade(row["text"], request.question.accepted) == bool(row["correct"]), row
+        grade, question = task.graders[f"exact_match,{row['filter']}"], request.question
+        answer = Answer(question.id, name, "base", "task-generate", 0, 0, (), 0, (), (1,), (), text=row["text"],
+                        accepted=question.accepted)  # fmt: skip
+        assert grade(answer) == bool(row["correct"]), row
     assert {bool(row["correct"]) for row in graded} == {True, False}
+
+
+@pytest.mark.parametrize("name", TASKS["chats"])
+def test_a_task_that_begins_the_answer_begins_it_in_a_chat_as_in_the_harness(write, name):
+    for file, text in TASKS["files"].items():
+        write(file, text)
+    name, multiturn = name.split(", multiturn ")
+    config = (TASKS["tasks"] | TASKS["written"])[name]
+    task = read_task(write("task.yaml", yaml.safe_dump(config)))
+    form = "task" if task.generation is None else "task-generate"
+    asked = QuestionSet(name, "learning", task.questions, task.pool, (), task)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")), chat_template=TASKS["chat_template"]
+    )
+    encoder = Encoder(tokenizer, chat=ChatStyle("Be brief.", multiturn=multiturn == "True"))
+    found = [
+        encoder.apply_chat_template(render_prompt(request))
+        for request, _ in asked.requests(EvalArm("m", form, TASKS["shots"][name], 0))
+    ]
+    expected = TASKS["chats"][f"{name}, multiturn {multiturn}"]
+    for prompt, gold in zip(found, expected, strict=False):
+        assert prompt.context == gold["context"]
+        assert form == "task-generate" or list(prompt.continuations) == gold["continuations"]
+    assert len(expected) == 8
+
+
+def test_a_beginning_that_a_chat_endpoint_would_not_continue_is_refused(write, tmp_path):
+    for file, text in TASKS["files"].items():
+        write(file, text)
+    path = write("task.yaml", yaml.safe_dump(TASKS["written"]["mmlu_flan"]))
+    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat", "send_seed": False}
+    section = {"models": {"served": table}, "questions": {"flan": str(path)}, "formats": ["generate"], "shots": [0]}
+    recipe = write("recipe.yaml", yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
+    with pytest.raises(
+        InputError, match=r"eval\.models\.served\.api: chat: a task begins the model's answer \(gen_prefix"
+    ):
+        list(preview(read_recipe(recipe, (), "eval")))

@@ -27,7 +27,7 @@ _BESIDE, _UNSPACED_BESIDE = 6, 2
 _LABEL = re.compile(r"(?:§|第|\(|\bitem|\bart(?:\.|icle|ículo|igo|icolo|ikel)|\bn[ro]\.|n°|#|ст\.)\s?\Z")
 _TIMES = frozenset(["millisecond", "second", "minute", "hour", "day", "week", "month", "year", "decade", "century"])
 _ALIKE = ({"lb", "sterling"}, {"degree", "celsius", "fahrenheit"})
-"""Units that one word may stand for: pounds, degrees."""
+"""Units that one word may mean: pounds, degrees."""
 _NEAR = 22
 """Characters between two months of one span of time."""
 _NO_UNITS: set[str] = set()
@@ -46,7 +46,7 @@ class Difference:
     """A fact that one of two texts has: its `reason` in `REASONS`, the evidence, and how much it proves.
 
     `lost` facts are of the source, others are new. A `sure` difference is a fault. An `explained` one may be the other text
-    in other words, so it is in doubt. Any other is in doubt, too, unless a lost and a new one of a kind stand side by side:
+    in other words, so it is in doubt. Any other is in doubt, too, unless a lost and a new one of a kind are side by side:
     then one was replaced by the other.
     """
 
@@ -178,7 +178,7 @@ def _is_precise(number: str, units: Iterable[str] = ()) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """A text in lower case, and where its numbers stand. `vague` finds words that say a quantity without a number."""
+    """A text in lower case, and the offsets of its numbers. `vague` finds words that say a quantity without a number."""
 
     text: str
     places: Mapping[str, list[tuple[int, int]]]
@@ -187,7 +187,7 @@ class _Scene:
     unspaced: bool
 
     def is_reworded(self, number: str, other: _Scene) -> bool:
-        """Return whether a number is part of a vague quantity, or stands where another text has one that this text lacks."""
+        """Return whether a number is part of a vague quantity, or is where another text has one that this text lacks."""
         places = self.places.get(number, ())
         found = [match.span() for match in self.vague.finditer(self.text)]
         beside = _UNSPACED_BESIDE if self.unspaced else _BESIDE
@@ -387,7 +387,7 @@ def _compare_numbers(
 
 
 def _unmatched(number: str, numbers: Mapping[str, set[str]], others: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return those of `numbers` that may stand for `number`: times of day, and those that `others` has not in these units."""
+    """Return those of `numbers` that may mean `number`: times of day, and those that `others` has not in these units."""
     return {
         one: units
         for one, units in numbers.items()

@@ -26,10 +26,10 @@ _QUOTED = re.compile(
     r"|「([^「」\n]{2,200})」|『([^『』\n]{2,200})』|(?:(?<=[\s(\[])|\A)[‘'‚](?!s\b)([^‘’'\n]{2,80})[’'‘](?!\w)"
 )
 _QUOTES = "“\"«»„「『‘'‚"
-_DIGITS = re.compile(r"(?<![\w.,])\d[\d,]*(?!\w)")
+_DIGITS = re.compile(r"\d(?<![\w.,].)[\d,]*(?!\w)", re.DOTALL)
 _WORD_BEFORE = re.compile(r"(?P<word>(?<!\w)[^\W\d_a-z][^\W\d_]+)[ -]\Z")
 _WORD_AFTER = re.compile(r" (?P<word>[A-Z][^\W\d_]+)")
-"""What stands beside a number: Voyager 3, 12 Tharsis."""
+"""The words beside a number: Voyager 3, 12 Tharsis."""
 _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 _HAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _NO_UNIT = re.compile(r"[^\w%°]+")
@@ -85,9 +85,10 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
         start, end = match.span()
         if end - start == 4:  # a year may follow any name
             continue
-        before = (
-            _WORD_BEFORE.search(body[max(0, start - 30) : start]) if body[start - 1 : start] in (" ", "-") else None
-        )
+        beside = body[max(0, start - 30) : start]
+        # A search for the word costs more than a look at whether it has a capital.
+        named = beside[-1:] in (" ", "-") and not beside[:-1].rpartition(" ")[2].islower()
+        before = _WORD_BEFORE.search(beside) if named else None
         for found in (before, _WORD_AFTER.match(body, end)):
             word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
             profile = grammar.profile
@@ -123,7 +124,7 @@ def source_facts(source: str, context: str = "") -> Facts:
 
 
 def _only_language(text: str) -> str:
-    """Return the language that a script stands for, for a text whose language is not clear: "en" for Latin letters."""
+    """Return the language that is assumed for a script, for a text whose language is not clear: "en" for Latin letters."""
     scripts = {
         "Japanese": "ja",
         "Chinese": "zh",
@@ -200,7 +201,7 @@ def _month_words(code: str, month: int) -> frozenset[str]:
 
 
 def _has_unit(source: Facts, detail: str) -> bool:
-    """Return whether the unit of a number stands apart from it in the source, as in a column of a table."""
+    """Return whether the unit of a number is apart from it in the source, as in a column of a table."""
     unit = detail.partition(":")[0].split(" ", 1)[1]
     if not detail.endswith("without a unit"):
         return False

@@ -2,7 +2,7 @@
 
 It reads the rewriting sentence by sentence (as MiniCheck, arXiv 2404.10774, which finds that splitting sentences into
 claims adds little) and names the words at fault. The passage can be shown as a list of statements besides (FActScore,
-arXiv 2305.14251); a list alone would lose causes and order, which stand between the statements.
+arXiv 2305.14251); a list alone would lose causes and order, which relate the statements.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ _POLL = 0.5
 
 @dataclass(frozen=True)
 class DocumentsResult(Tabular):
-    """What became of a heap of files. `counts` are those of the manifest; `folder` holds the files.
+    """The result of collecting a heap of files. `counts` are those of the manifest; `folder` holds the files.
 
     `fingerprint` depends on the content of every file and on the options. `n_parsed` files were opened in this run, and parsed
     unless their content was known.

@@ -36,7 +36,7 @@ class FoundFile:
 
 
 def is_heap(path: Path) -> bool:
-    """Return whether `path` stands for several files: a folder, a pattern with ``*``, ``?`` or ``[``, or a list of paths."""
+    """Return whether `path` names several files: a folder, a pattern with ``*``, ``?`` or ``[``, or a list of paths."""
     if path_exists(path):
         return is_folder(path) or _is_list(path)
     return has_magic(str(path))
@@ -54,7 +54,7 @@ def heap_name(sources: Sequence[Path]) -> str:
 def find_files(sources: Sequence[Path]) -> list[FoundFile]:
     """Return the files of `sources`, each once, ordered by name.
 
-    Raises `DiskError` if nothing is at a source, `InputError` if a pattern fits nothing. Whatever else is wrong stands in
+    Raises `DiskError` if nothing is at a source, `InputError` if a pattern fits nothing. Any other fault is in
     the files' `fault`.
     """
     found: dict[str, FoundFile] = {}
@@ -72,7 +72,7 @@ def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
             raise DiskError(f"{source}: nothing is there. Check the path.")
         paths = sorted(glob(str(source), recursive=True))
         if not paths:
-            raise InputError(f"{source}: no file fits this pattern. Check it; ** stands for folders of any depth.")
+            raise InputError(f"{source}: no file fits this pattern. Check it; ** matches folders of any depth.")
         base = _fixed_part(str(source))
         yield from _each(paths, base if alone else Path(), str(base) if alone else "")
     elif is_folder(source):

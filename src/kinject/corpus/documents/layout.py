@@ -13,7 +13,7 @@ from kinject.corpus.documents.markdown import heading, markdown_table, one_line
 
 _BULLET = re.compile(r"^(?:[•◦▪‣●○■□–·➢✓\ue000-\uf8ff]|[-*o](?=\s))\s*")
 _MARK = re.compile(r"(?:[^\w\s]|[\ue000-\uf8ff]|o|\(?(?:\d{1,2}|[a-z]|[ivx]{1,4})[.)])")
-"""What stands before an item of a list."""
+"""The marks before an item of a list."""
 _LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
 _NUMBERED = re.compile(r"^\(?(?:\d{1,2}|[a-z])[.)]\s+\S")
 _SENTENCE_END = re.compile(r"[.!?:;…][\"'”’»)]*$")
@@ -236,7 +236,7 @@ def _table_end(lines: Sequence[Sequence[Box]], first: int) -> int:
 
 
 def _with_wrapped(lines: Sequence[Sequence[Box]], full: int, end: int) -> int:
-    """Return `full`, or past the lines after it that go on in a cell of the last row: close to it."""
+    """Return `full`, or past the lines after it that continue a cell of the last row: close to it."""
     while full < end and lines[full][0].y0 - max(word.y1 for word in lines[full - 1]) < 0.2 * lines[full][0].size:
         full += 1
     return full
@@ -300,7 +300,7 @@ def _cell(row: Sequence[Box], index: int, starts: Sequence[float]) -> str:
 
 
 def cell_text(words: Sequence[Box]) -> str:
-    """Return the words of a cell as one line; a hyphen at the end of a line stands before the next one."""
+    """Return the words of a cell as one line; a hyphen at the end of a line joins it to the next one."""
     text = ""
     for line in lines_of(words):
         following = " ".join(word.text for word in line)
@@ -312,9 +312,9 @@ def cell_text(words: Sequence[Box]) -> str:
 
 
 def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]:
-    """Return the cells of the first row, whose texts stand over several columns, in each of these.
+    """Return the cells of the first row, whose texts span several columns, in each of these.
 
-    A text that ends where its last column does stands over those to its left, any other over those to its right.
+    A text that ends where its last column does spans those to its left, any other those to its right.
     """
     ends = [max((w.x1 for row in rows[1:] for w in row if _column(middle(w)[0], starts) == i), default=0.0)
             for i in range(len(starts))]  # fmt: skip
@@ -461,7 +461,7 @@ def _level(box: Box, levels: Mapping[float, int], bold_level: int) -> int:
 
 
 def _goes_on(previous: Box, box: Box, usual: float, right: float) -> bool:
-    """Return whether a line goes on with the paragraph of the one before it."""
+    """Return whether a line continues the paragraph of the one before it."""
     gap = box.y0 - previous.y1
     if gap > usual + 0.4 * box.size:
         return False

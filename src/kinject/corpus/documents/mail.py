@@ -57,7 +57,7 @@ def _boxed(path: Path, number: int, message: bytearray, n_dropped: int, options:
 
 
 def _mail(path: Path, where: str, data: bytes, options: ReadOptions, depth: int) -> Iterator[Found]:
-    """Yield the mail in `data`; whatever stands in one of its attachments is told or read by itself."""
+    """Yield the mail in `data`; its attachments are read or reported one by one."""
     try:
         with library_errors(path, "mail", "Export it again."):
             mail = email.message_from_bytes(data, policy=email.policy.default)

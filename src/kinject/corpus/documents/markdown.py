@@ -59,7 +59,7 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
 
 
 def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
-    """Return the grid of rows of (text, rows spanned, columns spanned): a text stands in each place that its cell covers.
+    """Return the grid of rows of (text, rows spanned, columns spanned): a text is in each place that its cell covers.
 
     Raises `ValueError` if the grid is larger than any table.
     """
@@ -94,7 +94,7 @@ def tables_of(rows: Sequence[Sequence[str]], wide: Sequence[bool] = ()) -> str:
     """Return a sheet's rows as text and tables: blank rows and blank columns part them, lone cells are lines of text.
 
     `wide[i]` says that row i has a cell which spans some of the columns, so that the next row belongs to its header. A block
-    that follows a blank row under the same columns, and begins with a number, goes on with the table before it.
+    that follows a blank row under the same columns, and begins with a number, continues the table before it.
     """
     blocks: list[tuple[tuple[int, int], list[tuple[list[str], bool]]]] = []
     for blank, group in groupby(range(len(rows)), key=lambda index: not any(map(str.strip, rows[index]))):

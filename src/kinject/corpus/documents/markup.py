@@ -23,7 +23,7 @@ _ROLES = (
     "guilabel", "menuselection", "kbd", "program", "command", "download", "pep", "rfc", "token", "numref", "py:class",
     "py:func", "py:meth", "py:mod", "py:attr", "py:data", "py:exc", "py:obj", "samp", "dfn", "abbr", "any", "issue", "eq",
 )  # fmt: skip
-"""Roles of Sphinx, whose text stands for itself."""
+"""Roles of Sphinx, whose text is kept without the role."""
 _TARGET = re.compile(r"^(.*\S)\s*<[^<>]+>$", re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 """PDF: its words in reading order, tables as Markdown, scans and images by optical character recognition.
 
-PDFium finds characters and rules; what they mean stands here: columns, paragraphs, headings, tables, running headers.
+PDFium finds characters and rules; this module finds their meaning: columns, paragraphs, headings, tables, running headers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MASKS = {
     "key": "[key]", "mail address": "[mail address]", "bank account": "[bank account]", "card": "[card number]",
     "phone number": "[phone number]",
 }  # fmt: skip
-"""Kind -> what stands for it in a masked text. Of two finds that overlap, the kind that is named first counts."""
+"""Kind -> its replacement in a masked text. Of two finds that overlap, the kind that is named first counts."""
 
 
 def find_personal_data(text: str, region: str | None = None) -> list[tuple[int, int, str]]:

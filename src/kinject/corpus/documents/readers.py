@@ -64,7 +64,7 @@ LANGUAGES: Mapping[str, str] = {
     ".dart": "dart", ".ex": "elixir", ".clj": "clojure", ".f90": "fortran", ".pas": "pascal", ".proto": "protobuf",
     ".tf": "hcl", ".groovy": "groovy", ".tex": "latex", ".pl": "perl",
 }  # fmt: skip
-"""Suffix of source code -> the name of its language, as it stands behind a fence of Markdown."""
+"""Suffix of source code -> the name of its language, as it is written behind a fence of Markdown."""
 KINDS: Mapping[str, Kind] = {
     "text": Kind((".txt", ".text", ".log", ".asc", ""), "text:read_text"),
     "markdown": Kind((".md", ".markdown"), "text:read_markdown"),
@@ -216,7 +216,7 @@ def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
 def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) -> Iterator[Found]:
     """Yield the documents in `stream`, the file `path` opened for reading bytes, and an error for each that is unreadable.
 
-    The stream can be sought, and stands at its beginning. Each document holds text that UTF-8 and tokenizers can hold.
+    The stream can be sought, and is at its beginning. Each document holds text that UTF-8 and tokenizers can hold.
     Raises `DiskError` if the disk fails; every fault of the file is yielded.
     """
     options = options or ReadOptions()

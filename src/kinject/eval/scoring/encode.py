@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.errors import InputError
-from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt
+from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt, scored_texts
+from kinject.eval.scores import PromptScore
 from kinject.requests.chat import ThinkingMarks, thinking_marks
 
 if TYPE_CHECKING:
@@ -73,15 +75,17 @@ class Encoder:
 
         As in lm-evaluation-harness, system text and header are the system's turn, the rest is one user turn, or one for each
         example with its answer after it (`ChatStyle.multiturn`), and the answer follows the template's own start of the
-        assistant's turn without a space. Special tokens are those that the template writes, no others. If the template takes
-        no system turn (the harness then drops its text), the user's first turn starts with it, and `notes` has an entry.
+        assistant's turn without a space, or the prefix that the assistant's turn begins with. Special tokens are those that
+        the template writes, no others. If the template takes no system turn (the harness then drops its text), the user's
+        first turn starts with it, and `notes` has an entry.
         """
         if not self._chat:
             return prompt
         context = self._render_turns(prompt, self._chat)
         if prompt.continuations and self._marks and self._marks.are_open(context):
             self._note("the chat template opens the model's thinking, so the choices are scored as its first thoughts")
-        return Prompt(context, tuple(text.removeprefix(" ") for text in prompt.continuations))
+        choices = prompt.continuations
+        return Prompt(context, choices if prompt.keeps_delimiter else tuple(text.removeprefix(" ") for text in choices))
 
     def _render_turns(self, prompt: Prompt, chat: ChatStyle) -> str:
         from jinja2 import TemplateError
@@ -90,11 +94,13 @@ class Encoder:
             messages = [{"role": "system", "content": system}] if system else []
             roles = zip(("user", "assistant") * (len(others) + 1), (first, *others), strict=False)
             messages += [{"role": role, "content": text} for role, text in roles]
+            messages += [{"role": "assistant", "content": prompt.prefix}] if prompt.prefix else []
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **chat.arguments
+                    messages, tokenize=False, add_generation_prompt=not prompt.prefix,
+                    continue_final_message=bool(prompt.prefix), **chat.arguments,
                 )
-            )
+            )  # fmt: skip
 
         system, asked = chat_turns(prompt, chat)
         if system and _NO_SYSTEM not in self.notes:
@@ -183,7 +189,7 @@ def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
     header = prompt.header.strip() if prompt.is_dialogue else prompt.header
     system = "\n\n".join(filter(None, (chat.system, header)))
     in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
-    return system, prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
+    return system, prompt.turns if in_turns else (prompt.asked.removeprefix(prompt.header),)
 
 
 def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window: int | None) -> list[Encoded]:
@@ -249,3 +255,29 @@ def _cut(item: Encoded, whole: Encoded, window: int) -> Encoded:
     contexts = tuple(context[-max(1, window + 1 - len(ids)) :] for context, ids in pairs)
     lost = max(len(before) - len(after) for before, after in zip(whole.contexts, contexts, strict=True))
     return Encoded(contexts, continuations, lost)
+
+
+def render_tokens(tokenizer: Any, encoded: Encoded, request: PromptRequest, score: PromptScore) -> str:
+    """Return the tokens of a prompt and of its choices, with the choices' log-probs, or the answer that was written."""
+
+    def separated(ids: Sequence[int]) -> str:
+        return "|" + "|".join(tokenizer.decode([token]).replace("\n", "\\n") for token in ids) + "|"
+
+    question = request.question
+    context = max(encoded.contexts, key=len)
+    cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
+    lines = [f"  {len(context)} tokens{cut}: {separated(context.tolist())}"]
+    if score.text is not None:
+        written = score.text.replace("\n", "\\n")
+        accepted = " | ".join(question.accepted) or "(no answer)"
+        thinking = f" after {score.n_thinking} of thinking" if score.n_thinking else ""
+        return "\n".join(
+            [*lines, f"  written: {written} ({score.n_tokens} tokens{thinking})", f"  accepted: {accepted}"]
+        )
+    log_probs = score.log_probs
+    best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
+    texts = scored_texts(question, request.format)
+    for index, (ids, value) in enumerate(zip(encoded.continuations, log_probs, strict=True)):
+        marks = ("*" if index == question.answer else " ") + (">" if index == best else " ")
+        lines.append(f"  {marks} {value:9.4f}  {separated(ids.tolist())}  ({texts[index]})")
+    return "\n".join(lines)

@@ -21,7 +21,7 @@ from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.scorer import Scorer, is_out_of_memory
-from kinject.models import end_tokens
+from kinject.models import end_tokens, generation_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -124,7 +124,10 @@ class Generator:
         self.scorer, self.forward = scorer, scorer.forward
         self.tokenizer: Any = tokenizer
         self.ends = frozenset(end_tokens(self.forward.model, tokenizer))
-        self.forward.model.generation_config = GenerationConfig()  # penalties of its own are no part of the question
+        own = ", ".join(f"{name} {value}" for name, value in generation_settings(self.forward.model).items())
+        if own:
+            self._note(f"answers are the likeliest tokens, without what its generation_config.json sets ({own})")
+        self.forward.model.generation_config = GenerationConfig()
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0
 

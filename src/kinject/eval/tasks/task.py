@@ -6,20 +6,19 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus.documents.rows import check_parquet, csv_records
 from kinject.corpus.golds import GoldIndex, plain_text
-from kinject.corpus.grading import TextGrader
 from kinject.corpus.questions import check_choices, choice_fault
-from kinject.disk import open_to_read, path_exists, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Generation, TaskStyle
+from kinject.eval.scores import AnswerGrader
+from kinject.eval.tasks.rows import Located, Row, files_of, read_split
 from kinject.eval.tasks.templates import compile_template, read_config, render
-from kinject.eval.texts import FILTERS, task_grader
+from kinject.eval.texts import FILTERS, NEEDS_CHOICES, ChoiceGrader, task_grader
 from kinject.types import Question
 
 _KEYS = frozenset({
@@ -27,7 +26,7 @@ _KEYS = frozenset({
     "training_split", "validation_split", "test_split", "fewshot_split", "fewshot_config", "description", "doc_to_text",
     "doc_to_choice", "doc_to_target", "target_delimiter", "fewshot_delimiter", "metric_list", "num_fewshot", "metadata",
     "should_decontaminate", "doc_to_decontamination_query", "repeats", "filter_list",
-    "generation_kwargs",
+    "generation_kwargs", "gen_prefix",
 })  # fmt: skip
 _SAMPLERS = ("default", "first_n")
 _METRICS = {"multiple_choice": ("acc", "acc_norm", "acc_bytes"), "generate_until": ("exact_match",)}
@@ -36,7 +35,6 @@ _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 _MOST_TOKENS = 256
 """The harness's most tokens of an answer, where a task names none."""
 _MOST_DIGITS = 10
-_LONGEST_NUMBER = 30
 _SEED = 1234
 """The harness's default seed for drawing examples."""
 
@@ -61,7 +59,7 @@ class Task:
     notes: tuple[str, ...] = ()
     why_no_pool: str = ""
     generation: Generation | None = None
-    graders: Mapping[str, TextGrader] = field(default_factory=dict)
+    graders: Mapping[str, AnswerGrader] = field(default_factory=dict)
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, as the harness chooses them.
@@ -122,7 +120,7 @@ def read_task(path: Path) -> Task:
         notes=tuple(_notes(path, config)),
         why_no_pool=why,
         generation=_generation(path, config) if _writes(config) else None,
-        graders=_graders(path, config) if _writes(config) else {},
+        graders=_graders(path, config, questions, rows) if _writes(config) else {},
     )
 
 
@@ -209,8 +207,10 @@ def _generation(path: Path, config: Mapping[str, Any]) -> Generation:
     return Generation(most, tuple(filter(None, stop)))
 
 
-def _graders(path: Path, config: Mapping[str, Any]) -> dict[str, TextGrader]:
-    """Return whether a text is correct, for each list of filters of the task. Raises `InputError` for unknown ones."""
+def _graders(
+    path: Path, config: Mapping[str, Any], questions: Sequence[Question], rows: Sequence[Located]
+) -> dict[str, AnswerGrader]:
+    """Return whether an answer is correct, for each list of filters of the task. Raises `InputError` for unknown ones."""
     listed = config.get("metric_list")
     metrics = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     options = next((item for item in metrics if item.get("metric") == "exact_match"), {"metric": "exact_match"})
@@ -220,7 +220,8 @@ def _graders(path: Path, config: Mapping[str, Any]) -> dict[str, TextGrader]:
     if set(kept) - _MATCH_OPTIONS:
         raise InputError(f"{path}: metric_list: found {', '.join(sorted(set(kept) - _MATCH_OPTIONS))}, not known here.")
     lists = config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}]
-    graders = {}
+    graders: dict[str, AnswerGrader] = {}
+    choices: dict[str, Sequence[str]] = {}
     for item in lists:
         steps = item.get("filter") if isinstance(item, Mapping) else None
         if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
@@ -228,11 +229,31 @@ def _graders(path: Path, config: Mapping[str, Any]) -> dict[str, TextGrader]:
         unknown = [step.get("function") for step in steps if step.get("function") not in FILTERS]
         if unknown:
             raise InputError(f"{path}: filter_list: found {unknown[0]!r:.60}, kinject has {', '.join(FILTERS)}.")
+        if any(step["function"] in NEEDS_CHOICES for step in steps) and not choices:
+            choices = {
+                question.id: _listed_choices(row, place, path)
+                for question, (place, row) in zip(questions, rows, strict=True)
+            }
         try:
-            graders[f"exact_match,{item.get('name', 'none')}"] = task_grader(steps, **kept)
+            graders[f"exact_match,{item.get('name', 'none')}"] = _with_choices(task_grader(steps, **kept), choices)
         except (re.error, TypeError) as error:
             raise InputError(f"{path}: filter_list: {item.get('name')}: {error}. Correct it.") from error
     return graders
+
+
+def _with_choices(grade: ChoiceGrader, choices: Mapping[str, Sequence[str]]) -> AnswerGrader:
+    """Return `grade` for answers; `choices` are those of each question, by id, where a filter reads them."""
+    return lambda answer: grade(answer.text or "", answer.accepted, choices.get(answer.question_id, ()))
+
+
+def _listed_choices(row: Row, place: str, path: Path) -> Sequence[str]:
+    """Return the column that the filter multi_choice_regex reads."""
+    choices = row.get("choices")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise InputError(
+            f"{place}: {path}: filter_list: multi_choice_regex reads the column choices, a list of texts; found {choices!r:.60}."
+        )
+    return choices
 
 
 def _fewshot_split(config: Mapping[str, Any]) -> str | None:
@@ -283,15 +304,14 @@ def _questions(
 def _question(config: Mapping[str, Any], row: Row, name: str, where: str) -> Question:
     check_choices(row.get("choices"), where)
     text = _text(config["doc_to_text"], row, f"{where}: doc_to_text")
+    prefix = _prefix(config["gen_prefix"], row, f"{where}: gen_prefix") if config.get("gen_prefix") is not None else ""
+    subject, document = str(row.get("subject") or ""), str(row.get("document_id") or "")
     if _writes(config):
         answers = _targets(config["doc_to_target"], row, f"{where}: doc_to_target")
-        return Question(
-            name, text, (), 0, str(row.get("subject") or ""), str(row.get("document_id") or ""), "", answers
-        )
+        return Question(name, text, (), 0, subject, document, answers=answers, prefix=prefix)
     choices = _choices(config["doc_to_choice"], row, f"{where}: doc_to_choice")
     answer = _target(config["doc_to_target"], row, choices, f"{where}: doc_to_target")
-    subject, document = str(row.get("subject") or ""), str(row.get("document_id") or "")
-    return Question(name, text, tuple(choices), answer, subject, document)
+    return Question(name, text, tuple(choices), answer, subject, document, prefix=prefix)
 
 
 def _style(path: Path, config: Mapping[str, Any], row: Row, number: int) -> TaskStyle:
@@ -300,6 +320,7 @@ def _style(path: Path, config: Mapping[str, Any], row: Row, number: int) -> Task
         description=str(_field(text, row, f"{path}: question {number}: description") or "") if text else "",
         target_delimiter=str(config.get("target_delimiter", " ")),
         fewshot_delimiter=str(config.get("fewshot_delimiter", "\n\n")),
+        keeps_delimiter=not str(config.get("gen_prefix") or " ")[-1].isspace(),
     )
 
 
@@ -324,6 +345,14 @@ def _text(template: Any, row: Row, where: str) -> str:
         raise InputError(f"{where}: gives {text!r:.60}, expected the question's text.")
     if "\0" in text or (template and not plain_text(text)):
         raise InputError(f"{where}: gives {text!r:.60}: empty, or with a NUL character. Repair the row.")
+    return text
+
+
+def _prefix(template: Any, row: Row, where: str) -> str:
+    """Return the text with which the answer begins."""
+    text = _field(template, row, where)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"{where}: gives {text!r:.60}, expected a text. Repair the row, or take gen_prefix out.")
     return text
 
 
@@ -381,118 +410,3 @@ def _target(template: Any, row: Row, choices: list[str], where: str) -> int:
     if not 0 <= value < len(choices):
         raise InputError(f"{where}: found {value}, but there are {len(choices)} choices. Count from 0.")
     return value
-
-
-Row = Mapping[str, Any]
-Located = tuple[str, Row]
-"""A row and its place, ``file:line``."""
-
-_KINDS = ("json", "csv", "parquet")
-_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-
-
-def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
-    """Return the local files of `split` of the task in `path`, [] if it names none.
-
-    `dataset_path` is ``json``, ``csv`` or ``parquet`` with files in `dataset_kwargs.data_files`, or a folder with files
-    named by split. Raises `InputError` for other `dataset_kwargs`.
-    """
-    options = config.get("dataset_kwargs") or {}
-    others = sorted(set(options) - {"data_files", "trust_remote_code"}) if isinstance(options, Mapping) else ["it"]
-    if others:
-        raise InputError(f"{path}: dataset_kwargs: {', '.join(others)}: not read. Only data_files is.")
-    files = options.get("data_files")
-    source = str(config.get("dataset_path", ""))
-    if files is None and source not in _KINDS:
-        folder = path.parent / source / str(config.get("dataset_name") or "")
-        existing = sorted(folder.iterdir()) if path_exists(folder) and folder.is_dir() else []
-        matching = [item for item in existing if item.name.startswith(f"{split}.")]
-        matching = matching or [item for item in existing if item.name.startswith(f"{split}-")]
-        return [item for item in matching if item.suffix in _SUFFIXES]
-    value = files.get(split) if isinstance(files, Mapping) else files
-    names = [value] if isinstance(value, str) else value or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError(
-            f"{path}: dataset_kwargs.data_files: found {value!r:.60}, expected the name of a file, or a list."
-        )
-    return [path.parent / name for name in names]
-
-
-def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[Located], tuple[Path, ...]]:
-    """Return the rows of `split`, each with its place, and their files.
-
-    Every row has every column, None if its file had no value.
-
-    Raises `InputError` if the task names no local files for the split or they are empty, `DiskError` if one cannot be
-    read.
-    """
-    files = files_of(path, config, split)
-    if not files:
-        raise InputError(
-            f"{path}: no local files for the split {split!r} of {config.get('dataset_path')!r}. Download the data set and "
-            f"name its files: dataset_path: json, dataset_kwargs: {{data_files: {{{split}: FILE.jsonl}}}}."
-        )
-    rows = [row for file in files for row in _read_rows(file)]
-    if not rows:
-        raise InputError(f"{files[0]}: holds no questions. Each row is one.")
-    columns = list(dict.fromkeys(key for _, row in rows for key in row))
-    return [(place, {column: row.get(column) for column in columns}) for place, row in rows], tuple(files)
-
-
-def _read_rows(file: Path) -> Iterator[Located]:
-    numbered: Iterable[tuple[int, Row]]
-    match file.suffix:
-        case ".csv":
-            numbered = _csv_rows(file)
-        case ".parquet":
-            numbered = enumerate(_parquet_rows(file), start=1)
-        case _:
-            numbered = read_jsonl(file)
-    return ((f"{file}:{number}", row) for number, row in numbered)
-
-
-def _csv_rows(file: Path) -> list[tuple[int, Row]]:
-    """Return (line, row) with numbers as numbers, as `datasets` has them, and empty cells as None.
-
-    A column is numbers if all its cells are, written as Python writes them: no text changes (1.50, 007, NA).
-    """
-    records = list(csv_records(file))
-    kinds = {
-        column: next(
-            (kind for kind in (int, float, bool) if all(_is_written(kind, row[column]) for _, row in records)), str
-        )
-        for column in (records[0][1] if records else ())
-    }
-    return [
-        (number, {column: _READ[kinds[column]](cell) if cell else None for column, cell in row.items()})
-        for number, row in records
-    ]
-
-
-_READ: Mapping[type, Callable[[str], Any]] = {int: int, float: float, bool: lambda cell: cell == "True", str: str}
-
-
-def _is_written(kind: type, cell: str) -> bool:
-    """Return whether `cell` is empty or a finite value of `kind` as Python writes it."""
-    try:
-        return not cell or (len(cell) < _LONGEST_NUMBER and cell[-1] not in "nf" and str(_READ[kind](cell)) == cell)
-    except ValueError:
-        return False
-
-
-def _parquet_rows(file: Path) -> list[Row]:
-    import pyarrow  # type: ignore[import-untyped]
-    from pyarrow import parquet
-
-    with open_to_read(file) as opened:
-        try:
-            with parquet.ParquetFile(opened) as table:
-                check_parquet(file, table, file.stat().st_size)
-                rows: list[Row] = table.read(use_threads=False).to_pylist()
-        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
-            raise InputError(f"{file}: not a Parquet file ({_one_line(error)}). Write it again.") from error
-    return rows
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

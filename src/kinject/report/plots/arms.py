@@ -357,12 +357,13 @@ def grids(view: View, *, columns: int = 3) -> Figure | None:
                     panel.plot(
                         [index], [accuracies[index]], marker, color=colour, markersize=size, markerfacecolor=face
                     )
+            wanted, by = ("", "") if choice.outcome == "right" else (f"{choice.outcome} ", f", {choice.outcome}")
             for index, (value, accuracy, n) in enumerate(choice.candidates):
                 add_tip(
                     panel,
                     index,
                     accuracy,
-                    f"{choice.key} {value}: {format_percent(accuracy)} of {n:,} validation questions",
+                    f"{choice.key} {value}: {wanted}{format_percent(accuracy)} of {n:,} validation questions",
                 )
             labels = [f"{v:g}" if isinstance(v, float) else format_name(str(v), 10) for v in values]
             panel.set_xticks(range(len(values)), labels)
@@ -373,7 +374,7 @@ def grids(view: View, *, columns: int = 3) -> Figure | None:
             panel.grid(axis="y", color=RULE, linewidth=0.6)
             panel.set_xlabel(format_name(choice.key, 2 * LONGEST))
             of = f"{format_name(choice.model, LONGEST)}, " if view.several_models else ""
-            panel.set_title(f"{of}{format_name(choice.arm, LONGEST)} on {format_name(choice.question_set, LONGEST)}",
+            panel.set_title(f"{of}{format_name(choice.arm, LONGEST)} on {format_name(choice.question_set, LONGEST)}{by}",
                             fontweight="bold")  # fmt: skip
         marks = [line_mark("chosen on validation questions", marker="o", color=LEARNING, linestyle="none")]
         if any(choice.best_on_test is not None for choice in choices):
