@@ -22,7 +22,7 @@ from kinject.eval.scores import outcome_of, rescored
 from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
 from kinject.recipe.study_section import ClaimSection
-from kinject.report import write_report
+from kinject.report.files import write_report
 from kinject.report.headline import render_outcomes
 from kinject.report.summary import render_summary
 from kinject.report.view import View
