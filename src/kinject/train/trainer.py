@@ -100,8 +100,9 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher"]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save model and tokenizer, without the pickle of the arguments: recipe.yaml and the manifest hold them."""
-        super()._save(output_dir, state_dict)
+        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
+        tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", {})
+        super()._save(output_dir, {name: w for name, w in (state_dict or {}).items() if name not in tied} or None)
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
