@@ -179,7 +179,7 @@ def report(n: int, folder: Path, style: str) -> Work:
     """`n` training runs, three seeds an arm, with 200 answers each: a study's scores, questions, pages and figures."""
     from kinject.corpus.questions import read_questions
     from kinject.recipe.study_section import ResourcesSection
-    from kinject.report import write_report
+    from kinject.report.files import write_report
     from kinject.results import Cost, Report
     from kinject.study.analysis import question_results, summarize_arms
     from kinject.study.arms import BASE, Arm, arm_infos

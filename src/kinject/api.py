@@ -101,7 +101,7 @@ def documents(
     folder = Path("runs") / file_name(heap_name(sources)) / "documents" if run_dir is None else Path(run_dir)
     result = collect(sources, options, folder)
     if not (result.already_done and (folder / "documents.html").is_file()):
-        from kinject.report import write_documents_report
+        from kinject.report.documents import write_documents_report
 
         write_documents_report(folder)
     return result
@@ -117,11 +117,15 @@ def augment(
     kinject.augment("recipes/augment.yaml").to_frame()
     """
     from kinject.augment.run import augment as run
-    from kinject.augment.shards import augment_in_shards, shard_executor
-    from kinject.report import write_augment_report
+    from kinject.report.augment import write_augment_report
 
     checked: AugmentRecipe = _checked(recipe, "augment")
-    result = run(checked) if jobs is None else augment_in_shards(checked, shard_executor(executor, jobs), jobs)
+    if jobs is None:
+        result = run(checked)
+    else:
+        from kinject.augment.shards import augment_in_shards, shard_executor
+
+        result = augment_in_shards(checked, shard_executor(executor, jobs), jobs)
     write_augment_report(checked.run_dir)
     return result
 
@@ -154,7 +158,7 @@ def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: 
 
         kinject.train("recipes/cpt.yaml").model_dir
     """
-    from kinject.report import write_training_report
+    from kinject.report.training import write_training_report
     from kinject.train import train as run
 
     checked: TrainRecipe = _checked(recipe, "train")
@@ -222,7 +226,7 @@ def evaluate(recipe: EvalRecipe | str | Path) -> Report:
         kinject.evaluate("recipes/eval.yaml").to_frame()
     """
     from kinject.eval import evaluate as run
-    from kinject.report import write_report
+    from kinject.report.files import write_report
 
     checked: EvalRecipe = _checked(recipe, "eval")
     report = run(checked)
@@ -259,7 +263,7 @@ def report(run_dir: str | Path) -> Path:
     kinject.report("runs/eval")
     """
     from kinject.disk import refuse_outside_links
-    from kinject.report import redraw_report
+    from kinject.report.files import redraw_report
 
     refuse_outside_links(Path(run_dir))
     return redraw_report(Path(run_dir))
@@ -270,7 +274,7 @@ def read_report(path: str | Path) -> Report:
 
     kinject.read_report("runs/eval/report.json").to_frame()
     """
-    from kinject.report import read_report as read
+    from kinject.report.files import read_report as read
 
     return read(Path(path))
 

@@ -39,7 +39,7 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
     from kinject.executors import executor_factory, start_fork_server
     from kinject.process import core_count
     from kinject.recipe.yaml_lines import read_yaml
-    from kinject.report import read_report
+    from kinject.report.files import read_report
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
@@ -93,7 +93,7 @@ class _Task:
         import torch
 
         from kinject.process import core_count
-        from kinject.report import render_summary as render_report
+        from kinject.report.summary import render_summary as render_report
 
         torch.set_num_threads(core_count())  # nothing else runs beside it
         report = api.evaluate(self.recipe)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from kinject.augment import augment, preview, render_preview
+from kinject.augment import augment
 from kinject.augment.checks.judge import N_TRIALS
+from kinject.augment.preview import preview, render_preview
 from kinject.recipe import Recipe
 
 Make = Callable[..., Recipe]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kinject.augment import augment, preview, render_summary
+from kinject.augment import augment, render_summary
+from kinject.augment.preview import preview
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe

@@ -15,7 +15,7 @@ from kinject.cli import main
 from kinject.disk import FORMAT_VERSION, Journal, lock_dir, read_manifest, write_manifest
 from kinject.errors import InputError
 from kinject.eval.compare import read_run
-from kinject.report import read_report
+from kinject.report.files import read_report
 from kinject.requests.batch import BatchLog
 from kinject.requests.cache import AnswerCache
 

@@ -15,7 +15,7 @@ from kinject.errors import DiskError, InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run, render_comparison
 from kinject.recipe import Recipe, read_recipe
-from kinject.report import redraw_report
+from kinject.report.files import redraw_report
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 

@@ -26,7 +26,8 @@ from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.eval.statistics import make_contrast
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
-from kinject.report import render_summary, write_report
+from kinject.report.files import write_report
+from kinject.report.summary import render_summary
 from kinject.results import Report
 from kinject.types import Answer
 

@@ -28,7 +28,8 @@ from kinject.eval.scoring.encode import Encoder
 from kinject.eval.scoring.generate import Generator
 from kinject.models import load_model
 from kinject.recipe import read_recipe
-from kinject.report import read_report, render_summary, write_report
+from kinject.report.files import read_report, write_report
+from kinject.report.summary import render_summary
 from kinject.types import Question
 
 NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]

@@ -210,7 +210,7 @@ def read_some_task(path: Path) -> None:
 
 def read_result(path: Path) -> None:
     """Read a report.json."""
-    from kinject.report import read_report
+    from kinject.report.files import read_report
 
     read_report(path)
 

@@ -27,7 +27,7 @@ from kinject.eval.retrieval import read_contexts
 from kinject.eval.tasks.task import read_task
 from kinject.eval.tasks.templates import compile_template, render
 from kinject.recipe import read_recipe
-from kinject.report import read_report
+from kinject.report.files import read_report
 from kinject.types import Question
 
 Reader = Callable[[Path], object]

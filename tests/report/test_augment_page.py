@@ -12,7 +12,7 @@ from test_study_report import Elements
 from kinject.cli import main
 from kinject.disk import write_jsonl
 from kinject.errors import InputError
-from kinject.report import write_augment_report
+from kinject.report.augment import write_augment_report
 
 
 @pytest.fixture

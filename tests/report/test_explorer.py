@@ -14,7 +14,7 @@ import pytest
 from study_samples import make_report
 from test_report import flip, write_flips
 
-from kinject.report import write_report
+from kinject.report.files import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

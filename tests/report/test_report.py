@@ -25,7 +25,7 @@ from study_samples import (
 )
 
 from kinject.errors import DiskError, InputError
-from kinject.report import read_report, redraw_report, write_report
+from kinject.report.files import read_report, redraw_report, write_report
 from kinject.results import ArmResult, Perplexity, Recall, Report, Subject, to_json
 
 HOSTILE = (

@@ -13,7 +13,7 @@ from study_results import make_paper_study, make_study
 
 from kinject.disk import write_checked_json
 from kinject.errors import DiskError, InputError
-from kinject.report import read_report
+from kinject.report.files import read_report
 from kinject.results import to_json
 
 

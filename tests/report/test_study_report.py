@@ -17,7 +17,7 @@ from study_samples import markdown_faults
 
 from kinject.cli import main
 from kinject.disk import write_checked_json
-from kinject.report import redraw_report, write_report
+from kinject.report.files import redraw_report, write_report
 from kinject.report.tables import k_tables, paper_tables, published_notes, published_scores
 from kinject.report.view import View
 from kinject.results import Report, Sweep, SweepPoint, to_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from study_samples import make_evaluation, make_result
 
-from kinject.report import render_summary
+from kinject.report.summary import render_summary
 from kinject.results import ArmResult, Contrast
 
 

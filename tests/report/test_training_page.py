@@ -11,8 +11,7 @@ import pytest
 
 from kinject.cli import main
 from kinject.errors import InputError
-from kinject.report import write_training_report
-from kinject.report.training import read_training_run, training_figure
+from kinject.report.training import read_training_run, training_figure, write_training_report
 
 QUESTIONS = {"new": "n.jsonl", "known": {"path": "k.jsonl", "role": "retention"}}
 

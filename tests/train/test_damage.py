@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from kinject.disk import read_jsonl, write_manifest
 from kinject.errors import DiskError, InputError, KinjectError, TrainingError
 from kinject.recipe import Recipe
-from kinject.report import write_training_report
+from kinject.report.training import write_training_report
 from kinject.train import run as stage
 from kinject.train import train
 from kinject.train.checkpoints import newest_complete

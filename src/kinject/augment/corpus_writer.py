@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from kinject.recipe import AugmentSection, RaftSection
 from kinject.types import Passage, Variant
 
 _MOST_SHOWN = 5
+_TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,8 @@ class CorpusWriter:
                 count.in_doubt[variant.checks["in_doubt"][0][0]] += 1
             if "language" in variant.checks:
                 self.languages[variant.checks["language"]] += 1
-            self.tokens.update(asdict(variant.usage))
+            for name in _TOKENS:
+                self.tokens[name] += getattr(variant.usage, name)
 
     def _failure_row(self, group: Group, request: VariantRequest) -> Row:
         error = self._failures[request.id]

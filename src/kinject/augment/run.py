@@ -300,7 +300,8 @@ class Rewriter:
             for attempt in range(self.max_attempts if group.texts is None else 1):
                 if block and checker and not refusals.stuck:
                     block = await self._attempt(group, block, attempt, checker, refusals)
-            self.progress.advance(len(block))
+            if block:
+                self.progress.advance(len(block))
             if refusals.stuck:
                 self.paused.setdefault(group.style.name, Counter())[refusals.stuck] += 1
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -335,31 +335,51 @@ _EXAMPLE_VARIABLES: dict[str, Any] = {name: describe(_EXAMPLE, name) for name in
 _EXAMPLE_VARIABLES |= {"sample": 0, "variation": ""}
 _VARIABLES = {*_EXAMPLE_VARIABLES, "text"}
 
-STYLES: Mapping[str, Style] = {
-    style.name: style
-    for style in (
-        *(read_style(path) for path in sorted(STYLE_FILES.glob("*.yaml")) if path.stem != "shared"),
-        *(
-            Style(name, about, rules=Rules(refuse_echo=False, refuse_near=False))
-            for name, (about, _) in MECHANICAL.items()
-        ),
-    )
-}
-"""Name -> shipped style: a file in `STYLE_FILES`, or a function in `MECHANICAL`."""
+_SHIPPED = (*(path.stem for path in sorted(STYLE_FILES.glob("*.yaml")) if path.stem != "shared"), *MECHANICAL)
+
+
+class _Styles(Mapping[str, Style]):
+    """The shipped styles and `own` ones by name. A shipped file is read at its first use: all take 0.2 s."""
+
+    def __init__(self, own: Mapping[str, Style]) -> None:
+        self._own = own
+
+    def __getitem__(self, name: str) -> Style:
+        return self._own[name] if name not in _SHIPPED else _shipped_style(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _SHIPPED or name in self._own
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_SHIPPED, *self._own))
+
+    def __len__(self) -> int:
+        return len(_SHIPPED) + len(self._own)
+
+
+@cache
+def _shipped_style(name: str) -> Style:
+    if name in MECHANICAL:
+        return Style(name, MECHANICAL[name][0], rules=Rules(refuse_echo=False, refuse_near=False))
+    return read_style(STYLE_FILES / f"{name}.yaml")
+
+
+STYLES: Mapping[str, Style] = _Styles({})
+"""Name -> shipped style: a file in `STYLE_FILES` of that name, or a function in `MECHANICAL`."""
 
 
 def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
     """Return the shipped styles and those in the files `paths`, by name. Raises `RecipeError` with every fault in them."""
-    styles, faults = dict(STYLES), list[Fault]()
+    own, faults = dict[str, Style](), list[Fault]()
     for path in map(Path, paths):
         try:
             style = read_style(path)
         except RecipeError as error:
             faults += error.faults
             continue
-        if style.name in styles:
+        if style.name in _SHIPPED or style.name in own:
             faults.append(Fault(f"{path}:1", "name", f"{style.name!r} is the name of another style. Choose another."))
-        styles[style.name] = style
+        own[style.name] = style
     if faults:
         raise RecipeError(faults)
-    return styles
+    return _Styles(own)

@@ -37,8 +37,9 @@ class AugmentProgress(Progress):
 
     def count_stored(self, n: int) -> None:
         """Count `n` variants that an earlier run stored. They do not count towards the rate."""
-        self._done_before += n
-        self.advance(n)
+        if n:
+            self._done_before += n
+            self.advance(n)
 
     def count_refused(self) -> None:
         """Count one more refused answer."""

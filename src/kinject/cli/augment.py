@@ -50,16 +50,18 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.api import augment
-    from kinject.augment import preview, render_preview, render_summary
-
     gc.set_threshold(20_000, 10, 10)  # requests make few cycles; the search for them took an eighth of the time
     recipe = recipe_of(arguments, "augment")
     if arguments.dry_run:
+        from kinject.augment.preview import preview, render_preview
+
         show(render_preview(preview(recipe)))
         return 0
     if arguments.jobs is None and arguments.executor != "local":
         raise InputError("--executor ray: give --jobs N, the number of processes to share out the documents among.")
+    from kinject.api import augment
+    from kinject.augment.summary import render_summary
+
     result = augment(recipe, jobs=arguments.jobs, executor=arguments.executor)
     show(render_summary(result))
     return 1 if result.short else 0

@@ -72,9 +72,18 @@ class _Splitter:
     def __init__(self, document: Document, spans: TokenSpans) -> None:
         self._document, self._text = document, document.text
         self._tokens = spans(document.text)
-        self._boundaries = _boundaries(self._tokens, len(document.text))
-        self._indices = [index for index, _ in self._boundaries]
-        self._starts = [start for _, start in self._boundaries]
+
+    @cached_property
+    def _indices(self) -> list[int]:
+        return [index for index, _ in self._boundaries]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [start for _, start in self._boundaries]
+
+    @cached_property
+    def _boundaries(self) -> list[tuple[int, int]]:
+        return _boundaries(self._tokens, len(self._text))
 
     @cached_property
     def _layout(self) -> _Layout:
@@ -88,6 +97,9 @@ class _Splitter:
     def passages(self, n_tokens: int, overlap: int = 0, within: Passage | None = None) -> list[Passage]:
         """Return the passages of the document, or of the part `within`."""
         text = self._text
+        if within is None and len(self._tokens) <= n_tokens:  # most documents of a corpus of short texts
+            span = (*_trim(text, 0, len(text)), False)
+            return [self._passage(span, (), "")] if text.strip() else []
         first, last, begin, end = 0, len(self._starts), 0, len(text)
         if within is not None:
             begin, end = within.start, within.end

@@ -23,12 +23,14 @@ _NAMED_DAYS = {
 }  # fmt: skip
 """English name of a day -> (month, day)."""
 _NAMED_DAY_WORDS = ("valentine", "christmas", "halloween", "eve", "new")
+_YEARS_OF = {"decade": 10, "century": 100}
 MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
 
 _WORDS = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
 _ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
+_MAY_BE_ROMAN = re.compile("[IVXL]{2}")
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
 _TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
 _CLOCK = re.compile(
@@ -161,7 +163,8 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     months = grammar.profile.months
     for month in [word for word in words if word in months]:
         _add_dates(text, lower, month, grammar, quantities)
-    quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
+    if _MAY_BE_ROMAN.search(text):
+        quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
     implied = grammar.profile.implied_numbers
     for word in implied.keys() & words:
         quantities.implied |= implied[word]
@@ -365,7 +368,7 @@ def _han_value(run: str) -> str:
 
 def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
     """Return (number, unit) with decades and centuries as years: eight decades are 80 years, the 8th century is not."""
-    years = {"decade": 10, "century": 100}.get(unit)
+    years = _YEARS_OF.get(unit)
     if years is None or ordinal or not str(value).isdigit():
         return str(value), unit
     return str(int(value) * years), "year"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 BEGIN_QUOTE, END_QUOTE = "##begin_quote##", "##end_quote##"
 """The marks around what an answer quotes, as RAFT writes them (arXiv 2403.10131)."""
@@ -35,6 +37,8 @@ def words_of(text: str) -> list[str]:
 
 def best_of(scores: npt.NDArray[np.float64], k: int) -> list[int]:
     """Return the indices of the `k` highest scores, the best first; equal scores keep their order."""
+    import numpy as np
+
     indices: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
     return indices
 
@@ -54,6 +58,8 @@ class Bm25:
 
     def scores(self, query: str) -> npt.NDArray[np.float64]:
         """Return the score of each text."""
+        import numpy as np
+
         known = [term for term in self._terms(query) if term in self._vocabulary]
         if self._index is None or not known:
             return np.zeros(self._n)

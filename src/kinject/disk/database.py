@@ -74,6 +74,7 @@ class OffsetIndex:
         """Open an empty index. Raises `DiskError` if the temporary folder cannot be written."""
         self._new: dict[int, list[int]] = {}
         self._n_new = 0
+        self._has_stored = False
         try:
             self._database = sqlite3.connect("", isolation_level=None)
             for pragma in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
@@ -101,7 +102,7 @@ class OffsetIndex:
         numbers = [_number(identity) for identity in identities]
         stored: dict[int, list[int]] = {}
         valid = [number for number in numbers if number is not None]
-        for start in range(0, len(valid), _MOST_IDS):
+        for start in range(0, len(valid) if self._has_stored else 0, _MOST_IDS):
             part = valid[start : start + _MOST_IDS]
             marks = ",".join("?" * len(part))
             query = f"SELECT id, offset FROM offsets WHERE id IN ({marks}) ORDER BY offset"  # noqa: S608  (only marks)
@@ -123,6 +124,7 @@ class OffsetIndex:
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             raise _no_space(error) from error
+        self._has_stored |= bool(self._new)
         self._new.clear()
         self._n_new = 0
 

@@ -75,7 +75,8 @@ def _read_files(run_dir: Path, styles: frozenset[str]) -> _Files:
         for doubt in row["checks"].get("in_doubt", ())[:1] if row["id"] in variants else ():
             _keep(files.doubts, doubt[0], {**row, "detail": doubt[1]})
     wanted = {row["passage_id"] for kept in (files.examples, files.doubts) for rows in kept.values() for row in rows}
-    files.passages = {row["id"]: row["text"] for row in _rows(run_dir, "corpus.jsonl") if row["id"] in wanted}
+    if wanted:
+        files.passages = {row["id"]: row["text"] for row in _rows(run_dir, "corpus.jsonl") if row["id"] in wanted}
     return files
 
 

@@ -84,6 +84,16 @@ class Flip:
         notes = ["correct in {} of {} seeds".format(*self.seeds)] if self.seeds else []
         return ", ".join([*notes, *([f"{self.truncated:,} tokens cut to fit"] if self.truncated else [])])
 
+    def choice_lines(self) -> Iterator[tuple[str, tuple[str, ...], str]]:
+        """Yield text, marks (``correct``, ``base`` and ``this arm``, the last two chose it) and log-probs of each choice."""
+        marks = ((self.question.gold, "correct"), (self.base_chosen, "base"), (self.chosen, "this arm"))
+        for index, text in enumerate(self.question.choices):
+            pair = [values[index] if index < len(values) else None for values in (self.base_log_probs, self.log_probs)]
+            numbers = (
+                " → ".join("–" if value is None else f"{value:.2f}" for value in pair) if self.has_log_probs else ""
+            )
+            yield text, tuple(mark for marked, mark in marks if marked == index), numbers
+
 
 @dataclass(frozen=True, slots=True)
 class Flips:
@@ -116,6 +126,24 @@ class Flips:
         """One sentence for a reader who sees `shown` alone."""
         n, few = len(self.rows), len(self.shown)
         return f"The first {few:,} of {n:,}, at most {_SHOWN} of each kind." if few < n else ""
+
+    def markdown_lines(self) -> list[str]:
+        """Return the lines of the section in Markdown."""
+        lines = [self.summary, "", self.excerpt, ""]
+        named = groupby(self.shown, lambda row: (row.arm, row.question.question_set, row.prompt, row.change))
+        for (arm, question_set, prompt, change), group in named:
+            lines += [f"### {escape_markdown(f'{arm} on {question_set}, {prompt}: {change}')}", ""]
+            for flip in group:
+                document = f"document {flip.question.document}" if flip.question.document else ""
+                about = ", ".join(filter(None, (document, flip.question.about, flip.notes)))
+                lines += [f"- {_one_line(flip.question.text)} ({escape_markdown(about)})"]
+                for text, marks, numbers in flip.choice_lines():
+                    numbers = f" ({numbers})" if numbers else ""
+                    marked = f" **({', '.join(marks)})**" if marks else ""
+                    lines += [f"  - {_one_line(text)}{numbers}{marked}"]
+                lines += [f"  - context: {_one_line(passage)}" for passage in flip.passages]
+            lines += [""]
+        return lines
 
     def as_markup(self) -> Any:
         """Return all rows as JSON for the page's script, texts and questions once each; nothing in it is read as markup."""
@@ -224,34 +252,6 @@ class _Reader:
 
 def _numbers(values: Sequence[float | None]) -> tuple[float | None, ...]:
     return tuple(None if value is None else float(value) for value in values)
-
-
-def choice_lines(flip: Flip) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Yield text, marks (``correct``, ``base`` and ``this arm``, the last two chose it) and log-probs of each choice."""
-    marks = ((flip.question.gold, "correct"), (flip.base_chosen, "base"), (flip.chosen, "this arm"))
-    for index, text in enumerate(flip.question.choices):
-        pair = [values[index] if index < len(values) else None for values in (flip.base_log_probs, flip.log_probs)]
-        numbers = " → ".join("–" if value is None else f"{value:.2f}" for value in pair) if flip.has_log_probs else ""
-        yield text, tuple(mark for marked, mark in marks if marked == index), numbers
-
-
-def markdown_flips(flips: Flips) -> list[str]:
-    """Return the lines of the section in Markdown."""
-    lines = [flips.summary, "", flips.excerpt, ""]
-    named = groupby(flips.shown, lambda row: (row.arm, row.question.question_set, row.prompt, row.change))
-    for (arm, question_set, prompt, change), group in named:
-        lines += [f"### {escape_markdown(f'{arm} on {question_set}, {prompt}: {change}')}", ""]
-        for flip in group:
-            document = f"document {flip.question.document}" if flip.question.document else ""
-            about = ", ".join(filter(None, (document, flip.question.about, flip.notes)))
-            lines += [f"- {_one_line(flip.question.text)} ({escape_markdown(about)})"]
-            for text, marks, numbers in choice_lines(flip):
-                numbers = f" ({numbers})" if numbers else ""
-                marked = f" **({', '.join(marks)})**" if marks else ""
-                lines += [f"  - {_one_line(text)}{numbers}{marked}"]
-            lines += [f"  - context: {_one_line(passage)}" for passage in flip.passages]
-        lines += [""]
-    return lines
 
 
 def _one_line(text: str) -> str:

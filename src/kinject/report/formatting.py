@@ -6,8 +6,10 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from kinject.results import ALPHA, Perplexity, PromptFormat
+if TYPE_CHECKING:
+    from kinject.results import Perplexity, PromptFormat
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -86,6 +88,8 @@ def format_relative(fraction: float) -> str:
 
 def format_p(p: float) -> str:
     """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05: ``p < 0.05`` or ``p > 0.05``."""
+    from kinject.results import ALPHA
+
     if p < 0.001:
         return "p < 0.001"
     if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":

@@ -12,14 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinject.disk import read_manifest, write_text
 from kinject.errors import InputError
-from kinject.report.flips import Flips, choice_lines, markdown_flips
 from kinject.report.formatting import escape_markdown
-from kinject.report.plots.style import Plot
-from kinject.report.verdict import AnsweredQuestion
+
+if TYPE_CHECKING:
+    from kinject.report.flips import Flips
+    from kinject.report.plots.style import Plot
+    from kinject.report.verdict import AnsweredQuestion
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -180,7 +182,7 @@ def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
         name: {size: Markup(svg) for size, svg in asdict(plot).items()} for name, plot in plots.items()  # noqa: S704
     }  # fmt: skip
     html = str(environment.get_template("report.html.j2").render(
-        page=page, plots=figures, kind_of=lambda block: type(block).__name__, choice_lines=choice_lines, policy=_POLICY,
+        page=page, plots=figures, kind_of=lambda block: type(block).__name__, policy=_POLICY,
     )).lstrip()  # fmt: skip
     sheet, script = (_hash_of("".join(inline.findall(html)[:1])) for inline in (_STYLE, _SCRIPT))
     policy = (
@@ -238,7 +240,7 @@ def render_markdown_block(block: Block) -> list[str]:
     render: Mapping[type, Callable[..., list[str]]] = {
         TableBlock: _markdown_table,
         FigureBlock: lambda b: [f"![{b.label}](figures/{b.name}.png)", "", escape_markdown(b.caption)],
-        FlipsBlock: lambda b: markdown_flips(b.flips),
+        FlipsBlock: lambda b: b.flips.markdown_lines(),
         Heading: lambda b: [f"### {escape_markdown(b.text)}"],
         Text: lambda b: [escape_markdown(b.text)],
         Bullets: lambda b: [f"- {escape_markdown(item)}" for item in b.lines],

@@ -26,7 +26,7 @@ from kinject.eval.scores import (
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.recipe import EvalRecipe
-from kinject.report import read_report
+from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Subject
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.types import Answer, Passage, Question

@@ -28,7 +28,7 @@ from kinject.eval.prompts import FROM_TASK
 from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.study_section import StudySection
-from kinject.report import read_report, write_report
+from kinject.report.files import read_report, write_report
 from kinject.results import ArmResult, Choice, Claim, Outcome, Report, Sweep, UnscoredResult, to_json
 from kinject.signals import running_time
 from kinject.study.analysis import (

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kinject.augment import augment, preview
+from kinject.augment import augment
+from kinject.augment.preview import preview
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 from kinject.requests.balance import EndpointState, LoadBalancer

@@ -153,7 +153,7 @@ class Checker:
 
         `context` is what the writer sees besides the source, such as its title: it is not new.
         """
-        self._prompt_ngrams, self._prompt_starts = _ngrams_of(instructions)
+        self._prompt_ngrams, self._prompt_triples = _ngrams_of(instructions)
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
@@ -189,7 +189,7 @@ class Checker:
         if change:
             return Verdict("language", change)
         form, shingles = _form_and_shingles(text)
-        from_prompt = self._find_prompt(form)
+        from_prompt = "" if self._prompt_triples.isdisjoint(shingles) else self._find_prompt(form)
         if from_prompt:
             return Verdict("prompt", f"found {from_prompt!r}")
         echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
@@ -216,11 +216,10 @@ class Checker:
     def _find_prompt(self, form: str) -> str:
         """Return words of the prompts in a row that a text has and its source has not, "" without any."""
         words = form.split(" ")
-        for start, word in enumerate(words[: 1 - _NGRAM]):
-            if word in self._prompt_starts:
-                ngram = " ".join(words[start : start + _NGRAM])
-                if ngram in self._prompt_ngrams and ngram not in self._form:
-                    return ngram
+        for start in range(len(words) - _NGRAM + 1):
+            ngram = " ".join(words[start : start + _NGRAM])
+            if ngram in self._prompt_ngrams and ngram not in self._form:
+                return ngram
         return ""
 
     def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
@@ -272,6 +271,8 @@ class Checker:
 
 def new_markup(text: str, source: str) -> str:
     """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, "" without one."""
+    if "<" not in text and ":" not in text:  # what each match of `_TAG` contains
+        return ""
     for match in _TAG.finditer(text):
         if (match[1] or "").lower() not in {(tag[1] or "").lower() for tag in _TAG.finditer(source)}:
             return match[0][:60]
@@ -306,8 +307,8 @@ def overlap(one: Shingles, other: Shingles) -> float:
 
 
 @lru_cache(maxsize=64)
-def _ngrams_of(instructions: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return every `_NGRAM` words in a row of the prompts, and the first words of these."""
+def _ngrams_of(instructions: tuple[str, ...]) -> tuple[frozenset[str], Shingles]:
+    """Return every `_NGRAM` words in a row of the prompts, and the first three of these."""
     rows = [normal_form(text).split(" ") for text in instructions]
     ngrams = [words[start : start + _NGRAM] for words in rows for start in range(len(words) - _NGRAM + 1)]
-    return frozenset(map(" ".join, ngrams)), frozenset(words[0] for words in ngrams)
+    return frozenset(map(" ".join, ngrams)), frozenset((one, two, three) for one, two, three, *_ in ngrams)

@@ -26,7 +26,7 @@ _QUOTED = re.compile(
     r"|「([^「」\n]{2,200})」|『([^『』\n]{2,200})』|(?:(?<=[\s(\[])|\A)[‘'‚](?!s\b)([^‘’'\n]{2,80})[’'‘](?!\w)"
 )
 _QUOTES = "“\"«»„「『‘'‚"
-_DIGITS = re.compile(r"(?<![\w.,])\d[\d,]*(?!\w)")
+_DIGITS = re.compile(r"\d(?<![\w.,].)[\d,]*(?!\w)", re.DOTALL)
 _WORD_BEFORE = re.compile(r"(?P<word>(?<!\w)[^\W\d_a-z][^\W\d_]+)[ -]\Z")
 _WORD_AFTER = re.compile(r" (?P<word>[A-Z][^\W\d_]+)")
 """The words beside a number: Voyager 3, 12 Tharsis."""
@@ -85,9 +85,10 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
         start, end = match.span()
         if end - start == 4:  # a year may follow any name
             continue
-        before = (
-            _WORD_BEFORE.search(body[max(0, start - 30) : start]) if body[start - 1 : start] in (" ", "-") else None
-        )
+        beside = body[max(0, start - 30) : start]
+        # A search for the word costs more than a look at whether it has a capital.
+        named = beside[-1:] in (" ", "-") and not beside[:-1].rpartition(" ")[2].islower()
+        before = _WORD_BEFORE.search(beside) if named else None
         for found in (before, _WORD_AFTER.match(body, end)):
             word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
             profile = grammar.profile

@@ -44,8 +44,8 @@ for _line in _LISTS["synonyms"].splitlines():
     for _word in _line.split():
         SYNONYMS[_word] = SYNONYMS.get(_word, frozenset()) | frozenset(_line.split())
 
-_TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+(?:['’][^\W\d_]+)*|[^\w\s]|\n")
-_TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+|[^\w\s]|\n")
+_TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+|(?:['’][^\W\d_]++)*+)|\d[^\W_]*+|[^\w\s]|\n")
+_TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+)?|\d[^\W_]*+|[^\w\s]|\n")
 """L'apertura are two words; "Wu's" is English alone."""
 _LATIN_TOKEN = re.compile(r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff0-9]+|[^\w\s]")
 """In a text without spaces between words."""
