@@ -32,15 +32,7 @@ from kinject.models.folder import (
     saved_tensors,
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, emulated_bf16, quantization_config
-from kinject.models.sharded import (
-    Sharding,
-    reading_parts,
-    release_whole,
-    shape_of,
-    size_of,
-    splitting_at_once,
-    zero3_dtype,
-)
+from kinject.models.sharded import Sharding, reading_parts, release_whole, shape_of, size_of, splitting, zero3_dtype
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -200,7 +192,7 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
 
     folder = Path(path)
     header = read_headers(folder) if folder.is_dir() else None
-    splits = contextlib.nullcontext() if "quantization_config" in options else splitting_at_once()
+    splits = contextlib.nullcontext() if "quantization_config" in options else splitting()
     with _raising_input_error(path, "model"), splits:
         model, info = AutoModelForCausalLM.from_pretrained(
             path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True,

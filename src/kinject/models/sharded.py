@@ -128,7 +128,7 @@ def zero3_dtype() -> torch.dtype | None:
 
 
 @contextlib.contextmanager
-def splitting_at_once() -> Iterator[None]:
+def splitting() -> Iterator[None]:
     """Let transformers read a model under ZeRO-3 one tensor after the other, of which each process keeps its part.
 
     Its own way creates the whole model in parts first, then gathers each module and has the first process fill it. Here

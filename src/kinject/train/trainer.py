@@ -22,7 +22,7 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
 from kinject.process import made_by_first_process, tensor_parallel_size
-from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
+from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
 from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
@@ -102,8 +102,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
-        tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", {})
-        super()._save(output_dir, {name: w for name, w in (state_dict or {}).items() if name not in tied} or None)
+        super()._save(output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict))
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
