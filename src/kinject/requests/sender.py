@@ -411,7 +411,15 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
 
     Raises an error that ends the run when all requests have ended; `Stopped` only if there is no other.
     """
-    results = await asyncio.gather(*requests, return_exceptions=True)
+    waiting = list(requests)
+    if len(waiting) == 1:  # it needs no task of its own
+        try:
+            return [await waiting[0]]
+        except EndpointError as error:
+            if error.fatal:
+                raise
+            return [error]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
     fatal = [one for one in results if isinstance(one, BaseException) and not _is_of_one_request(one)]
     if fatal:
         raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])
