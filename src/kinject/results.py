@@ -231,8 +231,7 @@ class ArmResult(_AskedArm):
     design_effect: float | None = None
     n_documents: Count | None = None
     """The source documents of the questions with a score, a question without one being its own; None: not counted."""
-    n_correct: Count | None = None
-    """With one seed only."""
+    n_correct: Count | None = None  # with one seed only
     n_unscored: Count = 0
     n_cut: Count = 0
     """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
@@ -354,8 +353,7 @@ class Claim:
     high: float | None
     p: float | None
     p_holm: float | None
-    source: str = ""
-    """The paper whose claim it is."""
+    source: str = ""  # the paper whose claim it is
     declared_late: bool = False
     """Whether it was written, or changed, after test questions had been answered."""
     scope: Scope = "method"
@@ -370,7 +368,8 @@ class Claim:
 class Cost:
     """The cost of one stage of one arm and seed: wall seconds, tokens processed, peak resident bytes, money.
 
-    `shared_by` counts the arms and seeds that used it.
+    `shared_by` counts the arms and seeds that used it. written_tokens: of paraphrases or own answers; teacher_tokens: read by a
+    teacher; work_seconds: of a training with both, also where a cache had them, on a CPU processor time.
     """
 
     arm: str
@@ -382,6 +381,9 @@ class Cost:
     peak_bytes: int
     money: float
     shared_by: int
+    written_tokens: int = 0
+    teacher_tokens: int = 0
+    work_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,8 +397,7 @@ class QuestionResult:
     choices: tuple[str, ...]
     answer: int
     fraction_correct: dict[str, float]
-    answers: tuple[str, ...] = ()
-    """The accepted texts of an open question."""
+    answers: tuple[str, ...] = ()  # the accepted texts of an open question
 
 
 @dataclass(frozen=True, slots=True)

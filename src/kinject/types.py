@@ -286,6 +286,9 @@ class TrainResult(Tabular):
     """The result of `kinject train`: `account` counts the tokens of an epoch (`kinject.corpus.TokenAccount`).
 
     `n_learned` counts those in the loss over all steps (None: a run of an earlier version), `seconds` times the training.
+    `cost` holds work_seconds, those of the training by `kinject.process.work_seconds`, and, where there are any, the tokens
+    that a teacher read and the model wrote for itself, with the seconds of both (teacher_tokens, teacher_seconds,
+    written_tokens, written_seconds), also where a cache had them.
     `already_done` is True if the run folder held this run, finished, and nothing was done.
     """
 
@@ -299,6 +302,7 @@ class TrainResult(Tabular):
     notes: tuple[str, ...] = ()
     already_done: bool = False
     n_learned: int | None = None
+    cost: Mapping[str, float] = field(default_factory=dict)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row."""

@@ -14,10 +14,18 @@ import transformers
 import yaml
 
 from kinject.cli import main
+from kinject.errors import InputError
 from kinject.plan.devices import Devices, find_devices
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig
-from kinject.plan.parallelism import choose_parallelism, describe_batch, describe_traffic
+from kinject.plan.parallelism import (
+    choose_parallelism,
+    choose_way,
+    describe_batch,
+    describe_traffic,
+    least_peak,
+    share_rows,
+)
 from kinject.process import machine_memory
 from kinject.recipe import read_recipe
 from kinject.train.setup import check_training
@@ -172,7 +180,7 @@ def test_the_page_of_a_plan_has_machines_batch_and_a_command_that_train_accepts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kinject.plan.run.cheapest_changes", lambda *_: ([], None))  # tests/plan/test_plan.py
+    monkeypatch.setattr("kinject.plan.parallelism.cheapest_changes", lambda *_: ([], None))  # tests/plan/test_plan.py
     sizes = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8}  # 24 MiB of weights
     transformers.LlamaConfig(**{**CONFIG.to_dict(), **sizes}).save_pretrained(tmp_path / "config-only")
     values = {
@@ -196,3 +204,61 @@ def test_the_page_of_a_plan_has_machines_batch_and_a_command_that_train_accepts(
     for option in ("--nodes", "--link"):
         assert main([*words[:2], option, "0"]) == 2
         assert f"{option}: found 0, allowed: more than 0." in capsys.readouterr().err
+
+
+def test_a_long_row_is_split_between_the_gpus_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command is what accelerate's launcher reads, and its bytes are those of FSDP and of a ring."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    monkeypatch.chdir(Path(__file__).parents[2])
+    devices = _gpus(80, 8)
+    for context, tensor in ((4, None), (None, 2)):
+        step = share_rows(_step(mixed=torch.bfloat16, masked=True), devices, context, tensor)
+        found = choose_parallelism(step, simulate(step), devices)
+        assert found.sharing == (context or tensor)
+        words = shlex.split(found.command)[2:]
+        args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+        environment = prepare_multi_gpu_env(args)
+        sizes = [environment[f"PARALLELISM_CONFIG_{name}_SIZE"] for name in ("DP_SHARD", "CP", "TP")]
+        assert sizes == (["2", "4", "1"] if context else ["4", "1", "2"])
+        assert ("trainer.packing=false" in words) == bool(context)
+        assert "not run" in found.notes[0]
+        tokens = 4 * 32 // (context or 1)
+        ring = 3 * 3 * tokens * 2 * 64 * (3 * 2 + 4)  # 3 layers, 3 other devices; keys and values, then their gradients
+        sums = 12 * 0.5 * 3 * tokens * 64 * 2
+        half, group = simulate(replace(step, dtype=torch.bfloat16, mixed=None)), 8 if context else 4
+        weights, trained = half.weights + 2 * half.n_trained, 4 * half.n_trained
+        gathered = (group - 1) / group * (2 * (weights // 2) + trained)
+        assert found.sent == pytest.approx(gathered + (ring if context else sums), abs=2)
+    rows, *_ = describe_batch(_step(), devices, 1e-3, 220, 4)
+    assert rows == "2 groups of 4 devices read 2 times the rows of one in a step (8 instead of 4)."
+
+
+@pytest.mark.parametrize(
+    ("context", "tensor", "fault"),
+    [
+        (3, None, "--cp: found 3, allowed: a divisor of the GPUs of a machine (8 GPUs"),
+        (2, 2, "--cp and --tp: give one of them"),
+        (None, 8, "--tp: 8 devices cannot share num_attention_heads 4, num_key_value_heads 4. Remove"),
+    ],
+)
+def test_devices_and_sizes_that_cannot_share_are_refused(context: Any, tensor: Any, fault: str) -> None:
+    with pytest.raises(InputError, match=re.escape(fault)):
+        share_rows(_step(), _gpus(80, 8), context, tensor)
+
+
+def test_a_long_context_that_does_not_fit_is_split_before_anything_is_learned_less() -> None:
+    """Of the changes that suffice, smaller ones are left out; activations and Liger come before the split of a row."""
+    sizes = {**CONFIG.to_dict(), "max_position_embeddings": 65536}
+    step = _step(model=transformers.LlamaConfig(**sizes), batch=1, block=32768, checkpointing=True)
+    room = replace(step, liger=True, offloading=True)
+    peaks = [least_peak(replace(room, context=n), _gpus(80, 8)) for n in (1, 2, 4)]
+    assert peaks[2] < peaks[1] < peaks[0]
+    devices = Devices("cuda", "GPU", 8, int(1.06 * peaks[2]), False, 0)
+    way, changes, suffice = choose_way(step, simulate(step), devices)
+    assert suffice
+    assert [change.overrides for change in changes][-1] == ("trainer.packing=false", "model.attention=sdpa")
+    assert "split between 4 devices (context parallelism), without packing; not run, not measured" in changes[-1].cost
+    assert (way.name, way.sharing) == ("FSDP, context parallel", 4)
+    assert "--parallelism_config_cp_size 4" in way.command

@@ -192,6 +192,45 @@ def test_a_gpu_holds_a_tile_of_logits_and_no_square_of_attention() -> None:
     assert eager.activations - fused.activations > 2 * 4 * 2 * 4 * 256 * 256  # what 4 heads attend to, in float32
 
 
+@pytest.mark.parametrize("mixed", [None, torch.bfloat16])
+def test_liger_saves_what_its_norms_and_mlps_do_not_keep(mixed: torch.dtype | None) -> None:
+    """By hand: the normed input of each norm (7, in float32), and of each of 3 MLPs the output of SiLU."""
+    step = _step(device="cuda", fused=True, mixed=mixed)
+    plain, liger = simulate(step), simulate(replace(step, liger=True))
+    tokens, width, inner = step.batch * step.block, LLAMA["hidden_size"], LLAMA["intermediate_size"]
+    by_hand = 7.0 * tokens * width * 4 + 3.0 * tokens * inner * (2 if mixed else 4)
+    assert plain.activations - liger.activations == by_hand
+    assert (plain.logits, plain.weights) == (liger.logits, liger.weights)
+    gpt2 = _step("gpt2", device="cuda", fused=True)
+    assert simulate(replace(gpt2, liger=True)) == simulate(gpt2)  # its kernels are not counted
+
+
+def test_context_parallelism_divides_what_grows_with_a_row_and_gathers_its_keys_and_values() -> None:
+    """What is kept for the backward pass is linear in the tokens of a device. On top come the tensors of the ring, by hand."""
+    sizes: dict[str, Any] = {"device": "cuda", "fused": True, "batch": 1, "attention": "flash"}
+    whole, half = simulate(_step(**sizes, block=1024, context=2)), simulate(_step(**sizes, block=512))
+    head, keys = LLAMA["hidden_size"] // 4, 2  # numbers of a head; heads of keys, of which a row's gradients are summed
+    local = 512.0 * head * 4
+    forward = 2 * 2 * keys * local + 4 * local  # keys and values of the row; the output summed in float32
+    backward = forward + 2 * keys * local + 2 * keys * local  # as many gradients, and those that travel
+    assert half.activations <= whole.activations <= half.activations + backward
+    assert whole.weights == half.weights
+    assert whole.flops > half.flops  # attention reads the keys of the whole row
+    assert whole.flops == pytest.approx(simulate(_step(**sizes, block=1024)).flops / 2)
+
+
+def test_tensor_parallelism_divides_heads_and_mlps_and_leaves_the_rest_whole() -> None:
+    """By hand: of a layer, 4 projections of attention and 3 of the MLP, half each; norms, embeddings and head are whole."""
+    whole, half = simulate(_step(device="cuda", fused=True)), simulate(_step(device="cuda", fused=True, tensor=2))
+    width, inner = LLAMA["hidden_size"], LLAMA["intermediate_size"]
+    split = 3.0 * (
+        2 * width * width + 2 * width * width // 2 + 3 * width * inner
+    )  # two heads of keys for four of queries
+    assert whole.n_parameters - half.n_parameters == split / 2
+    assert whole.trained_bytes - half.trained_bytes == 4 * split / 2
+    assert half.activations < whole.activations
+
+
 @pytest.mark.parametrize(
     "optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "adafactor", "sgd", "rmsprop", "lion_8bit"]
 )

@@ -15,7 +15,8 @@ from kinject.errors import InputError
 from kinject.plan import model as plan_model
 from kinject.plan.devices import find_devices, find_gpu
 from kinject.plan.memory import simulate
-from kinject.plan.run import choose_way, step_config
+from kinject.plan.parallelism import choose_way
+from kinject.plan.run import step_config
 from kinject.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from study_results import CURVES, make_paper_study, make_small, make_study
 
 from kinject.report.plots.arms import (
@@ -27,7 +29,7 @@ from kinject.report.plots.sweeps import (
     tick_label,
 )
 from kinject.report.view import View, arm_label, exposures_label, slug
-from kinject.results import ExposureBin, Sweep, SweepPoint
+from kinject.results import ArmInfo, ExposureBin, Sweep, SweepPoint
 
 WHOLE = make_study()
 VIEW = View(WHOLE)
@@ -128,6 +130,46 @@ def test_the_frontier_has_a_point_for_each_value_at_what_was_kept_and_learned() 
         "alpha",
         "LoRA",
     }
+
+
+NEAR = {"plain": (0.973, 0.779), "best": (0.971, 0.989), "again": (0.968, 0.987), "cpt": (0.976, 0.988),
+        "best.yaml": (0.990, 0.994), "spaced": (0.949, 0.979), "LoRA": (0.947, 0.984), "EntiGraph": (0.935, 0.989),
+        "twice": (0.967, 0.967), "general": (0.961, 0.953)}  # fmt: skip
+"""Arms with nearly the same accuracies: arm -> learned, kept."""
+
+
+@pytest.mark.parametrize("columns", [2, 1])
+def test_labels_of_near_arms_cover_neither_each_other_nor_a_point(columns: int) -> None:
+    results = [
+        replace(result, arm=arm, accuracy=share) for arm, shares in NEAR.items()
+        for name, share in zip(("new", "known"), shares, strict=True)
+        if (result := VIEW.result("sandbox", "ft-reg", name)) is not None
+    ]  # fmt: skip
+    arms = tuple(ArmInfo(arm, "sandbox", "", True) for arm in NEAR)
+    figure = frontier(
+        View(replace(WHOLE, arms=WHOLE.arms + arms, results=WHOLE.results + tuple(results))), columns=columns
+    )
+    assert figure is not None
+    (panel,) = figure.axes
+    figure.draw_without_rendering()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    texts = {text.get_text(): Text.get_window_extent(text, renderer) for text in panel.texts}
+    (legend,) = figure.legends
+    numbers = dict(label.get_text().split("  ") for label in legend.get_texts() if "  " in label.get_text())
+    assert set(NEAR) <= set(numbers.values())
+    assert set(numbers) <= set(texts)
+    points = {arm: panel.transData.transform((kept, learned)) for arm, (learned, kept) in NEAR.items()}
+    boxes = list(texts.values())
+    assert not [(a, b) for at, a in enumerate(boxes) for b in boxes[:at] if a.overlaps(b)]
+    assert not [arm for arm, point in points.items() for box in boxes if box.contains(*point)]
+
+
+def test_few_arms_are_named_at_their_points() -> None:
+    figure = frontier(VIEW)
+    assert figure is not None
+    names = {arm.name for arm in VIEW.own_arms("sandbox") if arm.trained and VIEW.result("sandbox", arm.name, "known")}
+    assert 2 < len(names) <= 8
+    assert names <= {text.get_text() for text in figure.axes[0].texts}
 
 
 def test_every_arm_on_the_frontier_has_both_intervals_once() -> None:

@@ -87,7 +87,8 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
     path = write_study(
         tmp_path, tiny_model, validation={"new": 0.5},
         arms={"ft": {"match_steps_of": "od"}, "base": {},
-              "odd": {"overrides": {"trainr.max_steps": 2}, "corpus": "nowhere.jsonl"}},
+              "odd": {"overrides": {"trainr.max_steps": 2}, "corpus": "nowhere.jsonl"},
+              "both": {"match_steps_of": "ft", "match_seconds_of": "odd"}},
         sweeps={"c": {"key": "eval.shots", "arm": "ftt", "values": [1]}},
         tune={"r": {"key": "trainer.learning_rate", "values": [1.0], "arm": "ft", "question_sets": "nw"}},
         claims={"x": {"statement": "s", "test": "difference", "arm": "ft", "question_set": "new"}},
@@ -100,6 +101,7 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
         "study.arms.odd.corpus: found 'nowhere.jsonl': neither augmented nor random, and as a file nothing is there.",
         "study.sweeps.c: arm: found 'ftt'. Did you mean ft?",
         "study.claims.x: baseline: missing; test difference needs it.",
+        "study.arms.both: match_steps_of and match_seconds_of exclude each other. Keep one.",
     ):
         assert words in told
     with pytest.raises(RecipeError, match=r"study\.arms\.ft\.match_steps_of") as caught:
@@ -153,7 +155,7 @@ def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_
         return trainer["max_steps"] * trainer["per_device_train_batch_size"] * trainer["max_length"]
 
     study = read_recipe("recipes/studies/frontier.yaml", (), "study")
-    own = [arm for arm in expand_arms(study).arms if arm.trained]
+    own = [arm for arm in expand_arms(study).arms if arm.trained and not arm.match_seconds_of]
     read = {arm.name: n_tokens(study.study.train, arm.train_overrides) for arm in own}
     full = n_tokens("recipes/cpt.yaml", {})
     twice = {name for name, tokens in read.items() if tokens == full}

@@ -20,7 +20,7 @@ from kinject.study.run import run_study
 
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):  # the seal is over times, too
-        dated = ("seconds", "peak_bytes", "written", "crc32")
+        dated = ("seconds", "work_seconds", "peak_bytes", "written", "crc32")
         return {key: without_times(item) for key, item in value.items() if key not in dated}
     return [without_times(item) for item in value] if isinstance(value, list) else value
 

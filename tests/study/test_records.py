@@ -80,7 +80,8 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
         records.read("m", arm, seed, folder)
     questions = {"set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]}
     arms = [
-        Arm(name, "m", "", "", {}, "", "", None, name == "base", (0,), ResourcesSection()) for name in ("base", "ft")
+        Arm(name, "m", "", "", {}, "", "", "", None, name == "base", (0,), ResourcesSection())
+        for name in ("base", "ft")
     ]
     passages = {"p": Passage("p", "d0", 0, 4, "text")}
     rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}, passages))

@@ -181,6 +181,25 @@ def test_a_token_matched_arm_reads_as_many_tokens(tmp_path, tiny_model):
     assert read["rep"] == pytest.approx(read["ft"], rel=0.15)
 
 
+def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_model, monkeypatch):
+    path = write_study(
+        tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": 6, "trainer.warmup_steps": 3},
+        arms={"ft": {"rag": False}, "slow": {"overrides": {"trainer.per_device_train_batch_size": 4}, "rag": False},
+              "slow in its seconds": {"overrides": {"trainer.per_device_train_batch_size": 4}, "match_seconds_of": "ft",
+                                      "rag": False}},
+    )  # fmt: skip
+    clock = iter([0.0, 2.0, 10.0, 16.0, 20.0, 22.0])  # ft takes 2 seconds, slow 6
+    monkeypatch.setattr("kinject.train.run.work_seconds", lambda device: next(clock))
+    result, executor = go(path)
+    steps = {name: manifest_of(train_folder_of_arm(executor, f"{name}, seed 0"))["counts"]["steps"]
+             for name in ("ft", "slow", "slow in its seconds")}  # fmt: skip
+    assert steps == {"ft": 6, "slow": 6, "slow in its seconds": 2}
+    recipe = manifest_of(train_folder_of_arm(executor, "slow in its seconds, seed 0"))["recipe"]
+    assert recipe["trainer"]["warmup_steps"] == 1
+    work = {cost.arm: cost.work_seconds for cost in result.costs if cost.stage == "train" and cost.shared_by == 1}
+    assert work["slow in its seconds"] == 2.0
+
+
 def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(
     tmp_path, tiny_model, monkeypatch
 ):

@@ -10,8 +10,8 @@ from country import write_study
 
 from kinject.errors import InputError
 from kinject.recipe import read_recipe
-from kinject.study.arms import expand_arms
-from kinject.study.stages import ArmRun, Planner, drop_output_folders
+from kinject.study.arms import drop_output_folders, expand_arms
+from kinject.study.stages import ArmRun, Planner
 
 
 def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
@@ -75,6 +75,20 @@ def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model
     assert matched is not None
     assert train.id in matched.dependencies
     assert matched.parameters == {"match_steps_of": str(train.folder)}
+
+
+def test_an_arm_matched_in_seconds_needs_its_own_unmatched_training_too(tmp_path, tiny_model):
+    slow = {"overrides": {"trainer.max_steps": 9}}
+    path = write_study(
+        tmp_path, tiny_model, arms={"ft": {}, "slow": slow, "matched": {**slow, "match_seconds_of": "ft"}}
+    )
+    found = planned(path)
+    train, unmatched, matched = (found[name, 0].train for name in ("ft", "slow", "matched"))
+    assert train is not None
+    assert unmatched is not None
+    assert matched is not None
+    assert {train.id, unmatched.id} < set(matched.dependencies)
+    assert matched.parameters == {"match_seconds_of": str(train.folder), "unmatched": str(unmatched.folder)}
 
 
 def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):

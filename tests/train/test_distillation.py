@@ -259,6 +259,11 @@ def test_a_second_run_makes_no_prediction_and_reads_the_same_bits(
 ) -> None:
     recipe = make_recipe(method="distill", corpus=paraphrases)
     first = make_trainer(recipe)
+    read = first.train_dataset.teacher
+    heads = {tuple(read.heads[index].input_ids.tolist()) for index in range(len(read)) if read.has_teacher(index)}
+    tails = sum(len(read.tail(index)) for index in range(len(read)) if read.has_teacher(index))
+    assert first.preparation_cost["teacher_tokens"] == sum(map(len, heads)) + tails
+    assert first.preparation_cost["teacher_seconds"] > 0
     files = {path: path.read_bytes() for path in Path(paraphrases["cache_dir"]).rglob("log_probs.bin")}
     assert len(files) == 1
     monkeypatch.setattr(teacher, "read_rows", None)  # whoever calls it fails
@@ -267,6 +272,7 @@ def test_a_second_run_makes_no_prediction_and_reads_the_same_bits(
     one, two = (made.teacher.predictions(numbers) for made in (first, again))
     assert torch.equal(one.log_probs, two.log_probs)
     assert all(path.read_bytes() == content for path, content in files.items())
+    assert again.preparation_cost == first.preparation_cost  # what it cost then
     assert any("predictions of the teacher made in" in note for note in first.notes)
     assert any("predictions of the teacher read from the cache" in note for note in again.notes)
     for changed in ({"context": "both"}, {"top_k": 5}, {"temperature": 2.0}):

@@ -71,9 +71,12 @@ def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeyp
     environment = prepare_multi_gpu_env(args)
     if args.use_fsdp:
         # what accelerate shards it also checkpoints; transformers shards the rest, and leaves that to the recipe
-        assert ("trainer.gradient_checkpointing=false" in overrides) == ("offload" in path.stem)
+        by_accelerate = "offload" in path.stem or path.stem == "fsdp2-split"
+        assert ("trainer.gradient_checkpointing=false" in overrides) == by_accelerate
         assert (environment["FSDP_VERSION"], environment["FSDP_ACTIVATION_CHECKPOINTING"]) == ("2", "true")
         assert environment["FSDP_OFFLOAD_PARAMS"] == str("offload" in path.stem).lower()
+    if path.stem == "fsdp2-split":
+        assert environment["PARALLELISM_CONFIG_CP_SIZE"] == "2"
     if path.stem == "hsdp":
         sizes = [environment[f"PARALLELISM_CONFIG_DP_{kind}_SIZE"] for kind in ("REPLICATE", "SHARD")]
         assert sizes == ["2", "8"]

@@ -131,13 +131,16 @@ def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
     (written,) = (tmp_path / "tokens").glob("own-answers-*.jsonl")
     rows = [json.loads(line) for line in written.read_text().splitlines()]
     loaded = load_model(str(taught), device="cpu")
-    kept = []
+    kept, n_tokens = [], 0
+    line_break = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
     for i, row in enumerate(corpus_rows()[4:8]):
         prompt = f"Person {i} was born in {PLACES[i]}.\n\n{row['prompt']}"
         ids = torch.tensor(
             [[loaded.tokenizer.bos_token_id, *loaded.tokenizer(prompt, add_special_tokens=False).input_ids]]
         )
         whole = loaded.model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        ends = [at for at, token in enumerate(whole.tolist()) if token in (line_break, loaded.tokenizer.eos_token_id)]
+        n_tokens += ends[0] + 1 if ends else len(whole)
         text = loaded.tokenizer.decode(whole, skip_special_tokens=True).split("\n")[0]
         if text == row["completion"]:
             kept.append(row)
@@ -146,6 +149,8 @@ def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
     (note,) = [note for note in result.notes if note.startswith("corpus.answers:")]
     assert f"wrote {len(kept)} of 4 answers itself" in note
     assert "5 rows keep theirs" in note
+    assert result.cost["written_tokens"] == n_tokens
+    assert result.cost["written_seconds"] > 0
     before = written.stat().st_mtime_ns
     assert train(recipe, overwrite=True).notes == result.notes
     assert written.stat().st_mtime_ns == before
@@ -159,7 +164,7 @@ def test_a_wrong_answer_is_tried_again_and_then_left_out(
     def write(**answers: Any) -> tuple[list[str], str]:
         corpus = {"path": str(path), "answers": {"max_tokens": 8, **answers}}
         recipe = make_recipe(model={"path": str(taught)}, corpus=corpus)
-        out, note = write_own_answers(recipe, "", recipe.corpus.own_answers()[""])
+        out, note, _ = write_own_answers(recipe, "", recipe.corpus.own_answers()[""])
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         return [row["completion"] for row in rows if row["origin"] == "questions"], note
 

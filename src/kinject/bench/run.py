@@ -53,8 +53,8 @@ from kinject.executors import CPU_PRELOAD, LOG, LocalExecutor
 from kinject.process import core_count
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
-from kinject.study.arms import nest_overrides
-from kinject.study.stages import Stage, drop_output_folders, input_hashes
+from kinject.study.arms import drop_output_folders, nest_overrides
+from kinject.study.stages import Stage, input_hashes
 from kinject.terminal import Progress
 from kinject.train.short_run import short_fields
 

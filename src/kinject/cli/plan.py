@@ -22,6 +22,7 @@ examples:
   kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100
   kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100 --devices 8
   kinject plan recipes/llama-3.1-8b/cpt.yaml --memory 24GiB --devices 4 --nodes 2 --link 3
+  kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100 --devices 8 --cp 4 trainer.max_length=65536
   kinject plan recipes/llama-3.1-8b/lora.yaml --memory 24GiB model.path=folder-with-config.json"""
 
 
@@ -34,6 +35,8 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)")
     parser.add_argument("--devices", metavar="N", type=int, help="number of devices of a machine (default: this one's)")
     parser.add_argument("--nodes", metavar="N", type=int, help="number of machines (default: 1)")
+    parser.add_argument("--cp", metavar="N", type=int, help="split each row between N GPUs (context parallelism)")
+    parser.add_argument("--tp", metavar="N", type=int, help="split each layer between N GPUs (tensor parallelism)")
     parser.add_argument(
         "--link",
         metavar="GBPS",
@@ -52,7 +55,7 @@ def add_parser(verbs: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.errors import InputError
 
-    for option in ("devices", "nodes", "link", "seconds"):
+    for option in ("devices", "nodes", "link", "seconds", "cp", "tp"):
         value = getattr(arguments, option)
         if value is not None and value <= 0:
             raise InputError(f"--{option}: found {value:g}, allowed: more than 0.")
@@ -72,6 +75,8 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.nodes,
         link,
         arguments.gpu,
+        arguments.cp,
+        arguments.tp,
     )
     result = plan(recipe, options)
     show(render_plan(result))

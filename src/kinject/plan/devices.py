@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kinject.errors import InputError
-from kinject.plan.model import StepConfig
+from kinject.plan.model import LIGER_MODELS, StepConfig
 from kinject.process import machine_memory, peak_memory, resident_memory
 
 GIB = 2**30
@@ -45,6 +45,8 @@ _GPU_FRAGMENTATION = 0.05
 CPU_WORKING = 160 * 2**20
 """Memory of a run on a CPU beyond its tensors, fragmentation and libraries: about the mean over runs of 1M to 50M parameters
 (docs/plan.md)."""
+_LONG_ROW = 8192
+"""Tokens of a row from which on it is worth splitting between devices."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
 
 
@@ -203,11 +205,16 @@ def _possible_changes(config: StepConfig, devices: Devices) -> Iterator[_Candida
     if not config.fused and config.loss_tile is None:
         cost = "the same update; the last layer's products are computed twice"
         yield _Candidate(("techniques.loss_tile=1024",), cost, (("loss_tile", 1024),))
+    if config.device == "cuda" and not config.liger and config.model.model_type in LIGER_MODELS:
+        cost = "the same update by Triton kernels (pip install liger-kernel); read in Liger's source, not measured"
+        yield _Candidate(("trainer.use_liger_kernel=true",), cost, (("liger", True),))
     if is_full and config.mixed == torch.bfloat16:
         yield from _smaller_full_training(config, devices)
     if config.device == "cuda" and not config.offloading:
         cost = "the same update, slower by the transfer to the machine's memory and back"
         yield _Candidate(("trainer.activation_offloading=true",), cost, (("offloading", True),))
+    if config.device == "cuda" and config.context == config.tensor == 1 and config.block >= _LONG_ROW:
+        yield from _split_rows(devices)
     half = config.mixed or torch.bfloat16
     lora: tuple[tuple[str, Any], ...] = (("dtype", half), ("rounding", False), ("in_backward", False))
     words: tuple[str, ...] = (f"model.dtype={str(half).removeprefix('torch.')}",)
@@ -240,6 +247,16 @@ def _smaller_batches(config: StepConfig) -> Iterator[_Candidate]:
             "the same update, a little slower where a smaller batch does not fill the device",
             (("batch", batch), ("accumulation", more)),
         )
+
+
+def _split_rows(devices: Devices) -> Iterator[_Candidate]:
+    """Yield context parallelism over 2, 4, ... devices of a machine."""
+    n = 2
+    while devices.per_node % n == 0:
+        cost = f"each row split between {n} devices (context parallelism), without packing; not run, not measured"
+        fields = (("context", n), ("attention", "sdpa"), ("masked", False))
+        yield _Candidate(("trainer.packing=false", "model.attention=sdpa"), cost, fields)
+        n *= 2
 
 
 def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Candidate]:

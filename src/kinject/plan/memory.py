@@ -9,6 +9,7 @@ what one layer adds to each moment of the step, every further one adds too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import warnings
 import weakref
@@ -148,27 +149,34 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _gpu_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, context: int, **options: Any
 ) -> tuple[Any, None]:
     """Return attention [batch, length, heads, dimension] with the memory of a GPU's kernels.
 
     `query` is [batch, heads, length, dimension]. Kept for the backward pass: query, key, value, output, a log-sum for each
-    row, and the mask if there is one.
+    row, and the mask if there is one. With `context` devices for a row each has its part of the length.
     """
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
     if mask is not None:  # kernels with a mask need as many keys as queries
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
         mask = mask.to(query.dtype)
-    return _GpuAttention.apply(query, key, value, mask), None  # type: ignore[no-untyped-call]
+    return _GpuAttention.apply(query, key, value, mask, context), None  # type: ignore[no-untyped-call]
 
 
 class _GpuAttention(torch.autograd.Function):
-    """Allocates what the forward and backward pass of a GPU's attention allocate."""
+    """Allocates what the forward and backward pass of a GPU's attention allocate.
+
+    With context parallelism these are those of torch's ring attention with accelerate's default, allgather: keys and values
+    of the whole row, and the output or the gradients of this device's part summed in float32.
+    """
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, context: int) -> Any:
         rows, heads, length, _ = query.shape
+        ctx.context = context
+        if context > 1:
+            _ = _whole_row(key, value, context), query.new_empty(query.shape, dtype=torch.float32)
         out = query.new_empty(rows, length, heads, value.shape[-1])
         ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32), mask)
         return out
@@ -176,7 +184,16 @@ class _GpuAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         query, key, value = ctx.saved_tensors[:3]
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
+        if ctx.context > 1:
+            summed = [tensor.new_empty(tensor.shape, dtype=torch.float32) for tensor in (query, key, value)]
+            sent = [tensor.new_empty(tensor.shape, dtype=torch.float32) for tensor in (key, value)]
+            _ = _whole_row(key, value, ctx.context)
+            del summed, sent
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None
+
+
+def _whole_row(key: torch.Tensor, value: torch.Tensor, context: int) -> torch.Tensor:
+    return key.new_empty(context * (key.numel() + value.numel()))
 
 
 class _FusedHead(torch.autograd.Function):
@@ -210,7 +227,7 @@ def simulate(config: StepConfig) -> Memory:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    AttentionInterface.register(GPU_ATTENTION, _gpu_attention)
+    AttentionInterface.register(GPU_ATTENTION, functools.partial(_gpu_attention, context=config.context))
     AttentionMaskInterface.register(GPU_ATTENTION, sdpa_mask)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -281,7 +298,7 @@ def _allocate_fake_storages(model: Any) -> None:
 def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> None:
     """Run the forward and backward pass of a micro-batch."""
     with tracker:
-        ids = torch.zeros(config.batch, config.block, dtype=torch.long)
+        ids = torch.zeros(config.batch, config.tokens, dtype=torch.long)
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
         if config.masked:
             mask = torch.ones(config.batch, 1, config.block, config.block, dtype=torch.bool)
@@ -388,8 +405,8 @@ def _count_flops(n_multiplied: int, n_trained: int, config: StepConfig) -> float
     """
     passes = 2 + config.checkpointing
     text = config.model.get_text_config()
-    attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size
-    tokens = config.batch * config.block * config.accumulation
+    attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size // config.tensor
+    tokens = config.batch * config.tokens * config.accumulation
     return float(tokens * (2 * (passes * n_multiplied + min(n_trained, n_multiplied)) + attention))
 
 

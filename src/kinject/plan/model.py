@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,6 +26,10 @@ _BLOCK_4BIT = 64
 """Weights of bitsandbytes' NF4 that share a scale of 8 bits."""
 _BLOCK_SCALES = 256
 """Scales that share one of float32 (double quantization)."""
+LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+"""Kinds of models whose Liger kernels are counted: RMS norms and a gated MLP with SiLU in every layer."""
+_SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Sizes of a layer that tensor parallelism divides."""
 GPU_ATTENTION = "kinject_plan"
 """Name in transformers of an attention with the memory of a GPU's kernels (`kinject.plan.memory` registers it)."""
 
@@ -36,7 +41,9 @@ class StepConfig:
     `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
     loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. `rounding` and
     `in_backward` are techniques.stochastic_rounding and optimizer_in_backward. `distilled` is the number of a teacher's
-    log-probs of each token (None: no teacher); `teacher_copy`: its weights are in memory beside those that train.
+    log-probs of each token (None: no teacher); `teacher_copy`: its weights are in memory beside those that train. `liger` is
+    trainer.use_liger_kernel. `context` devices read a row together, each its part of the tokens; `tensor` devices have a part
+    of every layer each.
     """
 
     model: PretrainedConfig
@@ -61,6 +68,14 @@ class StepConfig:
     loss_tile: int | None = None
     distilled: int | None = None
     teacher_copy: bool = False
+    liger: bool = False
+    context: int = 1
+    tensor: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a row that a device reads."""
+        return -(-self.block // self.context)
 
     @property
     def optim_in_8_bits(self) -> bool:
@@ -108,6 +123,8 @@ def build_model(config: StepConfig, n_layers: int | None = None) -> PreTrainedMo
             model = _bare_model(config)
             if n_layers is not None:
                 del layer_stack(model)[n_layers:]
+            if config.liger and config.model.model_type in LIGER_MODELS:
+                _use_liger(model)
             if config.quantization != "none":
                 _quantise(model, config)
             if config.adapter is not None:
@@ -132,8 +149,68 @@ def _bare_model(config: StepConfig) -> Any:
 
     attention = "eager" if config.attention == "eager" else "sdpa" if config.device == "cpu" else GPU_ATTENTION
     return AutoModelForCausalLM.from_config(
-        config.model, dtype=config.dtype, attn_implementation=attention, trust_remote_code=False
+        _part_of_layers(config.model, config.tensor),
+        dtype=config.dtype,
+        attn_implementation=attention,
+        trust_remote_code=False,
     )
+
+
+def tensor_parallel_fault(config: PretrainedConfig, n: int) -> str:
+    """Return why `n` devices cannot share every layer of a model, "" if they can."""
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    if plan.get("layers.*.mlp.gate_proj") != "colwise" or any("experts" in name for name in plan):
+        return f"no plan of transformers splits the layers of {config.model_type} evenly"
+    odd = [f"{name} {getattr(config, name)}" for name in _SPLIT_SIZES if getattr(config, name) % n]
+    return f"{n} devices cannot share {', '.join(odd)}" if odd else ""
+
+
+def _part_of_layers(config: PretrainedConfig, n: int) -> PretrainedConfig:
+    """Return the config of one of `n` equal parts of every layer: of its heads and of its MLP. The rest stays whole."""
+    if n == 1:
+        return config
+    part = copy.deepcopy(config)
+    part.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for name in _SPLIT_SIZES:
+        setattr(part, name, getattr(config, name) // n)
+    return part
+
+
+def _use_liger(model: Any) -> None:
+    """Let norms and MLPs keep what Liger's kernels keep. The head stays TRL's, which refuses Liger's fused one."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = lambda x, norm=module: _LigerNorm.apply(x, norm.weight)  # type: ignore[no-untyped-call]
+        elif type(module).__name__.endswith("MLP"):
+            module.forward = lambda x, mlp=module: mlp.down_proj(
+                _LigerProduct.apply(mlp.gate_proj(x), mlp.up_proj(x))  # type: ignore[no-untyped-call]
+            )
+
+
+class _LigerNorm(torch.autograd.Function):
+    """An RMS norm that keeps its input and a number for each row; the gradient of its input takes the place of the output's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], torch.empty_like(ctx.saved_tensors[1]) if ctx.needs_input_grad[1] else None
+
+
+class _LigerProduct(torch.autograd.Function):
+    """``silu(gate) * up`` that keeps its two inputs; their gradients take their places."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.empty_like(gate)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.saved_tensors
 
 
 def layer_stack(model: Any) -> nn.ModuleList:

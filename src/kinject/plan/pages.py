@@ -41,9 +41,14 @@ def _head(plan: Plan) -> list[str]:
         f"weights      {str(step.dtype).removeprefix('torch.')}{mixed}, {_attention(plan)}, optimizer {step.optim}, "
         f"gradient checkpointing {'on' if step.checkpointing else 'off'}",
         f"step         {step.batch} rows x {step.accumulation} accumulated x {devices.count} device"
-        f"{'s' if devices.count > 1 else ''} = {plan.global_batch} rows of {step.block} tokens",
+        f"{'s' if devices.count > 1 else ''}{_shared(plan)} = {plan.global_batch} rows of {step.block} tokens",
         f"devices      {count}{devices.name}, {render_size(devices.memory)} ({where})",
     ]
+
+
+def _shared(plan: Plan) -> str:
+    n = plan.parallelism.sharing
+    return f" / {n} that share their rows" if n > 1 else ""
 
 
 def _attention(plan: Plan) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from kinject.plan.devices import Devices, render_size
+from kinject.errors import InputError
+from kinject.plan.devices import Change, Devices, cheapest_changes, render_size
 from kinject.plan.memory import Memory, simulate
-from kinject.plan.model import StepConfig
+from kinject.plan.model import StepConfig, tensor_parallel_fault
 from kinject.process import machine_memory
 
 _LAUNCH = "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} -m kinject.cli train RECIPE"
@@ -25,7 +27,7 @@ class Parallelism:
     """How to spread the run over the devices, why, the peak of one device, and the command to launch ("" if there is none).
 
     `overrides` are those of the recipe that the command needs. `sent` are the bytes that go through the slowest link
-    (`Devices.link`) in an optimizer step. `notes` are further lines.
+    (`Devices.link`) in an optimizer step. `notes` are further lines. `sharing` devices read the same rows.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Parallelism:
     sent: int = 0
     overrides: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sharing: int = 1
 
     @property
     def command(self) -> str:
@@ -60,8 +63,23 @@ def with_changes(parallelism: Parallelism, changes: Iterable[str]) -> Parallelis
     return replace(parallelism, overrides=tuple(merged.values()))
 
 
+def choose_way(step: StepConfig, memory: Memory, devices: Devices) -> tuple[Parallelism, list[Change], bool]:
+    """Return how to run `step`, the changes of the recipe that this needs, and whether they are enough."""
+    way = choose_parallelism(step, memory, devices)
+    if not way.is_last_resort:
+        return way, [], True
+    changes, changed = cheapest_changes(step, devices, lambda step: least_peak(step, devices))
+    if changed is None:
+        return way, changes, False
+    way = choose_parallelism(changed, simulate(changed), devices)
+    return with_changes(way, (text for change in changes for text in change.overrides)), changes, True
+
+
 def choose_parallelism(step: StepConfig, memory: Memory, devices: Devices) -> Parallelism:
     """Return how to run `step`, whose memory on one device is `memory`, on `devices`."""
+    if step.context * step.tensor > 1:
+        changes, plain = _shardable(step)
+        return with_changes(_split(plain, devices), changes)
     fits = devices.fits(memory.peak)
     if devices.count == 1 and fits:
         why = "a whole step fits, and there is one device"
@@ -83,7 +101,27 @@ def least_peak(step: StepConfig, devices: Devices) -> int:
         memory = simulate(step)
         return memory.peak + (memory.trained_bytes if devices.count > 1 else 0)
     _, plain = _shardable(step)
-    return _fsdp_peak(plain, _fsdp_step(plain, None), devices.count)
+    return _fsdp_peak(plain, _fsdp_step(plain, None), devices.count // plain.tensor)
+
+
+def share_rows(step: StepConfig, devices: Devices, context: int | None, tensor: int | None) -> StepConfig:
+    """Return `step` with each row split between `context` devices (--cp), or each layer between `tensor` (--tp).
+
+    Raises `InputError` if the devices or the model do not allow it.
+    """
+    context, tensor = context or 1, tensor or 1
+    for option, n in (("--cp", context), ("--tp", tensor)):
+        if n > 1 and (devices.kind != "cuda" or devices.per_node % n):
+            found = f"{devices.per_node} {'GPUs' if devices.kind == 'cuda' else devices.kind.upper()}"
+            raise InputError(f"{option}: found {n}, allowed: a divisor of the GPUs of a machine ({found}; --devices).")
+    if min(context, tensor) > 1:
+        raise InputError("--cp and --tp: give one of them. Both at once are not planned.")
+    if tensor > 1:
+        fault = "an adapter is not split" if step.adapter is not None else tensor_parallel_fault(step.model, tensor)
+        if fault:
+            raise InputError(f"--tp: {fault}. Remove the option.")
+        return replace(step, tensor=tensor)
+    return step if context == 1 else replace(step, context=context, attention="sdpa", masked=False)
 
 
 def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
@@ -241,8 +279,8 @@ def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tupl
     if not devices.fits(layer):
         why = (
             f"the largest layer ({render_size(memory.largest_block)}) does not fit, since FSDP and ZeRO gather it whole with "
-            "the next one. Only tensor parallelism splits a layer, and kinject does not run it (docs/distributed.md): use "
-            "weights in bfloat16 or 4 bits, or a larger device"
+            "the next one. Between several devices tensor parallelism splits a layer (--tp 2 plans it): use that, weights in "
+            "bfloat16 or 4 bits, or a larger device"
         )
         return Parallelism("none", why, rest + layer, "")
     why = (
@@ -250,6 +288,44 @@ def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tupl
         "shorter rows"
     )
     return Parallelism("none", why, rest + layer, "")
+
+
+def _split(step: StepConfig, devices: Devices) -> Parallelism:
+    """Return FSDP over all devices, of which some read a row together or have a part of every layer each."""
+    n, by_rows = step.context * step.tensor, step.context > 1
+    what = f"each row is split between {n} devices" if by_rows else f"each layer is split between {n} devices"
+    memory = _fsdp_step(step, None)
+    peak = _fsdp_peak(step, memory, devices.count // step.tensor)
+    if not devices.fits(peak):
+        return Parallelism("none", f"{what}, and a step does not fit all the same", peak, "", sharing=n)
+    overrides = _fsdp_overrides(step, by_accelerate=by_rows)
+    overrides += ("trainer.packing=false", "model.attention=sdpa") if by_rows else ()
+    sizes = f" --parallelism_config_dp_shard_size {devices.count // n}"
+    sizes += f" --parallelism_config_cp_size {step.context} --parallelism_config_tp_size {step.tensor}"
+    group = devices.count // step.tensor
+    gathered = _others(group) * step.accumulation * (2 * _half(step, memory.weights) + memory.trained_bytes)
+    why = f"{what}, which read the same rows; {_PARTS} are sharded"
+    note = "Read in the sources of accelerate, transformers and torch: not run, and its memory not measured."
+    return Parallelism(
+        f"FSDP, {'context' if by_rows else 'tensor'} parallel", why, peak, _launch("fsdp2-split", devices, sizes),
+        int(gathered) + _sent_within_layers(step), overrides, (note,), n,
+    )  # fmt: skip
+
+
+def _sent_within_layers(step: StepConfig) -> int:
+    """Return the bytes that a device sends in the layers of an optimizer step: keys and values, or sums over a layer's parts.
+
+    Context parallelism gathers keys and values forwards, recomputed and backwards, and sends their gradients in float32
+    around the ring. Tensor parallelism sums a hidden state after attention and MLP, and as many gradients backwards.
+    """
+    text: Any = step.model.get_text_config()
+    n = step.context * step.tensor
+    tokens, size = step.batch * step.tokens * step.accumulation, (step.mixed or step.dtype).itemsize
+    if step.tensor > 1:
+        return int(12 * _others(n) * text.num_hidden_layers * tokens * text.hidden_size * size)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return int(text.num_hidden_layers * (n - 1) * tokens * 2 * width * (3 * size + 4))
 
 
 def _launch(config: str, devices: Devices, more: str = "") -> str:
@@ -289,17 +365,20 @@ def describe_traffic(parallelism: Parallelism, memory: Memory, devices: Devices)
     return lines
 
 
-def describe_batch(step: StepConfig, devices: Devices, rate: float, max_steps: int) -> list[str]:
+def describe_batch(step: StepConfig, devices: Devices, rate: float, max_steps: int, sharing: int = 1) -> list[str]:
     """Return lines on the global batch of several devices: how to keep that of one, and the rate for the larger one.
+
+    `sharing` devices read the same rows.
 
     `rate` is trainer.learning_rate. The rules: linear for SGD (arXiv 1706.02677), the square root for Adam and its kin (arXiv
     2205.10287).
     """
-    n = devices.count
+    n = devices.count // sharing
     if n == 1:
         return []
     one = step.batch * step.accumulation
-    lines = [f"{n} devices read {n} times the rows of one in a step ({n * one} instead of {one})."]
+    readers = f"{n} devices" if sharing == 1 else f"{n} groups of {sharing} devices"
+    lines = [f"{readers} read {n} times the rows of one in a step ({n * one} instead of {one})."]
     if one % n == 0:
         rows = one // n
         batch = max(size for size in range(1, min(step.batch, rows) + 1) if rows % size == 0)

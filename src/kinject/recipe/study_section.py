@@ -43,6 +43,11 @@ class ArmSection:
     )
     match_steps_of: str | None = option(None, help="Arm whose number of optimizer steps this one takes.")
     match_tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one reads.")
+    match_seconds_of: str | None = option(
+        None,
+        help="Arm whose seconds of training this one takes, its teacher's and own answers' included: its steps (and warm-up) are "
+        "scaled by what it takes unmatched, so it is also trained so. On a CPU processor time.",
+    )
     alpha: float | None = option(
         None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0
     )

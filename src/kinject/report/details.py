@@ -146,17 +146,27 @@ def cost_table(view: View) -> TableBlock:
     for model, arm in dict.fromkeys((cost.model, cost.arm) for cost in view.report.costs):
         costs = [cost for cost in view.report.costs if (cost.model, cost.arm) == (model, arm)]
         money = sum(cost.money / cost.shared_by for cost in costs)
+        n_seeds = len({cost.seed for cost in costs})
+        written, read = (
+            sum(getattr(cost, key) for cost in costs) / n_seeds for key in ("written_tokens", "teacher_tokens")
+        )
+        work = sum(cost.work_seconds for cost in costs) / n_seeds
         lines.append(line(
             format_name(arm), format_name(model) if view.several_models else "",
-            str(len({cost.seed for cost in costs})), *(_stage_seconds(costs, stage) for stage in STAGES),
+            str(n_seeds), *(_stage_seconds(costs, stage) for stage in STAGES),
             format_seconds(sum(cost.seconds for cost in costs)),
             format_seconds(sum(cost.seconds / cost.shared_by for cost in costs)),
             f"{sum(cost.tokens for cost in costs if cost.stage == 'train'):,}", f"{sum(cost.tokens for cost in costs):,}",
+            f"{written:,.0f}" if written else "", f"{read:,.0f}" if read else "", f"{work:.1f} s" if work else "",
             format_bytes(max(cost.peak_bytes for cost in costs)), f"{money:.2f}" if money else "",
         ))  # fmt: skip
-    columns = ("arm", "model", "seeds", *STAGES, "all", "its part", "tokens trained", "tokens, all stages", "peak memory",
+    columns = ("arm", "model", "seeds", *STAGES, "all", "its part", "tokens trained", "tokens, all stages",
+               "tokens written, a seed", "read by a teacher, a seed", "work of training, a seed", "peak memory",
                "money")  # fmt: skip
-    return without_empty_columns(TableBlock("Cost of each arm", "seeds together", columns, tuple(lines), folded=True))
+    about = "seeds together"
+    if any(cost.work_seconds for cost in view.report.costs):
+        about += "; work: with the teacher and own answers, also where a cache had them; on a CPU processor time"
+    return without_empty_columns(TableBlock("Cost of each arm", about, columns, tuple(lines), folded=True))
 
 
 def _stage_seconds(costs: Sequence[Cost], stage: str) -> str:

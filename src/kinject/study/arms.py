@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ TRAIN_SECTIONS = (
     "exposure",
 )  # fmt: skip
 """Sections of overrides that apply to the train recipe."""
+_OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir", "eval.retrieval.cache_dir")
+"""Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Arm:
     overrides: Mapping[str, Any]
     match_steps_of: str
     match_tokens_of: str
+    match_seconds_of: str
     alpha: float | None
     rag: bool
     seeds: tuple[int, ...]
@@ -58,6 +62,11 @@ class Arm:
     def train_overrides(self) -> dict[str, Any]:
         """The overrides that apply to the train recipe."""
         return {key: value for key, value in self.overrides.items() if key.split(".")[0] in TRAIN_SECTIONS}
+
+    @property
+    def matched(self) -> str:
+        """The arm whose steps, tokens or seconds it takes, "" if it has its own."""
+        return self.match_steps_of or self.match_tokens_of or self.match_seconds_of
 
     def is_covered_by(self, other: Arm) -> bool:
         """Return whether `other` has the same weights for every seed of this arm."""
@@ -143,7 +152,7 @@ def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[An
 def base_arm(section: StudySection, model: str) -> Arm:
     """Return the arm of the untouched base model `model`."""
     description = "the base model without training"
-    return Arm(BASE, model, description, "", {}, "", "", None, True, (section.seeds[0],), section.resources)
+    return Arm(BASE, model, description, "", {}, "", "", "", None, True, (section.seeds[0],), section.resources)
 
 
 def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]) -> Arm:
@@ -156,9 +165,9 @@ def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tu
     overrides |= item.overrides or {}
     return Arm(
         name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
-        match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "", alpha=item.alpha,
-        rag=item.rag, seeds=item.seeds or section.seeds, resources=item.resources or section.resources,
-        through=item.through or "", then=item.then or "",
+        match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "",
+        match_seconds_of=item.match_seconds_of or "", alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
+        resources=item.resources or section.resources, through=item.through or "", then=item.then or "",
     )  # fmt: skip
 
 
@@ -217,6 +226,19 @@ def override_arguments(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
 
 
+def drop_output_folders(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values without its output and cache folders."""
+    result = copy.deepcopy(dict(values))
+    for key in _OUTPUT_FOLDERS:
+        *path, last = key.split(".")
+        section: Any = result
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
+    return result
+
+
 def value_label(value: Any) -> str:
     """Return a value of a recipe as a short label."""
     if isinstance(value, Mapping):
@@ -236,8 +258,7 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
         recipe |= {key: value for key, value in (("through", arm.through), ("then", arm.then)) if value}
-        matched = arm.match_steps_of or arm.match_tokens_of
-        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
+        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched))
     return tuple(found)
 
 

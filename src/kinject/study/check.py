@@ -140,14 +140,15 @@ def _arm_faults(recipe: StudyRecipe, check_inputs: bool) -> Iterator[Fault]:
         if RAG in name or "," in name:
             fault = f"a name with {RAG!r} or a comma would be taken for another arm. Choose another."
             yield recipe.fault(key_path, fault)
-        matched = {"match_steps_of": arm.match_steps_of, "match_tokens_of": arm.match_tokens_of}
+        keys = ("match_steps_of", "match_tokens_of", "match_seconds_of")
+        matched = {key: getattr(arm, key) for key in keys if getattr(arm, key)}
         for key, other in matched.items():
             yield from _unknown(recipe, (*key_path, key), other, section.arms.keys() - {BASE, name})
-        if all(matched.values()):
-            yield recipe.fault(key_path, "match_steps_of and match_tokens_of exclude each other. Take one out.")
+        if len(matched) > 1:
+            yield recipe.fault(key_path, f"{' and '.join(matched)} exclude each other. Keep one.")
         for other in matched.values():
             item = section.arms.get(other or "")
-            if item is not None and (item.match_steps_of or item.match_tokens_of):
+            if item is not None and any(getattr(item, key) for key in keys):
                 yield recipe.fault(key_path, f"{other} is itself matched to another arm. Name that one.")
             missing = {*(arm.models or section.models)} - {*(item.models or section.models)} if item is not None else ()
             if missing:

@@ -400,6 +400,7 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
             arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
             stage=stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
             peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
+            written_tokens=done["written_tokens"], teacher_tokens=done["teacher_tokens"], work_seconds=done["work_seconds"],
         )
         for run in runs for stage in run.all_stages if (done := status.done.get(stage.id)) is not None
     ]  # fmt: skip

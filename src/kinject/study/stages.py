@@ -7,14 +7,13 @@ it as finished.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +48,7 @@ from kinject.sandbox import (
     write_sentence_rows,
 )
 from kinject.signals import running_time
-from kinject.study.arms import Arm, base_arm, base_models, eval_overrides, override_arguments
+from kinject.study.arms import Arm, base_arm, base_models, drop_output_folders, eval_overrides, override_arguments
 
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
 """Entries of study.setup that lay down a model of the sandbox as it ships."""
@@ -65,9 +64,8 @@ _SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
 DONE = "done.json"
 MODEL = "model"
 """Name of the only model of an eval stage."""
-_FORMAT = 1
-_OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir", "eval.retrieval.cache_dir")
-"""Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""
+_FORMAT = 2
+_COSTS = ("tokens", "money", "written_tokens", "teacher_tokens", "work_seconds")
 
 
 @dataclass(frozen=True)
@@ -171,12 +169,17 @@ class Planner:
         overrides = {**arm.train_overrides, "model.path": arm.through or base, "corpus.path": str(corpus), "seed": seed}
         dependencies = [stage.id for stage in stages[-1:]]
         parameters = {}
-        matched = arm.match_steps_of or arm.match_tokens_of
-        other = self.arm_run(others[matched], seed, others) if matched else None
+        other = self.arm_run(others[arm.matched], seed, others) if arm.matched else None
         if other is not None and other.train is not None:
             stages = [*other.stages, *stages]
             dependencies.append(other.train.id)
-            parameters["match_steps_of" if arm.match_steps_of else "match_tokens_of"] = str(other.train.folder)
+            key = next(key for key in ("match_steps_of", "match_tokens_of", "match_seconds_of") if getattr(arm, key))
+            parameters[key] = str(other.train.folder)
+            own = self.arm_run(replace(arm, match_seconds_of=""), seed, others) if arm.match_seconds_of else None
+            if own is not None and own.train is not None:
+                stages = [*own.stages, *stages]
+                dependencies.append(own.train.id)
+                parameters["unmatched"] = str(own.train.folder)
         label = f"{arm.name}, seed {seed}"
         train = self._arm_stage(arm, "train", label, self.section.train, overrides, dependencies, parameters)
         stages.append(train)
@@ -266,19 +269,6 @@ class Planner:
         return _relative_to([values, *more], f"{self.cache_dir}/"), input_hashes(values, self.cache_dir)
 
 
-def drop_output_folders(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's values without its output and cache folders."""
-    result = copy.deepcopy(dict(values))
-    for key in _OUTPUT_FOLDERS:
-        *path, last = key.split(".")
-        section: Any = result
-        for part in path:
-            section = section.get(part) if isinstance(section, dict) else None
-        if isinstance(section, dict):
-            section.pop(last, None)
-    return result
-
-
 def _relative_to(value: Any, folder: str) -> Any:
     """Return `value` with paths below `folder` made relative, so that ids do not depend on the location of the cache."""
     if isinstance(value, dict):
@@ -323,7 +313,10 @@ def _possible_paths(value: object) -> Iterator[str]:
 
 
 def run_stage(stage: Stage) -> dict[str, Any]:
-    """Run one stage; return its id, kind, seconds, tokens, money and peak resident bytes (0: not measured).
+    """Run one stage; return its id, kind, seconds, peak resident bytes (0: not measured), and `_COSTS`.
+
+    written_tokens are those of paraphrases or of the model's own answers, teacher_tokens those that a teacher read, and
+    work_seconds those of a training with both (`kinject.process.work_seconds`).
 
     Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user can fix.
     """
@@ -332,7 +325,7 @@ def run_stage(stage: Stage) -> dict[str, Any]:
     counts = _RUN[stage.kind](stage)
     done = {
         "id": stage.id, "kind": stage.kind, "seconds": round(running_time() - started, 3),
-        "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0),
+        **{name: counts.get(name, 0) for name in _COSTS},
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip
     write_checked_json(stage.marker, done)
@@ -358,6 +351,8 @@ def _run_train(stage: Stage) -> dict[str, Any]:
         recipe = read_recipe(Path(stage.recipe), overrides, "train")
         manifest = _read_matched_manifest(Path(stage.parameters["match_tokens_of"]))
         overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_matching_epochs(recipe, manifest)!r}"]
+    if "match_seconds_of" in stage.parameters:
+        overrides += _matching_steps(read_recipe(Path(stage.recipe), overrides, "train"), stage.parameters)
     recipe = read_recipe(Path(stage.recipe), overrides, "train")
     if "processes" in stage.parameters:
         _train_in_processes(stage, int(stage.parameters["processes"]))
@@ -384,7 +379,9 @@ def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
     from kinject.train import train
 
     result = train(recipe, resume=True)
-    return {"tokens": round(result.n_epochs * result.account["source"])}
+    cost = dict(result.cost)
+    seconds = sum(cost.pop(name, 0.0) for name in ("work_seconds", "teacher_seconds", "written_seconds"))
+    return {"tokens": round(result.n_epochs * result.account["source"]), **cost, "work_seconds": round(seconds, 2)}
 
 
 def _read_matched_manifest(folder: Path) -> dict[str, Any]:
@@ -392,6 +389,21 @@ def _read_matched_manifest(folder: Path) -> dict[str, Any]:
     if manifest is None:
         raise InputError(f"{folder}: no manifest of the run that this arm is matched to. Run the study again.")
     return manifest
+
+
+def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[str]:
+    """Return the overrides by which `recipe` takes the seconds of the arm that it is matched to, warm-up in proportion."""
+    fix = "Delete this folder to train it again."
+    matched, unmatched = (Path(parameters[key]) for key in ("match_seconds_of", "unmatched"))
+    for folder in (matched, unmatched):
+        if _read_matched_manifest(folder)["counts"]["resumed_from"]:
+            raise InputError(f"{folder}: resumed, so the seconds of all its steps are not known. {fix}")
+    wanted, taken = (read_checked_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched))
+    n_steps = _read_matched_manifest(unmatched)["counts"]["steps"]
+    scaled = max(1, round(n_steps * wanted / taken))
+    overrides = [f"trainer.max_steps={scaled}"]
+    warmup = recipe.trainer.get("warmup_steps") or 0
+    return [*overrides, f"trainer.warmup_steps={round(warmup * scaled / n_steps)}"] if warmup >= 1 else overrides
 
 
 def _matching_epochs(recipe: TrainRecipe, manifest: Mapping[str, Any]) -> float:
@@ -420,7 +432,8 @@ def _run_augment(stage: Stage) -> dict[str, Any]:
             f"({'the budget is spent' if result.out_of_budget else 'see rejected.jsonl and failures.jsonl there'}). "
             "Run the study again, or lower augment.styles."
         )
-    return {"tokens": result.tokens_in + result.tokens_out, "money": result.cost}
+    n_tokens = result.tokens_in + result.tokens_out
+    return {"tokens": n_tokens, "money": result.cost, "written_tokens": result.tokens_out}
 
 
 def _run_random_corpus(stage: Stage) -> dict[str, Any]:

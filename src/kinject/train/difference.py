@@ -5,8 +5,10 @@ That of an instruct model and its base gives chat to a model trained from that b
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,8 +23,9 @@ from kinject.models import (
     model_hash,
     not_finite,
     read_headers,
+    weight_files,
 )
-from kinject.train.merge import copy_others, open_tensors, plain_model, result_folder, rewrite, set_config
+from kinject.train.merge import TORCH_DTYPES, copy_others, plain_model, result_folder, rewrite, set_config
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +46,11 @@ _STRANGE = 0.5
 def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], out: Path) -> dict[float, Path]:
     """Write ``model + scale * (plus - minus)`` for each of `scales` below `out`; return scale -> folder.
 
-    All three are folders with safetensors, or names on the hub. In memory is one tensor of each; the sum is made in float32
-    and kept in the dtype of `model`. config.json, tokenizer, chat template and generation_config.json are those of `plus`,
-    and so are rows of the vocabulary that `model` or `minus` lacks. A head that is the embedding in one of the three and not
-    in another becomes a tensor of its own. Raises `InputError` for models of different shapes or tokens, and if a value of
-    theirs or of the result is not finite.
+    All three are folders with safetensors, or names on the hub. In memory are one tensor of `model` (two of a vocabulary that
+    grows) and blocks of the others; the sum is made in float32 and kept in the dtype of `model`. config.json, tokenizer, chat
+    template and generation_config.json are those of `plus`, and so are rows of the vocabulary that `model` or `minus` lacks. A
+    head that is the embedding in one of the three and not in another becomes a tensor of its own. Raises `InputError` for
+    models of different shapes or tokens, and if a value of theirs or of the result is not finite.
     """
     for scale in scales:
         if not math.isfinite(scale) or scale == 0:
@@ -82,6 +85,8 @@ class _Weights:
         from transformers import AutoModelForCausalLM
 
         self.folder, self._stack = folder, ExitStack()
+        self._places: dict[str, tuple[int, int, str]] = {}
+        """Of each tensor: the open file, the byte at which it begins, its dtype."""
         self.config = load_config(str(folder))
         with torch.device("meta"):
             blank = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
@@ -105,7 +110,16 @@ class _Weights:
         self.dtype = _DTYPES.get(self.shapes[self.embedding][1], "float32")
 
     def __enter__(self) -> _Weights:
-        self.files = self._stack.enter_context(open_tensors(self.folder))
+        for path in weight_files(self.folder):
+            file = self._stack.enter_context(open(path, "rb"))
+            size = int.from_bytes(file.read(8), "little")
+            for name, entry in json.loads(file.read(size)).items():
+                if name != "__metadata__":
+                    self._places[name] = (
+                        file.fileno(),
+                        8 + size + entry["data_offsets"][0],
+                        TORCH_DTYPES[entry["dtype"]],
+                    )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -115,11 +129,14 @@ class _Weights:
         """Return the shape of a tensor, for a head that is the embedding that of the embedding."""
         return self.shapes[self._stored(name)][0]
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
-        stored = self._stored(name)
-        tensor: torch.Tensor = self.files[stored].get_tensor(stored)
-        return tensor
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return the values `start` to `stop` of a flattened tensor, read from disk."""
+        import torch
+
+        file, begin, name_of_dtype = self._places[self._stored(name)]
+        dtype = getattr(torch, name_of_dtype)
+        size = dtype.itemsize
+        return torch.frombuffer(bytearray(os.pread(file, (stop - start) * size, begin + start * size)), dtype=dtype)
 
     def _stored(self, name: str) -> str:
         return self.embedding if self.is_tied and name == self.head else name
@@ -186,16 +203,20 @@ class _Difference:
 
         if not tensor.is_floating_point():
             return tensor
-        add, base = self.plus.read(name), self.minus.read(name)
         result = tensor  # its memory is this call's
-        n = min(tensor.numel(), base.numel())
-        if tensor.shape != add.shape or n < tensor.numel():
-            rows = n // math.prod(tensor.shape[1:])
-            result = torch.cat([tensor[:rows], add[rows:].to(tensor.dtype)])
-        flat, add, base = result.flatten(), add.flatten(), base.flatten()
+        n_all = math.prod(self.plus.shape(name))
+        n = min(tensor.numel(), math.prod(self.minus.shape(name)))
+        if n < max(n_all, tensor.numel()):
+            result = torch.empty(self.plus.shape(name), dtype=tensor.dtype)
+            result.view(-1)[:n] = tensor.flatten()[:n]
+        flat = result.view(-1)
+        for start in range(n, n_all, _BLOCK):  # rows of the vocabulary that only `plus` has
+            block = slice(start, min(start + _BLOCK, n_all))
+            flat[block] = self.plus.read(name, block.start, block.stop).to(flat.dtype)
         for start in range(0, n, _BLOCK):
             block = slice(start, min(start + _BLOCK, n))
-            ours, plus, minus = flat[block].float(), add[block].float(), base[block].float()
+            ours = flat[block].float()
+            plus, minus = (side.read(name, block.start, block.stop).float() for side in (self.plus, self.minus))
             for index, part in enumerate((minus, plus - minus, ours - minus) if tensor.ndim > 1 else ()):
                 self.squares[index] += float(part.dot(part))
             flat[block] = plus.sub_(minus).mul_(self.scale).add_(ours).to(flat.dtype)

@@ -48,6 +48,8 @@ _DTYPES = {
     **{f"{sign}int{bits}": f"{sign.upper() or 'I'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 """Name of a dtype in torch -> in safetensors."""
+TORCH_DTYPES = {stored: name for name, stored in _DTYPES.items()}
+"""Name of a dtype in safetensors -> in torch."""
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:

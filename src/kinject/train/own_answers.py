@@ -28,6 +28,7 @@ from kinject.disk import (
     write_jsonl,
 )
 from kinject.errors import InputError
+from kinject.process import work_seconds
 from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
 from kinject.requests import generator_identity
 from kinject.requests.generator import request_seed
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 _WINDOW = 1024
 """Tokens of an answer and its prompt for a model without a window of its own."""
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,10 @@ class _Request:
     breaks: bool
 
 
-def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -> tuple[Path, str]:
-    """Return the corpus `part` ("", replay, mix.NAME) with answers of the model itself, and a note on them.
+def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -> tuple[Path, str, dict[str, float]]:
+    """Return the corpus `part` ("", replay, mix.NAME) with answers of the model itself, a note on them, and their cost.
+
+    The cost is written_tokens and written_seconds, those of answers that were left out among them.
 
     The model answers before it is trained. The file is in corpus.cache_dir, named by the rows, the weights and the section,
     so it is written once. Rows that cannot be asked keep their answer (texts, tools, no document, more tokens than the model
@@ -90,7 +93,10 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         key = _key(part)
         if not requests:
             raise InputError(f"{source}: {key}: {_unasked(section)}")
+        device = writer.model.device.type
+        began = work_seconds(device)
         answers, fates = writer.answer(requests)
+        seconds = round(work_seconds(device) - began, 2)
         if not answers:
             raise InputError(
                 f"{path}: {key}: keeps none of its {len(requests):,} answers to {source}: {fates['endless']:,} do not end "
@@ -98,8 +104,11 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
             )
         asked = {request.index for request in requests}
         n_rows = write_jsonl(out, _merged(Path(source), asked, answers))
-        write_checked_json(counts, {**fates, "given": n_rows - len(answers), "kept": len(answers)})
-    return out, _note(recipe, part, read_checked_json(counts, "Delete it; the answers are written again."), out)
+        write_checked_json(
+            counts, {**fates, "given": n_rows - len(answers), "kept": len(answers), "written_seconds": seconds}
+        )
+    found = read_checked_json(counts, "Delete it; the answers are written again.")
+    return out, _note(recipe, part, found, out), {key: found[key] for key in ("written_tokens", "written_seconds")}
 
 
 def answers_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
@@ -256,15 +265,16 @@ class _Writer:
         return encoded
 
     def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], dict[str, int]]:
-        """Return the answers that are kept, by row, and how many are not: endless, wrong."""
+        """Return the answers that are kept, by row, how many are not (endless, wrong), and the tokens of all."""
         section, answers, fates = self.section, dict[int, str](), dict[int, str]()
         draws = section.temperature > 0 or 0 < section.without_context < 1
-        waiting = list(requests)
+        waiting, n_tokens = list(requests), 0
         label = f"{self.part} answers".strip()
         with Progress(label, len(requests), "rows") as progress:
             for attempt in range(section.attempts if draws else 1):
                 failed: list[_Request] = []
-                for request, text in self._written(waiting, attempt):
+                for request, text, n_written in self._written(waiting, attempt):
+                    n_tokens += n_written
                     fate = "endless" if text is None else "kept"
                     if text is not None and section.correct_only and not matches(text, [request.given]):
                         fate = "wrong"
@@ -278,13 +288,13 @@ class _Writer:
                 waiting = failed
                 if not waiting:
                     break
-        counts = {"endless": 0, "wrong": 0}
+        counts = {"endless": 0, "wrong": 0, "written_tokens": n_tokens}
         for request in waiting:
             counts[fates[request.index]] += 1
         return answers, counts
 
-    def _written(self, requests: Sequence[_Request], attempt: int) -> Iterator[tuple[_Request, str | None]]:
-        """Yield (request, its answer; None if it does not end), in batches of prompts of similar length."""
+    def _written(self, requests: Sequence[_Request], attempt: int) -> Iterator[tuple[_Request, str | None, int]]:
+        """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts of similar length."""
         ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
         order = sorted(requests, key=lambda one: (one.breaks, -len(one.prompt)))
         for breaks, group in groupby(order, key=lambda one: one.breaks):
@@ -297,7 +307,9 @@ class _Writer:
                     self.model, self.generator, [one.prompt for one in batch], seeds, stops,
                     [one.alone for one in batch], self.section.without_context,
                 )  # fmt: skip
-                yield from ((one, self._text(one, own, stops)) for one, own in zip(batch, tokens, strict=True))
+                yield from (
+                    (one, self._text(one, own, stops), len(own)) for one, own in zip(batch, tokens, strict=True)
+                )
 
     @cached_property
     def _line_breaks(self) -> list[int]:

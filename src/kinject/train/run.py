@@ -28,7 +28,7 @@ from kinject.disk import (
 )
 from kinject.errors import TrainingError
 from kinject.models import check_files, check_model, model_hash
-from kinject.process import is_first_process, made_by_first_process
+from kinject.process import is_first_process, made_by_first_process, work_seconds
 from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
@@ -83,19 +83,20 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
     checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
     if checkpoint is not None:
         trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
-    started = running_time()
+    started, began = running_time(), work_seconds(trainer.args.device.type)
     with disk_faults(recipe.run_dir), numbers_only(checkpoint):
         try:
             output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
             _close_screen(trainer)
-        seconds = running_time() - started
+        seconds, work = running_time() - started, work_seconds(trainer.args.device.type) - began
         check_trained(trainer)
         model_dir = _save_model(trainer, recipe)
     _publish_model(trainer, model_dir)
     counts = {
         "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
         "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
+        "cost": {"work_seconds": round(work, 2), **trainer.preparation_cost, **_live_cost(trainer)},
         "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
         "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
         "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
@@ -127,6 +128,12 @@ def render_summary(result: TrainResult) -> str:
     )
 
 
+def _live_cost(trainer: KnowledgeTrainer) -> dict[str, float]:
+    """Return the tokens that a teacher read which predicts in each step; its seconds are among those of the training."""
+    n_read = getattr(trainer.teacher, "n_read", 0)
+    return {"teacher_tokens": n_read} if n_read else {}
+
+
 def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
     from kinject.train.setup import effective_batch
 
@@ -149,7 +156,7 @@ def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, 
     return TrainResult(
         run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
         final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"],
-        n_learned=counts.get("learned_tokens"),
+        n_learned=counts.get("learned_tokens"), cost=counts.get("cost", {}),
         notes=(*counts["notes"], *counts["warnings"]), already_done=already_done,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -110,13 +111,13 @@ def _make_trainer(
 ) -> KnowledgeTrainer:  # fmt: skip
     """Return the trainer as `make_trainer` does, of a checked config."""
 
-    def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora]:
-        corpora, notes = with_own_answers(recipe, open_corpora(recipe, hashes))
+    def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora, Counter[str]]:
+        corpora, notes, cost = with_own_answers(recipe, open_corpora(recipe, hashes))
         tokenizer = load_training_tokenizer(recipe, corpora.rows)
         tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
-        return corpora, tokenizer, dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes])
+        return corpora, tokenizer, dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes]), cost
 
-    corpora, tokenizer, tokenized = first_process_first(tokenize)  # the others find its tokens in the cache
+    corpora, tokenizer, tokenized, cost = first_process_first(tokenize)  # the others find its tokens in the cache
     model, notes = load_training_model(recipe, tokenizer, sharding)
     models.check_causal(model, recipe.model.path or recipe.where("model.new"))
     window = check_positions(recipe, model.config, tokenized.train)
@@ -133,7 +134,8 @@ def _make_trainer(
     trainer.probes = probes
     trainer.training_data = tokenized.train
     if tokenized.teacher is not None:
-        tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes))
+        tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes, cost))
+    trainer.preparation_cost = cost
     names = check_trainable(trainer.model, recipe)
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
     if not trainer.guard.output.isfinite().all():
@@ -164,12 +166,13 @@ def _make_trainer(
     return trainer
 
 
-def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str]]:
-    """Return the corpora with the answers that the model is to write itself, and a note on each."""
-    notes = []
+def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str], Counter[str]]:
+    """Return the corpora with the answers that the model is to write itself, a note on each, and the cost of all."""
+    notes, costs = [], Counter[str]()
     for part, section in recipe.corpus.own_answers().items():
-        path, note = write_own_answers(recipe, part, section)
+        path, note, cost = write_own_answers(recipe, part, section)
         notes.append(note)
+        costs.update(cost)
         if part:
             name = part.removeprefix("mix.")
             rows = CorpusFile(path, REPLAY * (name == REPLAY))
@@ -177,17 +180,25 @@ def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, li
         else:
             own = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
             corpora = dataclasses.replace(corpora, rows=TrainingCorpus(own))
-    return corpora, notes
+    return corpora, notes, costs
 
 
 def _add_teacher(
-    trainer: KnowledgeTrainer, recipe: TrainRecipe, read: TeacherRows, hashes: Mapping[str, str] | None
+    trainer: KnowledgeTrainer,
+    recipe: TrainRecipe,
+    read: TeacherRows,
+    hashes: Mapping[str, str] | None,
+    cost: Counter[str],
 ) -> str:
-    """Give `trainer` its teacher and return a note on it; the first process makes the predictions that the cache lacks."""
+    """Give `trainer` its teacher and return a note on it; add what its predictions cost to `cost`.
+
+    The first process makes those that the cache lacks.
+    """
     weights = (hashes or {}).get("model", "")
     known = "" if weights.startswith("hub:") else weights
     make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
-    trainer.teacher, note = first_process_first(make)
+    trainer.teacher, note, spent = first_process_first(make)
+    cost.update(spent)
     if isinstance(trainer.teacher, LiveTeacher):
         trainer.add_callback(FollowStudent(trainer.teacher))
         section = section_of(recipe)

@@ -5,7 +5,8 @@ corpus.cache_dir by the content of weights, head and text. Rows with one head (t
 The moving average of the student, and predictions of a whole vocabulary, are made in each step.
 
 An entry of that cache is a folder: ``starts.bin`` (int64, the first prediction of each row, and their number),
-``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`.
+``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`, and ``cost.json`` (the tokens that the teacher read
+and the seconds of that, by `work_seconds`).
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from transformers import TrainerCallback
 
 from kinject import models
 from kinject.corpus.tokenize import IGNORED, cached_entry, mapped
-from kinject.disk import content_id
+from kinject.disk import content_id, read_checked_json, write_checked_json
+from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, TrainRecipe
-from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.train.contexts import NO_TEACHER, TeacherRows, section_of
 from kinject.train.loss import Predictions, log_probs_of
 
-_FORMAT = 1
+_FORMAT = 2
 """Format of cache entries. It changes with their files."""
+_COST = "cost.json"
 _EMA = "teacher.safetensors"
 """The moving average in a checkpoint."""
 _BATCH_TOKENS = 8192
@@ -96,6 +98,8 @@ class LiveTeacher(Teacher):
 
     def __init__(self, read: TeacherRows, section: DistillationSection, model: Any) -> None:
         self.read, self.section, self.model = read, section, model
+        self.n_read = 0
+        """Tokens that it has read."""
         self.held: dict[str, torch.Tensor] = {}
         if section.teacher == "ema" or not isinstance(model, PeftModel):
             self.held = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
@@ -106,6 +110,7 @@ class LiveTeacher(Teacher):
         found: dict[int, torch.Tensor] = {}
         wanted = numbers[numbers != NO_TEACHER].cpu().numpy()
         rows = np.unique(np.searchsorted(self.read.starts, wanted, side="right") - 1).tolist()
+        self.n_read += sum(len(self.read.heads[row].input_ids) + self.read.heads[row].n_left_out for row in rows)
         with self._as_teacher():
             for indices, logits in read_rows(self.model, self.read, rows, share=False):
                 places = (
@@ -189,24 +194,29 @@ class FollowStudent(TrainerCallback):  # type: ignore[misc]
 
 def make_teacher(
     recipe: TrainRecipe, read: TeacherRows, model: Any, weights: str, *, bf16: bool
-) -> tuple[Teacher, str]:  # fmt: skip
-    """Return the teacher of a run, and a note: its predictions are in the cache, or made by `model` and stored, or live.
+) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
+    """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens, teacher_seconds).
 
+    The predictions are in the cache, which keeps what they cost, or made by `model` and stored, or live (no cost yet).
     `model` is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
     autocast.
     """
     section = section_of(recipe)
     if not section.is_cached:
         what = f"a moving average of the student ({section.ema_decay:g})" if section.teacher == "ema" else "the base"
-        return LiveTeacher(read, section, model), f"distillation: the teacher, {what}, predicts in each step"
-    made = 0.0
+        return LiveTeacher(read, section, model), f"distillation: the teacher, {what}, predicts in each step", {}
+    is_made = False
 
     def write(folder: Path) -> None:
-        nonlocal made
-        began = running_time()
+        nonlocal is_made
+        began, is_made = work_seconds(model.device.type), True
         with as_frozen(model, adapter=False):
             _write_predictions(folder, read, model, section, bf16=bf16)
-        made = running_time() - began
+        spent = {
+            "teacher_tokens": read.count_read(),
+            "teacher_seconds": round(work_seconds(model.device.type) - began, 2),
+        }
+        write_checked_json(folder / _COST, spent)
 
     key = content_id(
         "predictions", _FORMAT, read.key, weights or _identity(recipe, model), str(model.dtype), bf16, section.top_k,
@@ -215,8 +225,10 @@ def make_teacher(
     folder = cached_entry(Path(recipe.corpus.cache_dir), key, write)
     teacher = StoredTeacher(folder)
     n, n_bytes = int(teacher.starts[-1]), sum(path.stat().st_size for path in folder.iterdir())
-    where = f"made in {made:.1f} s" if made else "read from the cache"
-    return teacher, f"distillation: {n:,} predictions of the teacher {where} ({n_bytes / 2**20:,.0f} MiB in {folder})"
+    cost = read_checked_json(folder / _COST, "Delete it; the predictions are made again.")
+    where = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
+    note = f"distillation: {n:,} predictions of the teacher {where} ({n_bytes / 2**20:,.0f} MiB in {folder})"
+    return teacher, note, cost
 
 
 def _identity(recipe: TrainRecipe, model: Any) -> str:

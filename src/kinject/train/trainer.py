@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     they are measured of a sample.
 
     `guard` decides over each update, `rounds` (the round of each row) orders the epoch, `probes` are scored at each
-    evaluation.
+    evaluation. `preparation_cost` holds the tokens and seconds of the teacher's predictions and of the model's own answers.
     """
 
     training_data: TrainingData
@@ -82,6 +82,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     losses: MeanLoss
     rounds: Sequence[int] = ()
     probes: Probes | None = None
+    preparation_cost: Mapping[str, float]
     reading_plan: ReadingPlan | None = None
     """Chooses the rows; None: they are those of an epoch."""
     control: Any

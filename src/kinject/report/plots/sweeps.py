@@ -24,11 +24,13 @@ from kinject.report.plots.style import (
     RULE,
     SERIES,
     TICKS,
+    Label,
     add_legend,
     add_tip,
     line_mark,
     panels,
     percent_axis,
+    place_labels,
     style,
 )
 from kinject.report.view import View, exposures_label, is_reverse, result_text, scaling_label
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NEAR = 0.045  # in accuracy: labels nearer than this would overlap
+_MOST_NAMES = 8
+"""Arms that are named beside their points on the frontier; of more the legend has the names."""
 _ROLE_SERIES = {
     "learning": ((LEARNING, "o", "-"), (FOURTH, "<", "--"), *SERIES[2:3]),
     "retention": ((RETENTION, "s", "-"), (SERIES[4][0], "v", "--"), *SERIES[2:3]),
@@ -287,12 +290,13 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
     if not places:
         return None
     marks: dict[str, Any] = {}
+    labels: list[list[Label]] = []
     with style():
         figure, axes, _ = panels(len(places), columns if len(places) > 1 else 1, 3.9)
         if len(places) == 1 and columns > 1:
             figure.set_size_inches(10.0, 5.0)
         for panel, (model, sweeps, learned, kept) in zip(axes, places, strict=True):
-            labelled: list[tuple[float, float]] = []
+            texts, of_panel = _arm_labels(view), list[Label]()
             for sweep, (colour, marker, line) in zip(sweeps, SERIES * len(sweeps), strict=False):
                 points = _both(view, sweep, learned, kept)
                 panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, marker=marker,
@@ -302,13 +306,29 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
                 for x, y, label in points:
                     text = f"{sweep.name} {label}: {format_percent(y)} learned, {format_percent(x)} kept"
                     add_tip(panel, x, y, text)
+                    of_panel.append(Label(x, y, label, colour))
                 name = format_name(sweep.name, LONGEST)
                 marks[sweep.name] = line_mark(name, color=colour, marker=marker, linestyle=line, markersize=6)
-                _label(panel, points, colour, labelled)
-            marks |= _draw_arms(panel, view, (model, learned, kept), labelled)
+            own, arms = _draw_arms(panel, view, (model, learned, kept), texts)
+            marks |= own
+            at = {(label.x, label.y) for label in arms}
+            labels.append([*arms, *(label for label in of_panel if (label.x, label.y) not in at)])
             _prepare_frontier(panel, view, (model, learned, kept))
-        add_legend(figure, list(marks.values()), columns)
+        n_rows = add_legend(figure, list(marks.values()), columns)
+        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)  # labels are placed on the page
+        for panel, of_panel in zip(axes, labels, strict=True):
+            place_labels(panel, of_panel)
     return figure
+
+
+def _arm_labels(view: View) -> dict[str, str]:
+    """Return the text beside each trained arm: its name, or its number in the legend where names would cover each other."""
+    names = list(dict.fromkeys(arm.name for model in view.report.models for arm in view.own_arms(model) if arm.trained))
+    numbered = len(names) > _MOST_NAMES
+    return {name: f"{number}" if numbered else format_name(name, LONGEST) for number, name in enumerate(names, 1)}
 
 
 def _both(view: View, sweep: Sweep, learned: str, kept: str) -> list[tuple[float, float, str]]:
@@ -329,24 +349,13 @@ def _draw_intervals(panel: Axes, results: Sequence[ArmResult | None], colour: st
         panel.vlines(one.accuracy, other.low, other.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
 
 
-def _label(
-    panel: Axes, points: Sequence[tuple[float, float, str]], colour: str, taken: list[tuple[float, float]]
-) -> None:
-    """Write the value at each point, except near another label."""
-    for x, y, text in points:
-        if all(math.hypot(x - a, y - b) > _NEAR for a, b in taken):
-            box = {"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.6}
-            panel.annotate(
-                text, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8.5, color=colour, bbox=box
-            )
-            taken.append((x, y))
-
-
 def _draw_arms(
-    panel: Axes, view: View, place: tuple[str, str, str], taken: list[tuple[float, float]]
-) -> dict[str, Any]:
-    """Draw the study's own arms, the base as a star."""
+    panel: Axes, view: View, place: tuple[str, str, str], texts: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Label]]:
+    """Draw the study's own arms, the base as a star; return the entries of the legend, and the labels of `texts`."""
     model, learned, kept = place
+    marks = {"\0base": line_mark("base", color=INK, marker="*", markersize=11, linestyle="none")}
+    labels = []
     for arm in view.own_arms(model):
         one, other = view.result(model, arm.name, kept), view.result(model, arm.name, learned)
         if one is None or other is None:
@@ -357,14 +366,13 @@ def _draw_arms(
             _draw_intervals(panel, (one, other), INK)
         text = f"{arm.name}: {format_percent(other.accuracy)} learned, {format_percent(one.accuracy)} kept"
         add_tip(panel, one.accuracy, other.accuracy, text)
-        on_curve = any(point.arm == arm.name for sweep in view.report.sweeps for point in sweep.points)
-        panel.annotate(format_name(arm.name, LONGEST), (one.accuracy, other.accuracy), fontsize=8.5, color=INK, ha="right",
-                       xytext=(-7, -12 if on_curve else -3), textcoords="offset points")  # fmt: skip
-        taken.append((one.accuracy, other.accuracy))
-    return {
-        "\0base": line_mark("base", color=INK, marker="*", markersize=11, linestyle="none"),
-        "\0arm": line_mark("an arm of its own", color=INK, marker="x", linestyle="none"),
-    }
+        label = texts.get(arm.name, "")
+        labels.append(Label(one.accuracy, other.accuracy, label))
+        if label:
+            name = format_name(arm.name, LONGEST)
+            words = "an arm of its own" if label == name else f"{label}  {name}"
+            marks[f"\0{words}"] = line_mark(words, color=INK, marker="x" if label == name else "", linestyle="none")
+    return marks, labels
 
 
 def _prepare_frontier(panel: Axes, view: View, place: tuple[str, str, str]) -> None:
