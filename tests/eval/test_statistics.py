@@ -69,6 +69,8 @@ def alone(values: list[float]) -> CorrectnessMatrix:
 def test_wilson_equals_the_values_printed_by_newcombe_1998(n_correct, n, low, high):
     # Newcombe, Statistics in Medicine 17:857, table I, method 3
     assert wilson(n_correct, n) == pytest.approx((low, high), abs=5e-5)
+    interval = scipy.stats.binomtest(n_correct, n).proportion_ci(0.95, "wilson")
+    assert wilson(n_correct, n) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
 @pytest.mark.parametrize(

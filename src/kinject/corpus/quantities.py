@@ -27,7 +27,7 @@ _YEARS_OF = {"decade": 10, "century": 100}
 MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
 
-_WORDS = re.compile(r"[^\W\d_]+")
+_WORDS, _ASCII_WORDS = re.compile(r"[^\W\d_]+"), re.compile("[a-zA-Z]+")
 _DIGITS = re.compile(r"\d+")
 _ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
 _MAY_BE_ROMAN = re.compile("[IVXL]{2}")
@@ -155,7 +155,7 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     if has_digits:
         text = _take_dates_and_times(text, code, quantities)
     lower = quantities.text = text.lower()
-    words = set(_WORDS.findall(lower))
+    words = set((_ASCII_WORDS if lower.isascii() else _WORDS).findall(lower))
     taken = _add_digits(lower, grammar, quantities) if has_digits else []
     number_words = grammar.number_words_in(words)
     if number_words:

@@ -411,15 +411,19 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
 
     Raises an error that ends the run when all requests have ended; `Stopped` only if there is no other.
     """
-    results = await asyncio.gather(*requests, return_exceptions=True)
-    fatal = [one for one in results if isinstance(one, BaseException) and not _is_of_one_request(one)]
+    waiting = list(requests)
+    if len(waiting) == 1:  # it needs no task of its own
+        try:
+            return [await waiting[0]]
+        except EndpointError as error:
+            if error.fatal:
+                raise
+            return [error]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    fatal = [one for one in results if isinstance(one, BaseException) and getattr(one, "fatal", True)]
     if fatal:
         raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])
     return [one for one in results if isinstance(one, EndpointError) or not isinstance(one, BaseException)]
-
-
-def _is_of_one_request(error: BaseException) -> bool:
-    return isinstance(error, EndpointError) and not error.fatal
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -216,10 +216,11 @@ class Checker:
     def _find_prompt(self, form: str) -> str:
         """Return words of the prompts in a row that a text has and its source has not, "" without any."""
         words = form.split(" ")
-        for start in range(len(words) - _NGRAM + 1):
-            ngram = " ".join(words[start : start + _NGRAM])
-            if ngram in self._prompt_ngrams and ngram not in self._form:
-                return ngram
+        for start, triple in enumerate(zip(words, words[1:], words[2:], strict=False)):
+            if triple in self._prompt_triples:
+                ngram = " ".join(words[start : start + _NGRAM])
+                if ngram in self._prompt_ngrams and ngram not in self._form:
+                    return ngram
         return ""
 
     def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
