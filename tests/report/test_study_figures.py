@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from study_results import CURVES, make_paper_study, make_small, make_study
 
+from kinject.report.details import cost_table
 from kinject.report.plots.arms import (
     accuracy_by_arm,
     directions,
@@ -162,6 +163,23 @@ def test_labels_of_near_arms_cover_neither_each_other_nor_a_point(columns: int) 
     boxes = list(texts.values())
     assert not [(a, b) for at, a in enumerate(boxes) for b in boxes[:at] if a.overlaps(b)]
     assert not [arm for arm, point in points.items() for box in boxes if box.contains(*point)]
+
+
+def test_the_table_of_costs_has_tokens_and_work_of_a_seed() -> None:
+    seeds = {cost.seed for cost in WHOLE.costs if cost.arm == "ft-par"}
+    costs = tuple(
+        replace(cost, written_tokens=700, teacher_tokens=3000, work_seconds=12.5)
+        if (cost.arm, cost.stage) == ("ft-par", "train")
+        else cost
+        for cost in WHOLE.costs
+    )
+    table = cost_table(View(replace(WHOLE, costs=costs)))
+    by_name = {line.cells[0].text: dict(zip(table.columns, line.cells, strict=True)) for line in table.lines}
+    shown = ["tokens written, a seed", "read by a teacher, a seed", "work of training, a seed"]
+    assert [by_name["ft-par"][name].text for name in shown] == ["700", "3,000", "12.5 s"]
+    assert len(seeds) > 1
+    assert all(by_name["ft-reg"][name].text == "" for name in shown)
+    assert not set(shown) & set(cost_table(VIEW).columns)
 
 
 def test_few_arms_are_named_at_their_points() -> None:
