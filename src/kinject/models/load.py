@@ -32,7 +32,7 @@ from kinject.models.folder import (
     saved_tensors,
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, emulated_bf16, quantization_config
-from kinject.models.sharded import Sharding, reading_parts, release_whole, shape_of, size_of
+from kinject.models.sharded import Sharding, reading_parts, release_whole, shape_of, size_of, splitting, zero3_dtype
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def load_model(
     shard. `section` is the recipe's, for messages. Raises `InputError` when the folder cannot be used.
     """
     device = choose_device(device)
-    torch_dtype = choose_dtype(dtype, device, section)
+    torch_dtype = (zero3_dtype() if quantization == "none" else None) or choose_dtype(dtype, device, section)
     implementation = choose_attention(attention, device, section)
     source = find_source(path, "model", revision)
     check_model(source)
@@ -192,7 +192,8 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
 
     folder = Path(path)
     header = read_headers(folder) if folder.is_dir() else None
-    with _raising_input_error(path, "model"):
+    splits = contextlib.nullcontext() if "quantization_config" in options else splitting()
+    with _raising_input_error(path, "model"), splits:
         model, info = AutoModelForCausalLM.from_pretrained(
             path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
             return_dict=True, output_hidden_states=False, output_attentions=False,

@@ -228,3 +228,9 @@ def _refused(checkpoint: Path, name: str, error: Exception) -> TrainingError:
         f"{checkpoint}: {name} holds more than numbers, or is damaged ({reason[:200]}). Loading it could run code, so it "
         f"is not loaded. Delete {checkpoint.name} and resume from an older one with --resume, or start over with --overwrite."
     )
+
+
+def without_tied(model: Any, state_dict: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the weights to save, each once: a tied one under the name of its source. None if the model gives them."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    return {name: weight for name, weight in (state_dict or {}).items() if name not in tied} or None

@@ -22,7 +22,7 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
 from kinject.process import made_by_first_process, tensor_parallel_size
-from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
+from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
 from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
@@ -101,8 +101,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher"]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save model and tokenizer, without the pickle of the arguments: recipe.yaml and the manifest hold them."""
-        super()._save(output_dir, state_dict)
+        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
+        super()._save(output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict))
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
