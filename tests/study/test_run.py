@@ -196,8 +196,27 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
     assert steps == {"ft": 6, "slow": 6, "slow in its seconds": 2}
     recipe = manifest_of(train_folder_of_arm(executor, "slow in its seconds, seed 0"))["recipe"]
     assert recipe["trainer"]["warmup_steps"] == 1
-    work = {cost.arm: cost.work_seconds for cost in result.costs if cost.stage == "train" and cost.shared_by == 1}
-    assert work["slow in its seconds"] == 2.0
+    work = {arm: sum(cost.work_seconds for cost in result.costs if cost.arm == arm) for arm in steps}
+    assert work == {"ft": 2.0, "slow": 6.0, "slow in its seconds": 2.0}
+
+
+def test_what_comes_before_the_steps_counts_in_seconds_that_are_matched(tmp_path, tiny_model, monkeypatch):
+    path = write_study(
+        tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": 6},
+        arms={"ft": {"rag": False}, "taught": {"overrides": {"method": "distill"}, "rag": False},
+              "taught in its seconds": {"overrides": {"method": "distill"}, "match_seconds_of": "ft", "rag": False}},
+    )  # fmt: skip
+    clock = iter([0.0, 3.0, 10.0, 14.0, 20.0, 21.0])  # the steps of taught take 4 seconds, its teacher 1
+    teacher = iter([0.0, 1.0])
+    monkeypatch.setattr("kinject.train.run.work_seconds", lambda device: next(clock))
+    monkeypatch.setattr("kinject.train.teacher.work_seconds", lambda device: next(teacher))
+    result, executor = go(path)
+    steps = manifest_of(train_folder_of_arm(executor, "taught in its seconds, seed 0"))["counts"]["steps"]
+    assert steps == 3  # of 6: 3 seconds less the teacher's
+    work = {
+        arm: sum(c.work_seconds for c in result.costs if c.arm == arm) for arm in ("taught", "taught in its seconds")
+    }
+    assert work == {"taught": 5.0, "taught in its seconds": 2.0}
 
 
 def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(

@@ -400,7 +400,21 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
             arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
             stage=stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
             peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
-            written_tokens=done["written_tokens"], teacher_tokens=done["teacher_tokens"], work_seconds=done["work_seconds"],
+            **{name: done[name] * (stage.id in own) for name in ("written_tokens", "teacher_tokens", "work_seconds")},
         )
-        for run in runs for stage in run.all_stages if (done := status.done.get(stage.id)) is not None
+        for run in runs for own in (_own_stages(run),) for stage in run.all_stages
+        if (done := status.done.get(stage.id)) is not None
     ]  # fmt: skip
+
+
+def _own_stages(run: ArmRun) -> set[str]:
+    """Return the ids of the stages that make the arm itself, without those of an arm that it is matched to."""
+    by_id = {stage.id: stage for stage in run.stages}
+    found: set[str] = set()
+    waiting = [stage for stage in (run.train, *run.stages[-1:]) if stage is not None]
+    while waiting:
+        stage = waiting.pop()
+        found.add(stage.id)
+        before = (by_id[one] for one in stage.dependencies if one in by_id)
+        waiting += [one for one in before if stage is not run.train or one.kind != "train"]
+    return found

@@ -398,9 +398,14 @@ def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[
     for folder in (matched, unmatched):
         if _read_matched_manifest(folder)["counts"]["resumed_from"]:
             raise InputError(f"{folder}: resumed, so the seconds of all its steps are not known. {fix}")
-    wanted, taken = (read_checked_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched))
-    n_steps = _read_matched_manifest(unmatched)["counts"]["steps"]
-    scaled = max(1, round(n_steps * wanted / taken))
+    counts = _read_matched_manifest(unmatched)["counts"]
+    wanted, total = (read_checked_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched))
+    n_steps, taken = counts["steps"], counts["cost"]["work_seconds"]
+    scaled = round(n_steps * (wanted - (total - taken)) / taken)
+    if scaled < 1:
+        raise InputError(
+            f"match_seconds_of: teacher and own answers alone take {total - taken:.1f} s of {wanted:.1f} s. Take the arm out."
+        )
     overrides = [f"trainer.max_steps={scaled}"]
     warmup = recipe.trainer.get("warmup_steps") or 0
     return [*overrides, f"trainer.warmup_steps={round(warmup * scaled / n_steps)}"] if warmup >= 1 else overrides
