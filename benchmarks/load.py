@@ -199,7 +199,8 @@ def report(n: int, folder: Path, style: str) -> Work:
     def work() -> int:
         questions = {"new": read_questions(folder / "questions.jsonl")}
         arms = [
-            Arm(name, "model", "", "augmented", {}, "", "", None, False, seeds, ResourcesSection()) for name in names
+            Arm(name, "model", "", "augmented", {}, "", "", "", None, False, seeds, ResourcesSection())
+            for name in names
         ]
         records = Records(("sum",))
         for name, seed in runs:

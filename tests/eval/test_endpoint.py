@@ -112,10 +112,10 @@ def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served)
     }  # fmt: skip
     served.chat = "<think>Arden is in the north.</think>Lowmere, I think."
     report = run({"served": table}, formats=["generate"], budget=1.0)
-    assert served.bodies[0]["messages"] == [
+    assert [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Question: Where was Arden born?\nAnswer:"},
-    ]
+    ] in [body["messages"] for body in served.bodies]  # several at once: any may come first
     assert {key: served.bodies[0][key] for key in ("chat_template_kwargs", "reasoning_effort", "top_a", "max_tokens")} == {
         "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "top_a": 1, "max_tokens": 32,
     }  # fmt: skip

@@ -50,7 +50,9 @@ FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal":
 CONCURRENCY = 8
 DATED = ("log.jsonl", "timing.jsonl")
 """Outputs whose hash in a manifest is one of times, too."""
-MANIFEST = json_without("written", "command", "this_run", "seconds", "resumed_from", "scored_now", *DATED)
+MANIFEST = json_without(
+    "written", "command", "this_run", "seconds", "resumed_from", "scored_now", "work_seconds", *DATED
+)
 SPEED = tuple(
     f"{stage}_{what}" for stage in ("train", "eval") for what in ("runtime", "samples_per_second", "steps_per_second")
 )
@@ -254,7 +256,16 @@ def study_case(folder: Path, model: Path) -> Case:
         return done
 
     times = json_without(
-        *SPEED, *DATED, "seconds", "peak_bytes", "written", "command", "this_run", "resumed_from", "scored_now"
+        *SPEED,
+        *DATED,
+        "seconds",
+        "peak_bytes",
+        "written",
+        "command",
+        "this_run",
+        "resumed_from",
+        "scored_now",
+        "work_seconds",
     )
     return Case(
         ["study", str(path), "--jobs", "1"], [run, stages], look=look, unordered=frozenset({"answers.jsonl"}),
