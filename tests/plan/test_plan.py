@@ -23,6 +23,7 @@ from kinject.plan.memory import optimizer_memory, simulate
 from kinject.plan.model import StepConfig
 from kinject.plan.run import PlanOptions, estimate_disk, plan
 from kinject.recipe import Recipe, read_recipe
+from kinject.train.optimizers import add_muon
 
 LLAMA = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -232,13 +233,15 @@ def test_tensor_parallelism_divides_heads_and_mlps_and_leaves_the_rest_whole() -
 
 
 @pytest.mark.parametrize(
-    "optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "adafactor", "sgd", "rmsprop", "lion_8bit"]
+    "optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "adafactor", "sgd", "rmsprop", "lion_8bit", "muon"]
 )
 def test_the_state_of_an_optimizer_is_what_it_keeps_after_a_step(optim: str, tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 128})
     model = transformers.LlamaForCausalLM(config)
+    is_muon, optim = optim == "muon", optim.replace("muon", "adamw_torch")
     arguments = transformers.TrainingArguments(str(tmp_path), optim=optim, use_cpu=True, report_to="none")
     optimizer = transformers.Trainer(model, arguments).create_optimizer()
+    optimizer = add_muon(optimizer, model, 1.0) if is_muon else optimizer
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()
@@ -249,7 +252,7 @@ def test_the_state_of_an_optimizer_is_what_it_keeps_after_a_step(optim: str, tmp
         for name, value in state.items()
         if isinstance(value, torch.Tensor) and value.ndim and name not in tables
     )
-    state, _ = optimizer_memory(model, _step(model=config, optim=optim))
+    state, _ = optimizer_memory(model, _step(model=config, optim=optim, muon=is_muon))
     assert state == kept
 
 

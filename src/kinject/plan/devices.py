@@ -198,7 +198,7 @@ def _possible_changes(config: StepConfig, devices: Devices) -> Iterator[_Candida
     is_full = config.adapter is None and not config.freeze
     if is_full and not config.optim_in_8_bits and config.optim not in ("adafactor", "sgd"):
         cost = "the optimizer's state in 8 bits: nearly the same updates"
-        yield _Candidate(("trainer.optim=adamw_8bit",), cost, (("optim", "adamw_8bit"),))
+        yield _without_muon(config, ("trainer.optim=adamw_8bit",), cost, (("optim", "adamw_8bit"),))
     if not config.checkpointing:
         cost = "the same update, about a third more time"
         yield _Candidate(("trainer.gradient_checkpointing=true",), cost, (("checkpointing", True),))
@@ -266,10 +266,10 @@ def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Ca
     if config.dtype == torch.float32:
         cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
         words: tuple[str, ...] = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true")
-        yield _Candidate(words, cost, (("dtype", torch.bfloat16), ("rounding", True)))
+        yield _without_muon(config, words, cost, (("dtype", torch.bfloat16), ("rounding", True)))
     if "paged" not in config.optim and config.device == "cuda":
         cost = "the same update; the optimizer's state is in the machine's memory while the GPU's is short"
-        yield _Candidate(("trainer.optim=paged_adamw_8bit",), cost, (("optim", "paged_adamw_8bit"),))
+        yield _without_muon(config, ("trainer.optim=paged_adamw_8bit",), cost, (("optim", "paged_adamw_8bit"),))
     if not config.in_backward:
         cost = (
             f"updates in the backward pass, one for each {config.batch} rows, without clipping: lower the learning rate"
@@ -279,7 +279,16 @@ def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Ca
             "trainer.max_grad_norm=0",
             "trainer.gradient_accumulation_steps=1",
         )
-        yield _Candidate(words, cost, (("in_backward", True), ("accumulation", 1)))
+        yield _without_muon(config, words, cost, (("in_backward", True), ("accumulation", 1)))
+
+
+def _without_muon(
+    config: StepConfig, words: tuple[str, ...], cost: str, fields: tuple[tuple[str, Any], ...]
+) -> _Candidate:
+    """Return a change that rules out techniques.muon."""
+    if not config.muon:
+        return _Candidate(words, cost, fields)
+    return _Candidate((*words, "techniques.muon=null"), f"{cost}; AdamW instead of Muon", (*fields, ("muon", False)))
 
 
 def render_size(n_bytes: float) -> str:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from kinject.errors import InputError
 from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_alike_layers, count_parameters, layer_stack
 from kinject.train.loss import divergence, in_tiles
-from kinject.train.optimizers import embedding_bits
+from kinject.train.optimizers import embedding_bits, is_muon_matrix
 
 _TILE = (4096, 32_768)
 """Tokens and vocabulary entries that TRL's fused head projects at once, at most."""
@@ -426,10 +426,7 @@ def known_optimizers() -> tuple[str, ...]:
 
 
 def optimizer_memory(model: Any, config: StepConfig) -> tuple[int, int]:
-    """Return (bytes of state, bytes of working memory of a step) of the optimizer for the trained parameters of `model`.
-
-    Raises `InputError` for an optimizer whose memory is unknown.
-    """
+    """Return (bytes of state, bytes of working memory of a step) of the optimizer; `InputError` if they are not known."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise InputError("no parameter trains. Look at model.freeze and at the adapter section.")
@@ -449,6 +446,9 @@ def optimizer_memory(model: Any, config: StepConfig) -> tuple[int, int]:
         return n_states * sum(n * parameter.numel() for n, parameter in zip(numbers, trained, strict=True)), one_by_one
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
     state = n_states * sum(sizes)
+    if config.muon:  # one state for a matrix; Newton-Schulz holds its momentum and four matrices of bfloat16
+        matrices = [p for name, p in model.named_parameters() if p.requires_grad and is_muon_matrix(name, p.shape)]
+        return state - _bytes(matrices), max((p.numel() * (p.element_size() + 8) for p in matrices), default=0)
     if optim in ("adamw_torch_fused", "sgd") or family == "lion":
         return state, 0
     return state, sum(sizes) if config.device == "cuda" else 2 * max(sizes)  # all at once on a GPU, else one by one

@@ -39,11 +39,11 @@ class StepConfig:
     """Everything that decides the memory of a training step.
 
     `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
-    loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. `rounding` and
-    `in_backward` are techniques.stochastic_rounding and optimizer_in_backward. `distilled` is the number of a teacher's
-    log-probs of each token (None: no teacher); `teacher_copy`: its weights are in memory beside those that train. `liger` is
-    trainer.use_liger_kernel. `context` devices read a row together, each its part of the tokens; `tensor` devices have a part
-    of every layer each.
+    loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. `muon`,
+    `rounding` and `in_backward` are techniques.muon, stochastic_rounding and optimizer_in_backward. `distilled` is the number
+    of a teacher's log-probs of each token (None: no teacher); `teacher_copy`: its weights are in memory beside those that
+    train. `liger` is trainer.use_liger_kernel. `context` devices read a row together, each its part of the tokens; `tensor`
+    devices have a part of every layer each.
     """
 
     model: PretrainedConfig
@@ -63,6 +63,7 @@ class StepConfig:
     quantization: str = "none"
     adapter: Mapping[str, Any] | None = None
     freeze: tuple[str, ...] = ()
+    muon: bool = False
     rounding: bool = False
     in_backward: bool = False
     loss_tile: int | None = None

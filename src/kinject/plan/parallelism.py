@@ -133,6 +133,9 @@ def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
     if step.in_backward:
         overrides += ("techniques.optimizer_in_backward=false",)
         step = replace(step, in_backward=False)
+    if step.muon:
+        overrides += ("techniques.muon=null",)
+        step = replace(step, muon=False)
     if step.loss_tile is not None:
         overrides += ("techniques.loss_tile=null",)
         step = replace(step, loss_tile=None)

@@ -386,6 +386,10 @@ class TechniquesSection:
     sam: float = option(
         0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0
     )
+    muon: float | None = option(
+        None, help="Update the matrices inside the layers by Muon, at this factor of trainer.learning_rate (1: AdamW's).",
+        min=0.01, max=100.0,
+    )  # fmt: skip
     hard_example_mining: HardExampleMiningSection | None = option(
         None, help="Learn only from the tokens or rows with the highest loss."
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NEED_WHOLE = ("loss_tile", "stochastic_rounding", "optimizer_in_backward")
+_NEED_WHOLE = ("loss_tile", "stochastic_rounding", "optimizer_in_backward", "muon")
 """Techniques that read or write whole weights in each process."""
 
 

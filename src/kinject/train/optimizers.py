@@ -1,10 +1,10 @@
-"""What transformers' optimizers lack: bfloat16 weights that learn, updates in the backward pass, SAM, layer-wise rates."""
+"""Beyond transformers' optimizers: Muon, bfloat16 weights that learn, updates in the backward pass, SAM, layer-wise rates."""
 
 from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ Faults = list[tuple[str, str]]
 
 def optimizer_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of the optimizer and of what changes its update."""
-    return [*_schedule_free_faults(config), *_one_by_one_faults(recipe, config)]
+    return [*_schedule_free_faults(config), *_one_by_one_faults(recipe, config), *_muon_faults(recipe, config)]
 
 
 def embedding_bits(optim_args: str | None) -> str | None:
@@ -110,6 +110,90 @@ def _in_backward_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     return faults
 
 
+def _muon_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    """Return the faults of techniques.muon, which takes the place of torch's AdamW."""
+    techniques, optim, key = recipe.techniques, str(getattr(config.optim, "value", config.optim)), "techniques.muon"
+    if techniques.muon is None:
+        return []
+    faults: Faults = []
+    if not hasattr(torch.optim, "Muon"):
+        faults.append((key, f"needs torch 2.9 or newer, found {torch.__version__}. Install it, or remove the line."))
+    if optim not in ("adamw_torch", "adamw_torch_fused"):
+        faults.append(
+            (key, f"the other weights take AdamW, found trainer.optim: {optim}. Set adamw_torch, or remove the line.")
+        )
+    if config.fp16:
+        faults.append((key, "needs unscaled gradients. Set trainer.bf16: true instead of fp16, or remove the line."))
+    if config.deepspeed:
+        faults.append((key, "DeepSpeed flattens the matrices. Use DDP, or remove the line."))
+    faults += [
+        (key, f"techniques.{name} updates by trainer.optim alone. Keep one of the two.")
+        for name in ("stochastic_rounding", "optimizer_in_backward") if getattr(techniques, name)
+    ]  # fmt: skip
+    return faults
+
+
+def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Return whether Muon updates a parameter: a matrix inside the layers (of an adapter too), not an embedding."""
+    return len(shape) == 2 and layer_number(name) is not None
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """torch's AdamW, whose parameter groups with `ns_steps` are updated by torch's Muon.
+
+    Muon (Jordan et al. 2024; arXiv 2502.16982) makes the momentum of a matrix nearly orthogonal by Newton-Schulz steps, so
+    that all directions of the matrix move equally far. The update is scaled to the usual size of AdamW's.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], like: torch.optim.AdamW) -> None:
+        super().__init__(groups, **{key: value for key, value in like.defaults.items() if key not in _NO_OPTIONS})
+        matrices = [group for group in self.param_groups if "ns_steps" in group]
+        self._muon = torch.optim.Muon([{"params": group["params"]} for group in matrices], **_MUON_OPTIONS)
+        self._muon.state = self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state; AdamW is not shown the matrices, whose state has no number of steps."""
+        groups = state["param_groups"]
+        super().__setstate__({**state, "param_groups": [group for group in groups if "ns_steps" not in group]})
+        self.param_groups = groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update all parameters that have a gradient. A closure would be called twice, so none is taken."""
+        assert closure is None
+        groups = self.param_groups
+        self._muon.param_groups, self._muon.state = [group for group in groups if "ns_steps" in group], self.state
+        self._muon.step()
+        self.param_groups = [group for group in groups if "ns_steps" not in group]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+
+
+_NO_OPTIONS = ("decoupled_weight_decay",)
+"""Defaults of AdamW that its constructor does not take."""
+_MUON_OPTIONS: dict[str, Any] = {"lr": 0.0, "adjust_lr_fn": "match_rms_adamw"}
+
+
+def add_muon(optimizer: Any, model: nn.Module, factor: float) -> MuonAdamW:
+    """Return an optimizer with the groups of `optimizer`, a new AdamW, in which Muon updates the matrices inside the layers.
+
+    Their learning rate is `factor` times that of their group; the weight decay stays.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups: list[dict[str, Any]] = []
+    defaults = {key: value for key, value in torch.optim.Muon([torch.zeros(1, 1)], **_MUON_OPTIONS).defaults.items()
+                if key not in ("lr", "weight_decay", "eps")}  # fmt: skip
+    for group in optimizer.param_groups:
+        parts: tuple[list[Any], list[Any]] = [], []
+        for parameter in group["params"]:
+            parts[is_muon_matrix(names[id(parameter)], parameter.shape)].append(parameter)
+        groups += [{**group, "params": parts[0]}] if parts[0] else []
+        groups += [{**group, **defaults, "params": parts[1], "lr": group["lr"] * factor}] if parts[1] else []
+    return MuonAdamW(groups, optimizer)
+
+
 def set_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | None) -> None:
     """Let a new bitsandbytes `optimizer` of `model` keep the embeddings' state in the bits that `optim_args` names.
 
@@ -127,8 +211,12 @@ def set_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | None)
     ]
 
 
-def leave_warmup_to_schedule(optimizer: Any) -> None:
-    """Turn off the warm-up of a new schedule-free `optimizer`: transformers gives the same warm-up to the schedule too."""
+def apply_options(optimizer: Any, model: nn.Module, optim_args: str | None) -> None:
+    """Set the bits of the embeddings of a new optimizer, and leave the warm-up of a schedule-free one to the schedule.
+
+    transformers gives the same warm-up to both.
+    """
+    set_embedding_bits(optimizer, model, optim_args)
     if {"train_mode", "warmup_steps"} <= getattr(optimizer, "defaults", {}).keys():  # DeepSpeed's placeholder has none
         for group in optimizer.param_groups:
             group["warmup_steps"] = 0

@@ -351,7 +351,7 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
-    for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward"):
+    for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward", "muon"):
         setattr(trainer, name, getattr(techniques, name))
     if techniques.loss_tile is not None:
         whole = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
@@ -416,6 +416,10 @@ def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list
         )
     if trainer.sam is not None:
         notes.append(f"techniques.sam: gradients are taken {trainer.sam.rho:g} uphill, in two passes an update")
+    if trainer.muon is not None:
+        notes.append(
+            f"techniques.muon: the layers' matrices by Muon at {trainer.muon:g} of the rate, the rest by AdamW"
+        )
     if trainer.stochastic_rounding:
         notes.append("techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random")
     if trainer.optimizer_in_backward:

@@ -31,8 +31,8 @@ from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import (
     OneByOne,
     SharpnessAware,
-    leave_warmup_to_schedule,
-    set_embedding_bits,
+    add_muon,
+    apply_options,
     split_by_layer,
 )
 from kinject.train.probes import Probes
@@ -71,8 +71,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     sam: SharpnessAware | None = None
     loss_tile: int | None = None
     """Tokens whose logits are in memory at once; None: all."""
-    stochastic_rounding = False
-    optimizer_in_backward = False
+    stochastic_rounding = optimizer_in_backward = False
+    muon: float | None = None
     one_by_one: OneByOne | None = None
     reinitialized: Sequence[str] = ()
     """Names of the parameters that got new weights."""
@@ -208,16 +208,16 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Return the optimizer, its groups split by layer if the recipe's learning rate decays by layer."""
-        is_new = self.optimizer is None
+        if self.optimizer is not None:
+            return super().create_optimizer(model)
         optimizer = super().create_optimizer(model)
-        if is_new and self.layerwise_lr_decay < 1.0:
+        if self.muon is not None:
+            optimizer = self.optimizer = add_muon(optimizer, self.model, self.muon)
+        if self.layerwise_lr_decay < 1.0:
             split_by_layer(optimizer, self.model, self.layerwise_lr_decay)
-        if is_new:
-            set_embedding_bits(optimizer, self.model, self.args.optim_args)
-            leave_warmup_to_schedule(optimizer)
-        if is_new and (self.stochastic_rounding or self.optimizer_in_backward):
+        apply_options(optimizer, self.model, self.args.optim_args)
+        if (in_backward := self.optimizer_in_backward) or self.stochastic_rounding:
             seed = self.args.seed if self.stochastic_rounding else None
-            in_backward = self.optimizer_in_backward
             self.one_by_one = OneByOne(optimizer, lambda: self.state.global_step, seed=seed, in_backward=in_backward)
         return optimizer
 

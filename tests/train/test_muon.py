@@ -1,0 +1,162 @@
+"""Muon for the matrices inside the layers: its update, what it leaves to AdamW, resuming, and what cannot be combined."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinject.errors import RecipeError
+from kinject.recipe import Recipe
+from kinject.train import train
+from kinject.train.optimizers import MuonAdamW, add_muon
+
+MakeRecipe = Callable[..., Recipe]
+MUON = {"techniques": {"muon": 0.5}}
+
+
+class _Model(torch.nn.Module):
+    """An embedding, a layer with a matrix and a bias, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(7, 6)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 4)])
+        self.head = torch.nn.Linear(4, 7, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers[0](self.embed_tokens(ids)).tanh())
+
+
+def _optimizer(model: torch.nn.Module) -> MuonAdamW:
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    biases = [p for p in model.parameters() if p.ndim == 1]
+    plain = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}], lr=0.02
+    )
+    return add_muon(plain, model, 0.5)
+
+
+def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Five Newton-Schulz steps with Jordan's coefficients, on the singular values alone, in float64."""
+    u, s, v = torch.linalg.svd(matrix.double() / matrix.double().norm(), full_matrices=False)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return u @ s.diag() @ v
+
+
+def test_the_update_is_that_written_by_hand() -> None:
+    """The matrix moves by 0.2 * sqrt(its longer side) * rate along the orthogonal momentum; the rest as torch's AdamW says."""
+    torch.manual_seed(0)
+    model, hand = _Model(), _Model()
+    hand.load_state_dict(model.state_dict())
+    optimizer = _optimizer(model)
+    others = [p for name, p in hand.named_parameters() if name != "layers.0.weight"]
+    adamw = torch.optim.AdamW(
+        [{"params": [p for p in others if p.ndim == 2], "weight_decay": 0.1},
+         {"params": [p for p in others if p.ndim == 1], "weight_decay": 0.0}], lr=0.02,
+    )  # fmt: skip
+    weight, momentum = hand.layers[0].weight, torch.zeros(4, 6).double()
+    for step in range(3):
+        ids, wanted = torch.arange(7).roll(step), torch.arange(7)
+        for one in (model, hand):
+            one.zero_grad()
+            torch.nn.functional.cross_entropy(one(ids), wanted).backward()
+        optimizer.step()
+        gradient = weight.grad.double()
+        momentum = momentum * 0.95 + gradient * 0.05
+        with torch.no_grad():
+            update = _orthogonal(gradient * 0.05 + momentum * 0.95)
+            before = weight.double() * (1 - 0.01 * 0.1)
+            weight.copy_(before - 0.01 * 0.2 * math.sqrt(6) * update)
+        adamw.step()
+        moved = (model.layers[0].weight - before).abs().max()
+        assert (model.layers[0].weight - weight).abs().max() < 0.05 * moved  # torch orthogonalises in bfloat16
+        with torch.no_grad():
+            weight.copy_(model.layers[0].weight)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter, hand.get_parameter(name), rtol=1e-6, atol=1e-7)
+
+
+def test_a_restored_state_continues_to_the_bit() -> None:
+    torch.manual_seed(0)
+    model = _Model()
+    optimizer = _optimizer(model)
+
+    def update(one: Any, its: Any) -> None:
+        one.zero_grad()
+        torch.nn.functional.cross_entropy(one(torch.arange(7)), torch.arange(7).flip(0)).backward()
+        its.step()
+
+    update(model, optimizer)
+    other = _Model()
+    other.load_state_dict(model.state_dict())
+    restored = _optimizer(other)
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(2):
+        update(model, optimizer)
+        update(other, restored)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert sorted(len(state) for state in optimizer.state.values()) == [
+        1,
+        3,
+        3,
+        3,
+    ]  # momentum alone; AdamW's two and a step
+
+
+def _weights(make_recipe: MakeRecipe, run: Path, resume: bool = False, **sections: Any) -> dict[str, torch.Tensor]:
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
+    folder = Path(train(make_recipe(trainer=options, run_dir=str(run), **sections), resume=resume).model_dir)
+    return load_file(next(folder.glob("*.safetensors")))
+
+
+def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    straight = _weights(make_recipe, run, **MUON)
+    shutil.rmtree(run / "model")
+    shutil.rmtree(run / "checkpoint-4")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["counts"] = {"finished": False}
+    del manifest["crc32"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    resumed = _weights(make_recipe, run, resume=True, **MUON)
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_the_matrices_of_an_adapter_are_updated_by_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The matrices B begin at zero, so that of all their directions the first update moves each equally far."""
+    adapter = {"adapter": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}}
+    plain, muon = (
+        _weights(make_recipe, tmp_path / name, **adapter, **more) for name, more in (("plain", {}), ("muon", MUON))
+    )
+
+    def spread(weights: dict[str, torch.Tensor]) -> float:
+        values = [torch.linalg.svdvals(weight) for name, weight in weights.items() if "lora_B" in name]
+        return float(torch.stack([value[3] / value[0] for value in values]).mean())
+
+    assert spread(muon) > 1.5 * spread(plain)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "more", "words"),
+    [
+        ({"optim": "adamw_8bit"}, {}, "found trainer.optim: adamw_8bit"),
+        ({"fp16": True}, {}, "unscaled gradients"),
+        ({"max_grad_norm": 0}, {"optimizer_in_backward": True}, "optimizer_in_backward updates by trainer.optim alone"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    make_recipe: MakeRecipe, trainer: dict[str, Any], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        train(make_recipe(trainer=trainer, techniques={"muon": 1.0, **more}))
+    assert any(fault.key == "techniques.muon" and words in fault.what for fault in caught.value.faults)
