@@ -133,7 +133,7 @@ def test_damaged_tokens_are_made_again(
 ) -> None:
     def run() -> Any:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        return outcome(make_recipe())
+        return outcome(make_recipe(trainer={"max_steps": 1}))
 
     ground = Ground(tmp_path / "tokens", run)
     bad, n_mended = [], 0
