@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.errors import RecipeError
+from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.optimizers import MuonAdamW, add_muon
@@ -160,3 +160,9 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(trainer=trainer, techniques={"muon": 1.0, **more}))
     assert any(fault.key == "techniques.muon" and words in fault.what for fault in caught.value.faults)
+
+
+def test_a_model_whose_layers_do_not_train_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+    frozen = {"model": {"path": str(tiny_model), "freeze": ["*.layers.*"]}}
+    with pytest.raises(InputError, match=r"techniques\.muon: no matrix inside the layers trains\. Remove the line"):
+        train(make_recipe(**frozen, **MUON))

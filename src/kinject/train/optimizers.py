@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kinject.errors import InputError
 from kinject.models import own_part, whole
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class MuonAdamW(torch.optim.AdamW):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state; AdamW is not shown the matrices, whose state has no number of steps."""
         groups = state["param_groups"]
-        super().__setstate__({**state, "param_groups": [group for group in groups if "ns_steps" not in group]})
+        super().__setstate__({**state, "param_groups": [group for group in groups if "ns_steps" not in group]})  # type: ignore[no-untyped-call]
         self.param_groups = groups
 
     @torch.no_grad()
@@ -163,7 +164,7 @@ class MuonAdamW(torch.optim.AdamW):
         assert closure is None
         groups = self.param_groups
         self._muon.param_groups, self._muon.state = [group for group in groups if "ns_steps" in group], self.state
-        self._muon.step()
+        self._muon.step()  # type: ignore[no-untyped-call]
         self.param_groups = [group for group in groups if "ns_steps" not in group]
         try:
             super().step()
@@ -179,7 +180,7 @@ _MUON_OPTIONS: dict[str, Any] = {"lr": 0.0, "adjust_lr_fn": "match_rms_adamw"}
 def add_muon(optimizer: Any, model: nn.Module, factor: float) -> MuonAdamW:
     """Return an optimizer with the groups of `optimizer`, a new AdamW, in which Muon updates the matrices inside the layers.
 
-    Their learning rate is `factor` times that of their group; the weight decay stays.
+    Their learning rate is `factor` times that of their group; the weight decay stays. Raises `InputError` if none trains.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups: list[dict[str, Any]] = []
@@ -191,6 +192,10 @@ def add_muon(optimizer: Any, model: nn.Module, factor: float) -> MuonAdamW:
             parts[is_muon_matrix(names[id(parameter)], parameter.shape)].append(parameter)
         groups += [{**group, "params": parts[0]}] if parts[0] else []
         groups += [{**group, **defaults, "params": parts[1], "lr": group["lr"] * factor}] if parts[1] else []
+    if not any("ns_steps" in group for group in groups):
+        raise InputError(
+            "techniques.muon: no matrix inside the layers trains. Remove the line, or train more of the model."
+        )
     return MuonAdamW(groups, optimizer)
 
 

@@ -28,13 +28,7 @@ from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, token_metrics
 from kinject.train.on_policy import OnPolicy
-from kinject.train.optimizers import (
-    OneByOne,
-    SharpnessAware,
-    add_muon,
-    apply_options,
-    split_by_layer,
-)
+from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, apply_options, split_by_layer
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import save_state
@@ -86,6 +80,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     reading_plan: ReadingPlan | None = None
     """Chooses the rows; None: they are those of an epoch."""
     control: Any
+    optimizer: Any
     lr_scheduler: Any
     _total_train_tokens: Any
     router_aux_loss_coef: float
@@ -208,9 +203,9 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Return the optimizer, its groups split by layer if the recipe's learning rate decays by layer."""
-        if self.optimizer is not None:
-            return super().create_optimizer(model)
-        optimizer = super().create_optimizer(model)
+        is_new, optimizer = self.optimizer is None, super().create_optimizer(model)
+        if not is_new:
+            return optimizer
         if self.muon is not None:
             optimizer = self.optimizer = add_muon(optimizer, self.model, self.muon)
         if self.layerwise_lr_decay < 1.0:
