@@ -132,6 +132,11 @@ def tensor_parallel_size() -> int:
     return int(os.environ.get("PARALLELISM_CONFIG_TP_SIZE", "1"))
 
 
+def processes_per_row() -> int:
+    """Return how many processes share a row: those of tensor parallelism times those of context parallelism."""
+    return tensor_parallel_size() * int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+
+
 def first_process_first(make: Callable[[], _Made]) -> _Made:
     """Return what `make` returns; the others of a launch call it once the first process has written its files.
 

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from kinject import models
 from kinject.errors import TrainingError
-from kinject.process import single_process_notes, tensor_parallel_size
+from kinject.process import processes_per_row, single_process_notes
 from kinject.recipe import GuardsSection
 from kinject.train.trainable import summarize_names
 
@@ -260,7 +260,7 @@ def check_start(
         )
     for note in single_process_notes():
         warnings += react("warn", f"{note}. The global batch is that of this process.")
-    n_devices = config.world_size // tensor_parallel_size()
+    n_devices = config.world_size // processes_per_row()
     n_read = config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
     if 0 < n_read < n_rows:
         warnings += react(

@@ -18,7 +18,7 @@ from kinject.corpus.packing import TrainingRow
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
-from kinject.process import first_process_first, tensor_parallel_size
+from kinject.process import first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import (
     AllKnownStopping,
@@ -393,9 +393,7 @@ def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: Token
 def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
     """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
     batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
-    devices = (
-        config.world_size // tensor_parallel_size() * max(1, config.n_gpu)
-    )  # GPUs of one process share its batches
+    devices = config.world_size // processes_per_row() * max(1, config.n_gpu)  # GPUs of one process share its batches
     rows = batch * accumulation * devices
     return {
         "rows_per_device": batch, "accumulation": accumulation, "devices": devices, "rows": rows,
