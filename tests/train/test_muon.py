@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.optimizers import MuonAdamW, add_muon
+from kinject.train.optimizers import MuonAdamW, add_muon, optimizer_faults
 
 MakeRecipe = Callable[..., Recipe]
 MUON = {"techniques": {"muon": 0.5}}
@@ -166,3 +167,10 @@ def test_a_model_whose_layers_do_not_train_is_refused(make_recipe: MakeRecipe, t
     frozen = {"model": {"path": str(tiny_model), "freeze": ["*.layers.*"]}}
     with pytest.raises(InputError, match=r"techniques\.muon: no matrix inside the layers trains\. Remove the line"):
         train(make_recipe(**frozen, **MUON))
+
+
+def test_deepspeed_is_refused_however_it_was_asked_for(make_recipe: MakeRecipe) -> None:
+    """A launch sets the plugin alone, a recipe's trainer.deepspeed both."""
+    config = types.SimpleNamespace(optim="adamw_torch", fp16=False, deepspeed=None, deepspeed_plugin=object())
+    faults = optimizer_faults(make_recipe(**MUON), config)  # type: ignore[arg-type]
+    assert faults == [("techniques.muon", "DeepSpeed flattens the matrices. Use DDP, or remove the line.")]

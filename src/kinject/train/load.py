@@ -14,6 +14,7 @@ from kinject.disk import is_folder, read_bytes
 from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.process import is_fsdp_launch, is_yes
 from kinject.recipe import TokenizerSection, TrainRecipe
+from kinject.train.optimizers import optim_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -169,7 +170,7 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
     stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
     if sharding is None and stage < 3:
         return faults
-    adapter, optim = recipe.adapter or {}, str(getattr(config.optim, "value", config.optim))
+    adapter, optim = recipe.adapter or {}, optim_name(config)
     if adapter.get("merge"):
         faults.append(("adapter.merge", "the weights are in parts. Remove the line, and use kinject merge later."))
     if adapter.get("modules_to_save"):

@@ -37,6 +37,11 @@ def optimizer_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     return [*_schedule_free_faults(config), *_one_by_one_faults(recipe, config), *_muon_faults(recipe, config)]
 
 
+def optim_name(config: SFTConfig) -> str:
+    """Return trainer.optim as its name."""
+    return str(getattr(config.optim, "value", config.optim))
+
+
 def embedding_bits(optim_args: str | None) -> str | None:
     """Return the value of embedding_bits in trainer.optim_args, None without one."""
     for pair in (optim_args or "").replace(" ", "").split(","):
@@ -62,7 +67,7 @@ def embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
 
 def _schedule_free_faults(config: SFTConfig) -> Faults:
     """Return the faults of a schedule-free optimizer (arXiv 2405.15682), of the package schedulefree."""
-    optim = str(getattr(config.optim, "value", config.optim))
+    optim = optim_name(config)
     if not optim.startswith("schedule_free"):
         return []
     faults: Faults = []
@@ -78,7 +83,7 @@ def _schedule_free_faults(config: SFTConfig) -> Faults:
 
 def _one_by_one_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of stochastic_rounding and optimizer_in_backward, which update one parameter at a time."""
-    techniques, optim = recipe.techniques, str(getattr(config.optim, "value", config.optim))
+    techniques, optim = recipe.techniques, optim_name(config)
     faults: Faults = []
     for key in ("stochastic_rounding", "optimizer_in_backward"):
         if not getattr(techniques, key):
@@ -113,7 +118,7 @@ def _in_backward_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
 
 def _muon_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of techniques.muon, which takes the place of torch's AdamW."""
-    techniques, optim, key = recipe.techniques, str(getattr(config.optim, "value", config.optim)), "techniques.muon"
+    techniques, optim, key = recipe.techniques, optim_name(config), "techniques.muon"
     if techniques.muon is None:
         return []
     faults: Faults = []
@@ -125,7 +130,7 @@ def _muon_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         )
     if config.fp16:
         faults.append((key, "needs unscaled gradients. Set trainer.bf16: true instead of fp16, or remove the line."))
-    if config.deepspeed:
+    if config.deepspeed_plugin is not None:  # by trainer.deepspeed, or by the launch
         faults.append((key, "DeepSpeed flattens the matrices. Use DDP, or remove the line."))
     faults += [
         (key, f"techniques.{name} updates by trainer.optim alone. Keep one of the two.")
@@ -146,11 +151,14 @@ class MuonAdamW(torch.optim.AdamW):
     that all directions of the matrix move equally far. The update is scaled to the usual size of AdamW's.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], like: torch.optim.AdamW) -> None:
-        super().__init__(groups, **{key: value for key, value in like.defaults.items() if key not in _NO_OPTIONS})
-        matrices = [group for group in self.param_groups if "ns_steps" in group]
-        self._muon = torch.optim.Muon([{"params": group["params"]} for group in matrices], **_MUON_OPTIONS)
-        self._muon.state = self.state
+    def __init__(self, others: Sequence[dict[str, Any]], matrices: Sequence[dict[str, Any]], **options: Any) -> None:
+        super().__init__([*others, *matrices], **options)
+        self._muon = torch.optim.Muon(
+            [{"params": group["params"]} for group in matrices], lr=0.0, adjust_lr_fn="match_rms_adamw"
+        )
+        own = {key: value for key, value in self._muon.defaults.items() if key not in self.defaults}
+        for group in self.param_groups[len(others) :]:
+            group.update(own)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state; AdamW is not shown the matrices, whose state has no number of steps."""
@@ -172,31 +180,26 @@ class MuonAdamW(torch.optim.AdamW):
             self.param_groups = groups
 
 
-_NO_OPTIONS = ("decoupled_weight_decay",)
-"""Defaults of AdamW that its constructor does not take."""
-_MUON_OPTIONS: dict[str, Any] = {"lr": 0.0, "adjust_lr_fn": "match_rms_adamw"}
-
-
 def add_muon(optimizer: Any, model: nn.Module, factor: float) -> MuonAdamW:
     """Return an optimizer with the groups of `optimizer`, a new AdamW, in which Muon updates the matrices inside the layers.
 
     Their learning rate is `factor` times that of their group; the weight decay stays. Raises `InputError` if none trains.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups: list[dict[str, Any]] = []
-    defaults = {key: value for key, value in torch.optim.Muon([torch.zeros(1, 1)], **_MUON_OPTIONS).defaults.items()
-                if key not in ("lr", "weight_decay", "eps")}  # fmt: skip
+    others: list[dict[str, Any]] = []
+    matrices: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         parts: tuple[list[Any], list[Any]] = [], []
         for parameter in group["params"]:
             parts[is_muon_matrix(names[id(parameter)], parameter.shape)].append(parameter)
-        groups += [{**group, "params": parts[0]}] if parts[0] else []
-        groups += [{**group, **defaults, "params": parts[1], "lr": group["lr"] * factor}] if parts[1] else []
-    if not any("ns_steps" in group for group in groups):
+        others += [{**group, "params": parts[0]}] if parts[0] else []
+        matrices += [{**group, "params": parts[1], "lr": group["lr"] * factor}] if parts[1] else []
+    if not matrices:
         raise InputError(
             "techniques.muon: no matrix inside the layers trains. Remove the line, or train more of the model."
         )
-    return MuonAdamW(groups, optimizer)
+    options = {key: value for key, value in optimizer.defaults.items() if key != "decoupled_weight_decay"}  # fixed
+    return MuonAdamW(others, matrices, **options)
 
 
 def set_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | None) -> None:
