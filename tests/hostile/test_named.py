@@ -25,7 +25,7 @@ from kinject.eval.compare import read_run
 from kinject.eval.harness_files import read_samples
 from kinject.eval.retrieval import read_contexts
 from kinject.eval.tasks.task import read_task
-from kinject.eval.tasks.templates import compile_template, render
+from kinject.corpus.templates import compile_template, render
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report
 from kinject.types import Question
