@@ -9,7 +9,7 @@ from pathlib import Path
 from kinject.corpus.golds import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
 from kinject.corpus.templates import read_template
-from kinject.disk import path_exists, read_bytes
+from kinject.disk import path_exists
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.checks import check_names
 from kinject.eval.endpoint import endpoint_faults
