@@ -477,19 +477,24 @@ def _run_merge(stage: Stage) -> dict[str, Any]:
 
 
 def _run_judge(stage: Stage) -> dict[str, Any]:
+    from kinject.eval.endpoint import money_spent
     from kinject.eval.run import measure_judge
 
-    measure_judge(read_recipe(Path(stage.recipe), stage.overrides, "eval"))
-    return {}
+    recipe = read_recipe(Path(stage.recipe), stage.overrides, "eval")
+    measure_judge(recipe)
+    return {"money": money_spent(recipe.eval, stage.folder)}
 
 
 def _run_eval(stage: Stage) -> dict[str, Any]:
+    from kinject.eval.endpoint import money_spent
     from kinject.eval.run import evaluate
     from kinject.eval.scoring.answers import read_answers
 
     judge = stage.parameters.get("judge")
-    evaluate(read_recipe(Path(stage.recipe), stage.overrides, "eval"), Path(judge) if judge else None)
-    return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(stage.folder / "answers.jsonl"))}
+    recipe = read_recipe(Path(stage.recipe), stage.overrides, "eval")
+    evaluate(recipe, Path(judge) if judge else None)
+    n_tokens = sum(sum(answer.n_tokens) for answer in read_answers(stage.folder / "answers.jsonl"))
+    return {"tokens": n_tokens, "money": money_spent(recipe.eval, stage.folder)}
 
 
 _RUN: Mapping[str, Callable[[Stage], dict[str, Any]]] = {
