@@ -21,7 +21,10 @@ class AnswersSection:
         help="The text before the prompt: the document of the row (origin: original), or prompt and given answer.",
     )
     documents: str | None = option(
-        None, help="Corpus (JSONL) with the documents, as text with document_id; default: the main corpus.", path="file"
+        None,
+        help="Documents, as for augment; default: the rows of the main corpus with origin original. Rows name theirs by "
+        "document_id.",
+        path="documents",
     )
     without_context: float = option(
         0.3, help="Fraction of tokens that are drawn without the context; 1: it is not shown at all.", min=0.0, max=1.0
