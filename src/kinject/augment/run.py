@@ -455,7 +455,8 @@ class Rewriter:
 
 
 def _checker_of(group: Group) -> Checker:
-    context = "\n".join((group.source.title, *group.source.headings))
+    source = group.source
+    context = "\n".join((source.title, *source.headings))
     return Checker(group.passage.shown, group.style.rules, group.style.literals, context)
 
 

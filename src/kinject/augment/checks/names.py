@@ -45,6 +45,10 @@ for _line in _LISTS["synonyms"].splitlines():
         SYNONYMS[_word] = SYNONYMS.get(_word, frozenset()) | frozenset(_line.split())
 
 _TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+|(?:['’][^\W\d_]++)*+)|\d[^\W_]*+|[^\w\s]|\n")
+_ASCII_TOKEN = re.compile(
+    r"(?:[A-Z]\.){2,}|[A-Za-z]++(?:[0-9][A-Za-z0-9]*+|(?:'[A-Za-z]++)*+)|[0-9][A-Za-z0-9]*+|[^\w\s]|\n"
+)
+"""`_TOKEN` for a text of ASCII characters, where it finds the same faster."""
 _TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+)?|\d[^\W_]*+|[^\w\s]|\n")
 """L'apertura are two words; "Wu's" is English alone."""
 _LATIN_TOKEN = re.compile(r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff0-9]+|[^\w\s]")
@@ -128,7 +132,8 @@ class NameReader:
         """Return the names in `text`: words with a capital letter or with digits among letters, without common beginnings."""
         if self.unspaced:
             return self._read_unspaced(text)
-        tokens = (_TOKEN if self.english else _TOKEN_WITHOUT_ELISION).findall(text)
+        english = _ASCII_TOKEN if text.isascii() else _TOKEN
+        tokens = (english if self.english else _TOKEN_WITHOUT_ELISION).findall(text)
         classified = list(map(self._kinds.__getitem__, tokens))
         sequence = [word for word, _ in classified if word]
         names = Names(
@@ -137,6 +142,9 @@ class NameReader:
         certain, possible, spelling = names.certain, names.possible, names.spelling
         at_start = True
         for index, (word, kind) in enumerate(classified):
+            if kind is _LOWER:
+                at_start = False
+                continue
             if not word:
                 item = index > 1 and tokens[index] == ")" and len(tokens[index - 1]) == 1 and tokens[index - 2] in "(\n"
                 at_start = kind == _BREAK or (at_start and kind != _JOINT) or item  # (a) The house
