@@ -170,6 +170,8 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
         inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
+        if recipe.probes.template is not None:
+            inputs["probes' template"] = file_hash(Path(recipe.probes.template))
     for documents in (teacher_documents(recipe), *(answers.documents for answers in corpus.own_answers().values())):
         inputs |= {f"document {name}": digest for name, digest in document_inputs(recipe, documents).items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
