@@ -287,6 +287,13 @@ def resembles(name: str, words: Iterable[str]) -> bool:
     )
 
 
+def is_inflected(one: str, other: str) -> bool:
+    """Return whether two words share all but their last two letters, in languages with endings: Москва, Москве."""
+    shortest = min(len(one), len(other))
+    need, most = (3, 2) if shortest < 5 else (max(4, shortest - 2), 5)
+    return one[:need] == other[:need] and abs(len(one) - len(other)) <= most
+
+
 def _stem_size(one: str, other: str) -> int:
     shorter = min(len(one), len(other))
     return max(4, -(-2 * shorter // 3))
