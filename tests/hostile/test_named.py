@@ -19,13 +19,13 @@ from kinject.corpus.documents import document_hashes, pdf, read_documents
 from kinject.corpus.passages import sentence_ends, token_spans
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
+from kinject.corpus.templates import compile_template, render
 from kinject.disk import files
 from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.eval.compare import read_run
 from kinject.eval.harness_files import read_samples
 from kinject.eval.retrieval import read_contexts
 from kinject.eval.tasks.task import read_task
-from kinject.eval.tasks.templates import compile_template, render
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report
 from kinject.types import Question

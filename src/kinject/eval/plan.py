@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kinject.corpus.golds import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
-from kinject.disk import path_exists, read_bytes
+from kinject.corpus.templates import read_template
+from kinject.disk import path_exists
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.checks import check_names
 from kinject.eval.endpoint import endpoint_faults
@@ -33,7 +34,6 @@ from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.scores import TEXT_GRADERS, AnswerGrader
 from kinject.eval.tasks.task import Task, read_task
-from kinject.eval.tasks.templates import compile_template
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
@@ -147,7 +147,8 @@ def read_plan(recipe: EvalRecipe) -> Plan:
     notes = [note for question_set in sets if question_set.task for note in question_set.task.notes]
     notes += retriever.notes if retriever else ()
     models = retriever.models if retriever else {}
-    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section), models)
+    template = read_template(Path(section.template)) if section.template else ""
+    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), template, models)
 
 
 def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[EvalArm, ...]:
@@ -293,21 +294,6 @@ def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[st
         yield "validation is for question files; a task names its own splits."
     if item.shots_from and is_task(item.path):
         yield "shots_from is for question files; a task names its own examples."
-
-
-def _read_template(section: EvalSection) -> str:
-    """Return the source of the recipe's own template after a test compilation; "" for none."""
-    if section.template is None:
-        return ""
-    try:
-        source = read_bytes(Path(section.template)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{section.template}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
-    try:
-        compile_template(source)
-    except InputError as error:
-        raise InputError(f"{section.template}: {error}") from error
-    return source
 
 
 def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:

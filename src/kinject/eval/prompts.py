@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
+from kinject.corpus.templates import compile_template, question_variables, render
 from kinject.errors import InputError
-from kinject.eval.tasks.templates import compile_template, render
 from kinject.recipe.eval_section import QuestionFormat
 from kinject.types import Question
 
@@ -281,14 +281,10 @@ def _render_template(request: PromptRequest) -> str:
 
     def variables(question: Question) -> dict[str, Any]:
         texts = scored_texts(question, request.format)
-        return {
-            "question": question.question, "choices": list(question.choices), "subject": question.subject,
-            "letters": list(ascii_uppercase[: len(question.choices)]), "answer": texts[_gold(question, request.format)],
-        }  # fmt: skip
+        return {**question_variables(question), "answer": texts[_gold(question, request.format)]}
 
-    values = variables(request.question)
-    del values["answer"]  # the prompt must not contain it
-    values |= {
+    values = {  # of the question itself without its answer
+        **question_variables(request.question),
         "shots": [variables(shot) for shot in request.shots],
         "passages": list(request.passages),
         "format": request.format,

@@ -127,6 +127,9 @@ class ProbesSection:
         help="name: path, or path with role.", nonempty=True, path="file"
     )
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
+    template: str | None = option(
+        None, help="Jinja file that writes the prompt instead, as eval.template.", path="file"
+    )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     max_new_tokens: int = option(32, help="Most tokens of a written answer; a line break ends it too.", min=1, max=4096)
     patience: int | None = option(

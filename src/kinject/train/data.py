@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.templates import read_template
 from kinject.corpus.tokenize import (
     IGNORED,
     TokenAccount,
@@ -107,10 +108,12 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     """Return the corpora that the recipe names, to be read when they are tokenised, and the questions of its probes.
 
     `hashes` are those of files that were just hashed, by the names of `kinject.train.run.hash_inputs`. Raises
-    `InputError` for questions that cannot be used.
+    `InputError` for questions, or a template of theirs, that cannot be used.
     """
     corpus, hashes = recipe.corpus, hashes or {}
     sets = recipe.probes.sets() if recipe.probes is not None else {}
+    if recipe.probes is not None and recipe.probes.template is not None:
+        read_template(Path(recipe.probes.template))
     questions = {name: read_questions(Path(item.path), item.layout) for name, item in sets.items()}
     parts = {
         name: Part(CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")), part.fraction)

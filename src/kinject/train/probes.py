@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
+from kinject.corpus.templates import compile_template, question_variables, read_template, render
 from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
 from kinject.errors import InputError
 from kinject.models import end_tokens
@@ -41,9 +43,9 @@ class ProbeSet:
 class Probes:
     """The question sets of a recipe's `probes` section, tokenised.
 
-    Prompts are those of `kinject eval`'s formats ``texts`` and ``generate`` (`question_prompt`), the option with the highest
-    summed log-prob wins, written answers are judged by its score ``match``; the special tokens before the question are the
-    tokenizer's own.
+    Prompts are those of `kinject eval`'s formats ``texts`` and ``generate`` (`question_prompt`), or what the section's
+    template writes. The option with the highest summed log-prob wins, written answers are judged by the score ``match``;
+    the special tokens before the question are the tokenizer's own.
     """
 
     def __init__(
@@ -56,12 +58,13 @@ class Probes:
         """Tokenise the `questions` of each set. Raises `InputError` for an option that does not fit into `window`.
 
         `window` is the most tokens that the model reads; longer prompts are cut from the left, as in evaluation. A set of
-        which only some questions have choices is refused too.
+        which only some questions have choices is refused too, and a template that cannot be rendered.
         """
         self.section, self.tokenizer = section, tokenizer
         self.margins: dict[str, list[float]] = {}
         start = tokenizer("a").input_ids[:1]
         how = Tokenization(bos=start == [tokenizer.bos_token_id], eos=False)
+        template = read_template(Path(section.template)) if section.template else ""
         self.sets = []
         for name, item in section.sets().items():
             limited = questions[name][: section.limit]
@@ -73,7 +76,9 @@ class Probes:
                 raise InputError(f"probes.questions.{name}: {item.path}: {fault}, or use two files.")
             writes = n_open > 0 or item.layout == "open"
             cut = self._cut if writes else _shorten
-            rows = [cut(row, window) for row in tokenize_rows(_options(limited, writes=writes), tokenizer, how)]
+            rows = [
+                cut(row, window) for row in tokenize_rows(_options(limited, template, writes=writes), tokenizer, how)
+            ]
             accepted = [question.accepted for question in limited] if writes else []
             sizes, answers = [len(q.choices) for q in limited], [q.answer for q in limited]
             self.sets.append(ProbeSet(name, rows, sizes, answers, accepted))
@@ -175,14 +180,26 @@ def unwrapped(model: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def _options(questions: Sequence[Question], *, writes: bool) -> list[CorpusRow]:
+def _options(questions: Sequence[Question], template: str, *, writes: bool) -> list[CorpusRow]:
+    prompts = [_prompt(question, template, "generate" if writes else "texts") for question in questions]
     if writes:
-        return [CorpusRow(q.id, "", "", "text", text=question_prompt(q.question)) for q in questions]
+        return [CorpusRow(q.id, "", "", "text", text=prompt) for q, prompt in zip(questions, prompts, strict=True)]
     return [
-        CorpusRow(question.id, "", "", "completion", prompt=question_prompt(question.question), completion=f" {text}")
-        for question in questions
+        CorpusRow(question.id, "", "", "completion", prompt=prompt, completion=f" {text}")
+        for question, prompt in zip(questions, prompts, strict=True)
         for text in question.choices
     ]
+
+
+def _prompt(question: Question, template: str, format: str) -> str:
+    """Return what the model reads before its answer: as `kinject eval` writes it in `format` without examples or passages."""
+    if not template:
+        return question_prompt(question.question)
+    values = {**question_variables(question), "shots": [], "passages": [], "format": format}
+    try:
+        return render(compile_template(template), values)
+    except InputError as error:
+        raise InputError(f"probes.template: cannot be rendered for question {question.id!r}: {error}") from error
 
 
 def _shorten(row: TokenRow, window: int | None) -> TokenRow:

@@ -173,6 +173,8 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
             inputs[f"documents {name}".rstrip()] = check_output(Path(answers.documents), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
+        if recipe.probes.template is not None:
+            inputs["probes' template"] = file_hash(Path(recipe.probes.template))
     inputs |= {f"document {name}": digest for name, digest in document_inputs(recipe).items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):

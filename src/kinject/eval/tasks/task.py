@@ -13,11 +13,12 @@ from typing import Any
 
 from kinject.corpus.golds import GoldIndex, plain_text
 from kinject.corpus.questions import check_choices, choice_fault
+from kinject.corpus.templates import compile_template, render
 from kinject.errors import InputError
 from kinject.eval.prompts import Generation, TaskStyle
 from kinject.eval.scores import AnswerGrader
 from kinject.eval.tasks.rows import Located, Row, files_of, read_split
-from kinject.eval.tasks.templates import compile_template, read_config, render
+from kinject.eval.tasks.task_files import read_config
 from kinject.eval.texts import FILTERS, NEEDS_CHOICES, ChoiceGrader, task_grader
 from kinject.types import Question
 

@@ -1,88 +1,15 @@
-"""Jinja templates of recipes and tasks, in a sandbox, and the YAML of tasks: both within limits of size."""
+"""The YAML of lm-evaluation-harness tasks: read within limits of size, without code, merged over what it includes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from kinject.disk import read_bytes
 from kinject.errors import InputError
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-_LONGEST = 2**24
-"""Most characters that a template may write, or that one of its multiplications may give: 16 Mi."""
-_MOST_BITS = 2**16
-"""Most bits of a number in a template."""
-
-
-@lru_cache(maxsize=64)
-def compile_template(source: str, *, keep_newline: bool = False) -> Template:
-    """Return `source` as a Jinja template in a sandbox; an unknown name is an error.
-
-    With `keep_newline` a line break at the end is part of the text, as in lm-evaluation-harness. Raises `InputError`
-    with the line if `source` is not a template.
-    """
-    from jinja2 import StrictUndefined, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Bounded(ImmutableSandboxedEnvironment):
-        """The sandbox, with a limit for products and powers, so that they cannot fill the memory."""
-
-        intercepted_binops = frozenset(["*", "**"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _check_size(operator, left, right)
-            return super().call_binop(context, operator, left, right)
-
-    environment = Bounded(undefined=StrictUndefined, keep_trailing_newline=keep_newline)
-    try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise InputError(f"template, line {error.lineno}: {error.message}. Source: {source[:120]!r}") from error
-    except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError) as error:
-        # Python refuses the code that Jinja writes: loops or brackets nested too deep, numbers of too many digits
-        raise InputError(f"template: too deep or too long ({error}). Source: {source[:120]!r}") from error
-
-
-def render(template: Template, values: Mapping[str, Any]) -> str:
-    """Return the text that `template` writes with the variables `values`.
-
-    Raises `InputError` if an expression of it raises anything, and if it writes more than `_LONGEST` characters.
-    """
-    parts: list[str] = []
-    n = 0
-    try:
-        for part in template.generate(dict(values)):
-            n += len(part)
-            if n > _LONGEST:
-                raise InputError(f"it writes more than {_LONGEST:,} characters. Shorten its loops.")
-            parts.append(part)
-    except InputError:
-        raise
-    except Exception as error:  # a template is a program: its expressions may raise anything
-        raise InputError(f"{str(error) or type(error).__name__}. Correct the template or the row.") from error
-    return "".join(parts)
-
-
-def _check_size(operator: str, left: Any, right: Any) -> None:
-    """Raise `InputError` if a product or power of the two would be too large."""
-    if operator == "**":
-        too_large = isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MOST_BITS
-    else:
-        sized = [item for item in (left, right) if isinstance(item, str | list | tuple)]
-        times = [item for item in (left, right) if isinstance(item, int)]
-        too_large = bool(sized and times) and len(sized[0]) * times[0] > _LONGEST
-        too_large |= len(times) == 2 and sum(item.bit_length() for item in times) > _MOST_BITS
-    if too_large:
-        raise InputError(f"{operator} makes a value that is too large.")
-
 
 _MOST_BYTES = 2**20
 _MOST_VALUES = 100_000
