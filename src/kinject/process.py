@@ -132,9 +132,14 @@ def tensor_parallel_size() -> int:
     return int(os.environ.get("PARALLELISM_CONFIG_TP_SIZE", "1"))
 
 
+def context_parallel_size() -> int:
+    """Return how many processes read a row together, each its part of the tokens: 1 without context parallelism."""
+    return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+
+
 def processes_per_row() -> int:
     """Return how many processes share a row: those of tensor parallelism times those of context parallelism."""
-    return tensor_parallel_size() * int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+    return tensor_parallel_size() * context_parallel_size()
 
 
 def first_process_first(make: Callable[[], _Made]) -> _Made:

@@ -259,6 +259,6 @@ def test_a_long_context_that_does_not_fit_is_split_before_anything_is_learned_le
     way, changes, suffice = choose_way(step, simulate(step), devices)
     assert suffice
     assert [change.overrides for change in changes][-1] == ("trainer.packing=false", "model.attention=sdpa")
-    assert "split between 4 devices (context parallelism), without packing; not run, not measured" in changes[-1].cost
+    assert "split between 4 devices (context parallelism), without packing; not run on a GPU" in changes[-1].cost
     assert (way.name, way.sharing) == ("FSDP, context parallel", 4)
     assert "--parallelism_config_cp_size 4" in way.command

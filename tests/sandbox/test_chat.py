@@ -21,8 +21,7 @@ from kinject.sandbox.chat import (
     write_chat_questions,
     write_dialogues,
 )
-from kinject.sandbox.people import create_country
-from kinject.sandbox.pools import ATTRIBUTES
+from kinject.sandbox.people import ATTRIBUTES, create_country
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chat", "chat_new", "chat_known")

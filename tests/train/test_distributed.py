@@ -20,13 +20,14 @@ from safetensors.torch import load_file
 
 from kinject.cli import main
 from kinject.disk import read_jsonl, read_manifest
-from kinject.errors import InputError
+from kinject.errors import InputError, RecipeError
 from kinject.models import Sharding, read_sharding, reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
+from kinject.train.config import make_sft_config
 from kinject.train.guards import sample_output
-from kinject.train.load import load_training_model
+from kinject.train.load import load_training_model, split_row_faults
 
 MakeRecipe = Callable[..., Recipe]
 ROOT = Path(__file__).parents[2]
@@ -185,6 +186,70 @@ def test_sharded_runs_learn_save_resume_and_export_as_whole_ones(
         last = tmp_path / kind / "checkpoint-4"
         parts = [*last.glob("optimizer/*.distcp"), *last.glob("global_step4/*_optim_states.pt")]
         assert len(parts) == 2, kind  # each process has its part of the optimizer
+
+
+@pytest.mark.usefixtures("forked")
+def test_processes_that_share_rows_learn_what_one_learns(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Tensor parallelism, and context parallelism with FSDP2: on CPUs, past accelerate and torch, which have GPUs only.
+
+    Rows are documents of odd lengths, or documents joined and cut; the batch is that of one process.
+    """
+    documents, joined = {"packing": False}, {"packing": True, "packing_strategy": "wrapped"}
+    model = {"path": str(tiny_model), "device": "cpu"}
+    sizes = {"max_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    runs = []
+    for split, rows in (("TP", joined), ("CP", documents), ("CP", joined)):
+        name = f"{split}-{len(rows)}"
+        recipe = make_recipe(run_dir=str(tmp_path / f"one-{name}"), model=model, trainer={**sizes, **rows})
+        train(recipe)
+        environment = {**_environment("fsdp2-split"), "PARALLELISM_CONFIG_CP_SIZE": "1"}
+        environment[f"PARALLELISM_CONFIG_{split}_SIZE"] = "2"
+        if split == "TP":
+            del environment["ACCELERATE_USE_FSDP"]
+        runs.append(
+            {
+                "name": name, "recipe": str(recipe.path.rename(tmp_path / f"{name}.yaml")),
+                "overrides": [f"run_dir={tmp_path / f'two-{name}'}"], "environment": environment, "interrupted": False,
+            }
+        )  # fmt: skip
+    _run_in_two(runs, tmp_path)
+    for name in (run["name"] for run in runs):
+        folders = [tmp_path / f"{n}-{name}" for n in ("one", "two")]
+        one, two = (
+            [row for _, row in read_jsonl(folder / "log.jsonl") if "loss" in row and "grad_norm" in row]
+            for folder in folders
+        )
+        assert len(two) == 2
+        for key in ("loss", "grad_norm"):
+            assert [row[key] for row in two] == pytest.approx([row[key] for row in one], rel=1e-5), (name, key)
+        if name != "CP-1":  # whose rows are longer, so that four parts of them are equal
+            assert [row["num_tokens"] for row in two] == [row["num_tokens"] for row in one], name
+        ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in folders)
+        assert ours.keys() == theirs.keys()
+        assert all((ours[key] - theirs[key]).abs().max() < 1e-5 for key in ours), name
+
+
+def test_context_parallelism_refuses_what_needs_masks_or_whole_rows(
+    make_recipe: MakeRecipe, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accelerate drops the mask without an error, and a process sees a part of a row."""
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    recipe: Any = make_recipe(
+        method="distill", techniques={"hard_example_mining": {"unit": "tokens", "fraction": 0.5}},
+        model={"path": str(tiny_model), "attention": "eager"},
+    )  # fmt: skip
+    found = dict(split_row_faults(recipe))
+    assert found.keys() == {"trainer.packing", "model.attention", "method", "techniques.hard_example_mining"}
+    assert found["trainer.packing"] == (
+        "packed documents would read each other: context parallelism has no mask. Set trainer.packing: false; or "
+        "packing_strategy: wrapped, which lets them."
+    )
+    with pytest.raises(RecipeError, match="context parallelism has no mask"):
+        make_sft_config(make_recipe())
+    assert split_row_faults(make_recipe(trainer={"packing": False})) == []
+    assert split_row_faults(make_recipe(trainer={"packing_strategy": "wrapped"})) == []
 
 
 @pytest.mark.usefixtures("forked")

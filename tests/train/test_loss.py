@@ -18,7 +18,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
-from kinject.train.loss import TrainingLoss, token_metrics
+from kinject.train.loss import TrainingLoss, next_tokens, token_metrics
 from kinject.train.row_weights import RowWeights
 from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
@@ -219,7 +219,7 @@ def test_the_metrics_of_a_sample_are_those_of_its_first_learned_tokens() -> None
                 entropy.append(float(-(scores[row, at].exp() * scores[row, at]).sum()))
                 correct.append(int(scores[row, at].argmax() == labels[row, at + 1]))
     for most in (1, 100, None):
-        found = token_metrics(logits, labels, most).tolist()
+        found = token_metrics(logits, next_tokens({"labels": labels}), most).tolist()
         n = len(entropy[:most])
         assert found == pytest.approx([sum(entropy[:most]), sum(correct[:most]), n], rel=1e-5)
 

@@ -12,11 +12,84 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from accelerate import PartialState
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
+from kinject.process import context_parallel_size, processes_per_row
 from kinject.recipe import read_recipe
-from kinject.train import train
+from kinject.train import setup, train
+
+CHECK, PLAIN_ATTENTION = ParallelismConfig._validate_accelerator, F.scaled_dot_product_attention
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+SEQUENCE = 2
+"""The axis of the tokens in [batch, heads, length, dimension]."""
+
+
+class RingAttention(torch.autograd.Function):
+    """Torch's ring attention over all processes with the CPU's kernel; torch itself has those of GPUs only."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> Any:
+        out, sums = ring._templated_ring_attention(
+            torch.distributed.group.WORLD, SEQUENCE, CPU_ATTENTION, query, key, value, is_causal=True, scale=scale
+        )
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        query, key, value, out, sums = ctx.saved_tensors
+        found = ring._templated_ring_attention_backward(
+            torch.distributed.group.WORLD, SEQUENCE, kernel, grads[0], "grad_out", query, key, value, out, sums,
+            is_causal=True, scale=ctx.scale, dropout_p=0.0,
+        )  # fmt: skip
+        return *found[:3], None
+
+
+def attend_in_a_ring(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, is_causal: bool = False,
+    scale: float | None = None, **rest: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Take the place of scaled_dot_product_attention within context parallelism, which has no mask."""
+    assert attn_mask is None
+    assert is_causal
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+    out: torch.Tensor = RingAttention.apply(query, key, value, scale)
+    return out
+
+
+def share_rows_on_cpus(*, in_context: bool) -> None:
+    """Let accelerate run tensor parallelism, or FSDP2 `in_context` parallelism, on CPUs, where it refuses both.
+
+    In context parallelism torch attends in a ring then, for which it has no kernel on CPUs either.
+    """
+
+    def accept(self: ParallelismConfig, accelerator: Any) -> None:
+        kind = DistributedType.FSDP if in_context else DistributedType.MULTI_GPU
+        accelerator.state.distributed_type = PartialState().distributed_type = kind
+        if in_context:
+            accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        CHECK(self, accelerator)
+
+    def enable(seq_dim: int, mesh: Any) -> None:
+        F.scaled_dot_product_attention = attend_in_a_ring
+
+    def disable() -> None:
+        F.scaled_dot_product_attention = PLAIN_ATTENTION
+
+    ParallelismConfig._validate_accelerator = accept
+    if in_context:
+        ring._enable_context_parallel_dispatcher_impl = enable
+        ring._disable_context_parallel_dispatcher_impl = disable
+        setup.take_over_sharding = lambda config, recipe: None
 
 
 def main() -> None:
@@ -27,6 +100,8 @@ def main() -> None:
             import deepspeed.ops
 
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+        if processes_per_row() > 1:
+            share_rows_on_cpus(in_context=context_parallel_size() > 1)
         recipe = read_recipe(run["recipe"], run["overrides"], verb="train")
         train(recipe)
         if run["interrupted"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kinject.corpus.golds import GoldIndex
+from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
 from kinject.corpus.templates import read_template
 from kinject.disk import path_exists

@@ -7,11 +7,12 @@ loaded model has computed from config.json.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinject.disk import check_regular, file_hash, parse_json, path_exists, read_bytes, verified_hashes
 from kinject.errors import InputError
@@ -44,8 +45,19 @@ _ABOVE_ZERO = frozenset(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _DTYPES = ("auto", "float64", "float32", "float16", "bfloat16", "float", "half", "double")
 _FIX = "It must be a folder that save_pretrained wrote; make the model again."
-Header = dict[str, tuple[str, list[int]]]
-"""Name of a tensor -> (its dtype as safetensors writes it, its shape)."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file: its dtype as the format names it, its shape, the file, the byte at which it begins."""
+
+    dtype: str
+    shape: list[int]
+    path: Path
+    start: int
+
+
+Header = dict[str, StoredTensor]
+"""The tensors of a file or a folder by name."""
 
 
 def check_model(path: str | Path) -> None:
@@ -159,11 +171,16 @@ def read_header(path: Path) -> Header:
 
     check_regular(path)
     try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            return {name: (str(part.get_dtype()), list(part.get_shape())) for name, part in slices.items()}
+        with safe_open(path, framework="numpy"), open(path, "rb") as file:  # the library checks the header
+            size = int.from_bytes(file.read(8), "little")
+            entries: dict[str, Any] = json.loads(file.read(size))
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise InputError(f"{path}: damaged, or no safetensors file ({first_line(error)}). {_FIX}") from error
+    entries.pop("__metadata__", None)
+    return {
+        name: StoredTensor(entry["dtype"], entry["shape"], path, 8 + size + entry["data_offsets"][0])
+        for name, entry in entries.items()
+    }
 
 
 def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> None:
@@ -173,7 +190,7 @@ def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> Non
         raise InputError(
             f"{path}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold {len(header)} weights. {_FIX}"
         )
-    stored = {dtype for dtype, _ in header.values()}
+    stored = {tensor.dtype for tensor in header.values()}
     if config.get("quantization_config") is not None:
         if stored <= _FLOATS:
             raise InputError(
@@ -181,7 +198,7 @@ def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> Non
                 "Take the key out; model.quantization of a recipe quantises a plain model."
             )
         return
-    for name, (dtype, _) in header.items():
+    for name, (dtype, *_) in header.items():
         if name.endswith(".weight") and dtype not in _FLOATS:
             raise InputError(
                 f"{path.parent}: {name} is stored as {dtype}, but {path.name} has no quantization_config. Expected "

@@ -220,7 +220,7 @@ def _unread_weights(model: PreTrainedModel, unexpected: Iterable[str], header: H
     for name in sorted(unexpected):
         parts = name.split(".")
         is_inside = any(".".join(parts[:end]) in modules for end in range(1, len(parts)))
-        is_computed = parts[-1] in ("inv_freq", "masked_bias") or len(header.get(name, ("", []))[1]) > 3
+        is_computed = parts[-1] in ("inv_freq", "masked_bias") or (name in header and len(header[name].shape) > 3)
         if is_inside and not is_computed:
             unread.append(name)
     return unread
@@ -390,7 +390,7 @@ def _fault_of_config(folder: Path) -> str:
                 return f"{CONFIG}: {key}: found {value!r:.80}: {first_line(whole)}"
         return f"{CONFIG}: {first_line(whole)}"
     shapes = {name: list(tensor.shape) for name, tensor in whole.state_dict().items()}
-    for name, (_, shape) in read_headers(folder).items():
+    for name, (_, shape, *_) in read_headers(folder).items():
         if shapes.get(name, shape) != shape:
             return f"{name} has shape {shape}, {CONFIG} makes it {shapes[name]}"
     if (folder / GENERATION_CONFIG).exists():

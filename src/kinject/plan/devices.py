@@ -253,7 +253,7 @@ def _split_rows(devices: Devices) -> Iterator[_Candidate]:
     """Yield context parallelism over 2, 4, ... devices of a machine."""
     n = 2
     while devices.per_node % n == 0:
-        cost = f"each row split between {n} devices (context parallelism), without packing; not run, not measured"
+        cost = f"each row split between {n} devices (context parallelism), without packing; not run on a GPU"
         fields = (("context", n), ("attention", "sdpa"), ("masked", False))
         yield _Candidate(("trainer.packing=false", "model.attention=sdpa"), cost, fields)
         n *= 2

@@ -26,6 +26,7 @@ from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import is_task, role_of
 from kinject.eval.prompts import FROM_TASK
 from kinject.executors import LOG
+from kinject.models import read_header
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.study_section import StudySection
 from kinject.report.files import read_report, write_report
@@ -372,12 +373,8 @@ def count_parameters(folder: Path) -> int:
 
     Raises `InputError` where there are none.
     """
-    from safetensors import safe_open
-
-    n_parameters = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
-            n_parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    headers = [read_header(path) for path in sorted(folder.glob("*.safetensors"))]
+    n_parameters = sum(math.prod(tensor.shape) for header in headers for tensor in header.values())
     if not n_parameters:
         raise InputError(f"{folder}: holds no weights (*.safetensors) to count. study.scaling needs models in folders.")
     return n_parameters

@@ -18,7 +18,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
 from kinject.train.contexts import distillation_faults
-from kinject.train.load import sharding_faults, what_splits
+from kinject.train.load import sharding_faults, split_row_faults, what_splits
 from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
 from kinject.train.own_answers import answers_faults
 
@@ -360,7 +360,7 @@ def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         *_regularization_faults(recipe, config), *distillation_faults(recipe, config),
         *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
         *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
-        *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
+        *_histogram_faults(recipe, config), *sharding_faults(recipe, config), *split_row_faults(recipe),
     ]  # fmt: skip
 
 

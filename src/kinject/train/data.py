@@ -415,7 +415,7 @@ class Collator:
 
     pad_token_id: int
     flatten: bool = False
-    pad_to_multiple_of: int | None = None
+    pad_to_multiple_of: int = 1
     masked_batch: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -440,9 +440,8 @@ class Collator:
         columns = [key for key in kinds if key in rows[0]]
         if self.flatten:
             return {key: torch.tensor([[value for row in rows for value in row[key]]]) for key in columns}
-        width = max(len(row["input_ids"]) for row in rows)
-        if self.pad_to_multiple_of:
-            width = -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        longest, multiple = max(len(row["input_ids"]) for row in rows), self.pad_to_multiple_of
+        width = -(-longest // multiple) * multiple
         batch: dict[str, list[list[Any]]] = {key: [] for key in columns}
         for row in rows:
             n_pad = width - len(row["input_ids"])

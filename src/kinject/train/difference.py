@@ -5,7 +5,6 @@ That of an instruct model and its base gives chat to a model trained from that b
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -85,8 +84,7 @@ class _Weights:
         from transformers import AutoModelForCausalLM
 
         self.folder, self._stack = folder, ExitStack()
-        self._places: dict[str, tuple[int, int, str]] = {}
-        """Of each tensor: the open file, the byte at which it begins, its dtype."""
+        self._files: dict[Path, int] = {}
         self.config = load_config(str(folder))
         with torch.device("meta"):
             blank = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
@@ -99,27 +97,19 @@ class _Weights:
         self.is_tied = bool(self.head)
         if head is not None and not self.is_tied:
             self.head = names[id(head.weight)]
-        self.shapes = {name: (shape, dtype) for name, (dtype, shape) in read_headers(folder).items()}
+        self.header = read_headers(folder)
         if self.is_tied:
-            self.shapes.pop(self.head, None)  # the embedding counts
-        if self.embedding not in self.shapes:
+            self.header.pop(self.head, None)  # the embedding counts
+        if self.embedding not in self.header:
             raise InputError(
                 f"{folder}: holds no {self.embedding}: its tensors have other names than transformers gives them. Load it and "
                 "save it again with save_pretrained."
             )
-        self.dtype = _DTYPES.get(self.shapes[self.embedding][1], "float32")
+        self.dtype = _DTYPES.get(self.header[self.embedding].dtype, "float32")
 
     def __enter__(self) -> _Weights:
         for path in weight_files(self.folder):
-            file = self._stack.enter_context(open(path, "rb"))
-            size = int.from_bytes(file.read(8), "little")
-            for name, entry in json.loads(file.read(size)).items():
-                if name != "__metadata__":
-                    self._places[name] = (
-                        file.fileno(),
-                        8 + size + entry["data_offsets"][0],
-                        TORCH_DTYPES[entry["dtype"]],
-                    )
+            self._files[path] = self._stack.enter_context(open(path, "rb")).fileno()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -127,16 +117,16 @@ class _Weights:
 
     def shape(self, name: str) -> list[int]:
         """Return the shape of a tensor, for a head that is the embedding that of the embedding."""
-        return self.shapes[self._stored(name)][0]
+        return self.header[self._stored(name)].shape
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return the values `start` to `stop` of a flattened tensor, read from disk."""
         import torch
 
-        file, begin, name_of_dtype = self._places[self._stored(name)]
-        dtype = getattr(torch, name_of_dtype)
-        size = dtype.itemsize
-        return torch.frombuffer(bytearray(os.pread(file, (stop - start) * size, begin + start * size)), dtype=dtype)
+        stored = self.header[self._stored(name)]
+        dtype = getattr(torch, TORCH_DTYPES[stored.dtype])
+        n_bytes, begin = (stop - start) * dtype.itemsize, stored.start + start * dtype.itemsize
+        return torch.frombuffer(bytearray(os.pread(self._files[stored.path], n_bytes, begin)), dtype=dtype)
 
     def _stored(self, name: str) -> str:
         return self.embedding if self.is_tied and name == self.head else name
@@ -144,11 +134,11 @@ class _Weights:
     def check_fits(self, plus: _Weights, minus: _Weights) -> None:
         """Raise `InputError` unless the difference of `plus` and `minus` can be added to these weights."""
         for other in (plus, minus):
-            names = self.shapes.keys() ^ other.shapes.keys()
+            names = self.header.keys() ^ other.header.keys()
             if (self.embedding, self.head) != (other.embedding, other.head) or names - {self.head}:
                 name = min(names - {self.head}, default=other.embedding)
                 raise InputError(f"{other.folder}: {name} is not in both it and {self.folder}. {_SAME_BASE}")
-            for name in self.shapes.keys() & other.shapes.keys():
+            for name in self.header.keys() & other.header.keys():
                 ours, theirs = self.shape(name), other.shape(name)
                 if ours != theirs and (name not in (self.embedding, self.head) or ours[1:] != theirs[1:]):
                     raise InputError(f"{other.folder}: {name} is {theirs}, in {self.folder} {ours}. {_SAME_BASE}")

@@ -12,7 +12,7 @@ from kinject.corpus.chat import ChatFormat, conversation_texts, kwargs_fault, tr
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, read_bytes
 from kinject.errors import InputError, KinjectError, RecipeError
-from kinject.process import is_fsdp_launch, is_yes
+from kinject.process import context_parallel_size, is_fsdp_launch, is_yes
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.train.optimizers import optim_name
 
@@ -179,6 +179,28 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
         fault = f"bitsandbytes cannot shard the states of {optim}. Set adamw_torch_fused, or an optimizer of torchao."
         faults.append(("trainer.optim", fault))
     return faults
+
+
+def split_row_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
+    """Return (key, fault) of what context parallelism cannot do: attention has no mask, and a process sees a part of a row."""
+    if context_parallel_size() == 1:
+        return []
+    trainer, techniques, faults = recipe.trainer, recipe.techniques, list[tuple[str, str]]()
+    if trainer.get("packing") and trainer.get("packing_strategy") != "wrapped":
+        fault = (
+            "packed documents would read each other: context parallelism has no mask. Set trainer.packing: false; or"
+        )
+        faults.append(("trainer.packing", f"{fault} packing_strategy: wrapped, which lets them."))
+    if recipe.model.attention not in ("auto", "sdpa"):
+        fault = f"context parallelism has sdpa only, found {recipe.model.attention}. Set model.attention: sdpa."
+        faults.append(("model.attention", fault))
+    whole_rows = {
+        "method": recipe.method == "distill",
+        "techniques.hard_example_mining": techniques.hard_example_mining is not None,
+        "techniques.row_weights": techniques.row_weights is not None,
+    }
+    fault = "needs whole rows on each process, and context parallelism splits them. Use DDP or FSDP2 without it."
+    return [*faults, *((key, fault) for key, is_on in whole_rows.items() if is_on)]
 
 
 def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:

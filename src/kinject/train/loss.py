@@ -72,6 +72,16 @@ def divergence(
     return both.sum(-1) / 2
 
 
+def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
+    """Return the label of the token after each one [batch, length].
+
+    Under context parallelism these are `shift_labels`, which Trainer makes before it splits the rows: a part of a row does
+    not hold the token after its last one.
+    """
+    shifted: torch.Tensor | None = batch.get("shift_labels")
+    return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED) if shifted is None else shifted
+
+
 @dataclass(frozen=True)
 class TrainingLoss:
     """Cross-entropy of the next token, in nats; batches hold labels and position_ids [batch, length].
@@ -111,7 +121,7 @@ class TrainingLoss:
         `teacher` has a row for each of them too, batch by batch. Labels are shifted, not logits: a copy of those costs as
         much as the softmax.
         """
-        labels = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+        labels = next_tokens(batch)
         sums = self.mining is None and not self.weighted and teacher is None
         losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "sum" if sums else "none", teacher)
         return losses if sums else self.total_of(losses.view(labels.shape)[:, :-1], batch)
@@ -200,10 +210,11 @@ def in_tiles(score: Callable[..., torch.Tensor], tile: int, *tensors: torch.Tens
 def token_metrics(logits: torch.Tensor, labels: torch.Tensor, most: int | None = None) -> torch.Tensor:
     """Return [entropy in nats, tokens that are the argmax, tokens], summed over the learned tokens, the first `most`.
 
-    They are those of TRL's fused head. `logits` [batch, length, vocabulary] are in float32, each for the label after it.
+    They are those of TRL's fused head. `logits` [batch, length, vocabulary] are in float32, `labels` [batch, length] those
+    of `next_tokens`.
     """
-    batch, index = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
-    targets = labels[batch, index + 1][:most]
+    batch, index = (labels != IGNORED).nonzero(as_tuple=True)
+    targets = labels[batch, index][:most]
     entropy, n_correct = logits.new_zeros(()), logits.new_zeros(())
     for start in range(0, len(targets), _CHUNK):
         part = slice(start, start + _CHUNK)

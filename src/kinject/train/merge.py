@@ -30,6 +30,7 @@ from kinject.models import (
     model_files,
     model_hash,
     not_finite_in,
+    read_header,
     read_headers,
     read_object,
     weight_files,
@@ -164,7 +165,8 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
     for path in shards:
         part = out / f".{path.name}.part"
         with safe_open(str(path), framework="pt", backend="pread") as file, open(part, "wb") as target:
-            writer = _TensorWriter(target, room=2 * _header_size(path) + 4096)
+            begin = min((tensor.start for tensor in read_header(path).values()), default=0)
+            writer = _TensorWriter(target, room=2 * begin + 4096)
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 for key, tensor in change(name, file.get_tensor(name)).items():
                     writer.add(key, tensor)
@@ -174,11 +176,6 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
         os.replace(part, out / path.name)
     if shards[0].name != "model.safetensors":
         write_json(out / INDEX, {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))})
-
-
-def _header_size(path: Path) -> int:
-    with open(path, "rb") as file:
-        return int.from_bytes(file.read(8), "little")
 
 
 class _TensorWriter:
@@ -243,13 +240,13 @@ def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = N
     wanted = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     source = Path(base or "")
     stored = read_headers(source) if dtype == "auto" and source.is_dir() and (source / CONFIG).exists() else {}
+    kept = {name for name, tensor in stored.items() if tensor.dtype != "BF16"}
 
     def cast(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        is_kept = not tensor.is_floating_point() or stored.get(name, ("BF16",))[0] != "BF16"
-        return {name: tensor if is_kept else tensor.to(wanted)}
+        return {name: tensor.to(wanted) if tensor.is_floating_point() and name not in kept else tensor}
 
     name = str(wanted).removeprefix("torch.")
-    if {header[0] for header in read_headers(folder).values()} != {_DTYPES[name]}:
+    if {tensor.dtype for tensor in read_headers(folder).values()} != {_DTYPES[name]}:
         rewrite(folder, folder, cast)
         set_config(folder, dtype=name)
     return name

@@ -18,7 +18,7 @@ from kinject.corpus.packing import TrainingRow
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
-from kinject.process import first_process_first, processes_per_row
+from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import (
     AllKnownStopping,
@@ -27,6 +27,7 @@ from kinject.train.callbacks import (
     PatienceStopping,
     PlanReadings,
     ProbeStopping,
+    RestoreState,
     RunLog,
     Screen,
     Timing,
@@ -62,7 +63,6 @@ from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
-from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
 from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
 from kinject.train.trainable import (
@@ -247,7 +247,7 @@ def _assemble(
             trainer = KnowledgeTrainer(
                 model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
                 eval_dataset=first_row if validation is not None else None,
-                data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
+                data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.masked_batch),
                 callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen,
                            *_stopping(recipe, guard.warnings)],
             )  # fmt: skip
@@ -267,6 +267,15 @@ def _assemble(
         _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
     trainer.regularizer = regularizer
     return trainer
+
+
+def _row_multiple(config: SFTConfig) -> int:
+    """Return the number by which the length of a padded row is divisible.
+
+    Context parallelism over n processes gives each of them two of 2n equal parts, so that all have as much to attend to.
+    """
+    n = context_parallel_size()
+    return math.lcm(config.pad_to_multiple_of or 1, 2 * n if n > 1 else 1)
 
 
 def _stopping(recipe: TrainRecipe, messages: list[str]) -> list[EarlyStopping]:

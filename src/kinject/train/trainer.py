@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft import PeftModel
 from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
 from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
@@ -22,16 +21,16 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
 from kinject.process import made_by_first_process, tensor_parallel_size
+from kinject.train.callbacks import save_state
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
 from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
-from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, token_metrics
+from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, next_tokens, token_metrics
 from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, apply_options, split_by_layer
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
-from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
 from kinject.train.teacher import LiveTeacher, Teacher
 from kinject.train.trainable import FreezeWarmup
@@ -186,7 +185,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if ("loss" in logs or "eval_loss" in logs) and self._computes_loss():  # TRL's own head notes them itself
             n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
             mode = "train" if self.model.training else "eval"
-            self._metrics[mode]["num_tokens"] = [int(self.accelerator.gather(n_tokens).sum())]
+            n_all = int(self.accelerator.gather(n_tokens).sum())
+            self._metrics[mode]["num_tokens"] = [n_all // tensor_parallel_size()]
         super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -398,7 +398,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             total = training_loss.total(logits, inputs, teacher)
             if (pull := self._divergence_term()) is not None:
                 total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
-            self._note_token_metrics(logits, inputs["labels"])
+            self._note_token_metrics(logits, next_tokens(inputs))
         if self.model.training:
             self._total_train_tokens += inputs["input_ids"].numel()
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
@@ -461,8 +461,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             tile, sums = self.loss_tile or 1, torch.zeros(3, device=labels.device)
             for start in range(0, min(len(labels), most or len(labels)), tile):
                 stop = min(start + tile, most or len(labels))
-                shifted = F.pad(labels[start:stop], (1, 0), value=IGNORED)
-                sums += token_metrics(project(logits[start:stop])[None], shifted[None])
+                sums += token_metrics(project(logits[start:stop])[None], labels[start:stop][None])
         entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
         metrics["entropy"].append(entropy / max(n_tokens, 1))
         metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
