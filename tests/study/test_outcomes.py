@@ -247,7 +247,8 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
 
     monkeypatch.setattr("kinject.eval.judge.plant_answers", planted)
     monkeypatch.setattr(AnswerJudge, "_ask_all", ask)
-    monkeypatch.setattr("kinject.eval.endpoint.money_spent", lambda *_: 0.25)
+    for name in ("endpoint", "run"):
+        monkeypatch.setattr(f"kinject.eval.{name}.money_spent", lambda *_: 0.25)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     judge = {"kind": "openai", "model": "a-judge", "base_url": "http://127.0.0.1:9/v1"}
     overrides = {"eval.scores": ["judge"], "eval.judge": judge}

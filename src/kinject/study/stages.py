@@ -437,8 +437,7 @@ def _run_augment(stage: Stage) -> dict[str, Any]:
             f"({'the budget is spent' if result.out_of_budget else 'see rejected.jsonl and failures.jsonl there'}). "
             "Run the study again, or lower augment.styles."
         )
-    n_tokens = result.tokens_in + result.tokens_out
-    return {"tokens": n_tokens, "money": result.cost, "written_tokens": result.tokens_out}
+    return {"tokens": result.tokens_in + result.tokens_out, "money": result.cost, "written_tokens": result.tokens_out}
 
 
 def _run_random_corpus(stage: Stage) -> dict[str, Any]:
@@ -455,8 +454,8 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
     )  # fmt: skip
     write_jsonl(stage.folder / "corpus.jsonl", shuffled)
     inputs = {"source": check_output(source, "Delete its folder: the study makes it again.")}
-    path = stage.folder / "manifest.json"
-    write_manifest(path, stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=["corpus.jsonl"])
+    outputs = ["corpus.jsonl"]
+    write_manifest(stage.folder / "manifest.json", stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=outputs)
     return {}
 
 
@@ -477,12 +476,9 @@ def _run_merge(stage: Stage) -> dict[str, Any]:
 
 
 def _run_judge(stage: Stage) -> dict[str, Any]:
-    from kinject.eval.endpoint import money_spent
     from kinject.eval.run import measure_judge
 
-    recipe = read_recipe(Path(stage.recipe), stage.overrides, "eval")
-    measure_judge(recipe)
-    return {"money": money_spent(recipe.eval, stage.folder)}
+    return {"money": measure_judge(read_recipe(Path(stage.recipe), stage.overrides, "eval"))}
 
 
 def _run_eval(stage: Stage) -> dict[str, Any]:
