@@ -192,7 +192,8 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
 def measure_judge(recipe: EvalRecipe) -> float:
     """Measure the judge of `recipe` on its questions and write its accuracy to the run folder, for `evaluate`.
 
-    Returns what it has cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to grade answers.
+    Returns what it has cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to
+    grade answers.
     """
     with lock_dir(recipe.run_dir):
         judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)

@@ -304,11 +304,8 @@ def _possible_paths(value: object) -> Iterator[str]:
     if isinstance(value, str):
         if "/" in value or "." in value:
             yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _possible_paths(item)
-    elif isinstance(value, list):
-        for item in value:
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _possible_paths(item)
 
 
