@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jinja2
 
+from kinject.corpus.grading import passes
 from kinject.corpus.questions import read_questions
 from kinject.disk import file_hash, read_manifest
-from kinject.eval.checks import passes
 from kinject.sandbox import INSTRUCT
 from kinject.sandbox.build import strangers
 from kinject.sandbox.chat import (

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
+from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, passes
 from kinject.errors import InputError
-from kinject.eval.checks import passes
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
 from kinject.eval.statistics import bounded_accuracy, make_contrast
