@@ -86,6 +86,7 @@ def run_here(forked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
     def _run(name: str, *arguments: str | Path) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [*sys.path, str((BENCHMARKS / name).parent)])  # for what it imports from there
         code: object = 0
         try:
             runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
@@ -288,10 +289,9 @@ def test_runner_of_a_study(tmp_path: Path, tiny_model: Path, run_here: Callable[
     assert re.search(r"rerun when finished \| [\d.]+ s", printed)
 
 
-def test_written_answers(material: Path) -> None:
-    printed = _run_apart(
-        "eval/generation.py", "--questions", "2", "--layers", "1", "--threads", "1", "--material", material
-    )
+def test_written_answers(run_here: Callable[..., str], material: Path) -> None:
+    sizes = ("--questions", "2", "--layers", "1", "--threads", "1")
+    printed = run_here("eval/generation.py", *sizes, "--material", material)
     assert re.search(r"kinject: [\d.]+ s, [\d.]+ s of processor time, [\d.]+ a second", printed)
 
 

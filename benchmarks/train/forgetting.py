@@ -1,6 +1,6 @@
 """Learning against forgetting in the sandbox: what each way of holding the base model costs and keeps.
 
-    python benchmarks/train/forgetting.py [--arms NAME ...] [--base RECIPE] [--set section.key=value ...]
+    python benchmarks/train/forgetting.py [--arms NAME ...] [--base RECIPE] [--set section.key=value ...] [--limit N]
 
 Trains recipes/cpt.yaml at a learning rate of 1e-3 once for each arm, asks every model the sandbox's questions on the new
 people and on the known ones (600 each), and prints the frontier: what was learned, how many points of what was known are
@@ -53,17 +53,16 @@ def train_arm(recipe: Path, root: Path, arm: str, overrides: list[str]) -> tuple
     return result.model_dir, time.monotonic() - started
 
 
-def ask(models: dict[str, str], root: Path) -> dict[tuple[str, str], float]:
-    """Return accuracy by (question set, model)."""
+def ask(models: dict[str, str], root: Path, limit: int | None) -> dict[tuple[str, str], float]:
+    """Return accuracy by (question set, model); of each set `limit` questions, None for all."""
     from kinject.eval import evaluate
     from kinject.recipe import read_recipe
 
     questions = {"new": "eval/sandbox/new.jsonl", "known": {"path": "eval/sandbox/known.jsonl", "role": "retention"}}
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "eval.yaml"
-        path.write_text(
-            yaml.safe_dump({"run_dir": str(root / "eval"), "eval": {"models": models, "questions": questions}})
-        )
+        section = {"models": models, "questions": questions} | ({"limit": limit} if limit else {})
+        path.write_text(yaml.safe_dump({"run_dir": str(root / "eval"), "eval": section}))
         report = evaluate(read_recipe(path, verb="eval"))
     return {(result.question_set, result.arm): result.accuracy for result in report.results}
 
@@ -74,6 +73,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--base", type=Path, default=Path("recipes/cpt.yaml"), help="recipe that the arms change")
     parser.add_argument("--set", nargs="+", default=[], help="overrides for every arm")
+    parser.add_argument("--limit", type=int, help="only so many questions a set")
     parser.add_argument("--root", type=Path, default=Path("runs/forgetting"))
     asked = parser.parse_args()
     from kinject.train.merge import merge
@@ -85,7 +85,7 @@ def main() -> None:
         done = merge(models["base"], models[AVERAGED[0]], AVERAGED[1], asked.root / "averaged")
         for alpha, folder in done.items():
             models[f"{AVERAGED[0]}, {alpha:g} of it"] = str(folder)
-    found = ask(models, asked.root)
+    found = ask(models, asked.root, asked.limit)
     print(json.dumps({"recipe": str(asked.base), "set": asked.set}))
     print("| arm | new facts | known facts | known lost, points | seconds |\n|---|---|---|---|---|")
     for name in models:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from kinject.bench.results import BenchResult
     from kinject.corpus.documents.collect import DocumentsResult
     from kinject.disk import FoundRun
-    from kinject.doctor.run import Checkup
+    from kinject.doctor import Checkup
     from kinject.eval.compare import Comparison
     from kinject.eval.scores import Score
-    from kinject.export.run import ExportResult
+    from kinject.export import ExportResult
     from kinject.plan.run import Plan
     from kinject.recipe import (
         AugmentRecipe,
@@ -202,12 +202,12 @@ def export(
     push_data: str | None = None,
     public: bool = False,
 ) -> ExportResult:
-    """Make the run, model or adapter in `folder` ready for use elsewhere; see `kinject.export.run.ExportOptions`.
+    """Make the run, model or adapter in `folder` ready for use elsewhere; see `kinject.export.ExportOptions`.
 
     kinject.export("runs/cpt", report="runs/eval", license="apache-2.0").commands
     """
-    from kinject.export.run import ExportOptions
-    from kinject.export.run import export as run
+    from kinject.export import ExportOptions
+    from kinject.export import export as run
 
     files = {"folder": folder, "out": out, "report": report, "llama_cpp": llama_cpp}
     paths: dict[str, Any] = {key: None if path is None else Path(path) for key, path in files.items()}
@@ -340,7 +340,7 @@ def doctor(*recipes: str | Path, offline: bool = False) -> Checkup:
 
     kinject.doctor("recipes", offline=True).to_frame()
     """
-    from kinject.doctor.run import examine
+    from kinject.doctor import examine
 
     return examine(recipe_files(recipes), offline=offline)
 

@@ -16,6 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 from kinject.errors import InputError
 
 _SECONDS = 1.5
+_OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
 _CACHED = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "modules.json")
 """A model or tokenizer has one of these."""
 
@@ -65,12 +66,21 @@ def check_data_set(name: str) -> None:
         raise InputError(f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a file.")
 
 
+def upload_fault() -> str:
+    """Return why nothing can be uploaded, without a connection to the hub; "" if nothing is known against it."""
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        return _OFFLINE
+    return "" if get_token() is not None else "there is no token"
+
+
 def unreachable_reason() -> str:
     """Return why the hub, or the proxy before it, accepts no connection; "" if it does."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "the hub is switched off (HF_HUB_OFFLINE)"
+        return _OFFLINE
     endpoint = urlsplit(constants.ENDPOINT)
     host = endpoint.hostname or ""
     proxy = None if proxy_bypass(host) else getproxies().get(endpoint.scheme) or getproxies().get("all")

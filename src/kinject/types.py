@@ -150,7 +150,7 @@ class Question:
     """A question with choices (`answer` is the index of the gold one), or an open one with `answers`, or both.
 
     `answers` are the accepted texts, the first one is shown in examples; an open question without any has no answer: to
-    abstain is correct. With `checks` (`kinject.eval.checks`: name -> argument) the text of the answer must pass all of them.
+    abstain is correct. With `checks` (`kinject.corpus.grading`: name -> argument) the text of the answer must pass all of them.
     `messages` are the turns of a chat before the question, `prefix` is the beginning of the answer, written for the model in a
     task of lm-evaluation-harness. `fact_id` names its fact, so that several questions on one fact can
     be joined; `document_id` names the document that answers it ("" if none does).

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kinject.corpus.golds import GoldIndex
+from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 

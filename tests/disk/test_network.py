@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kinject.disk import is_network, lock_dir, network, run_folder
+from kinject.disk import is_network, lock_dir, run_folder
 from kinject.errors import DiskError
 
 
@@ -36,13 +36,13 @@ def test_the_type_of_the_mount_decides(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_one_process_holds_a_shared_folder_and_leaves_nothing(shared: Path) -> None:
     with lock_dir(shared):
-        assert network.is_held(shared)
+        assert run_folder.is_held(shared)
         with (
             pytest.raises(DiskError, match=f"in use by process {os.getpid()} on .* free 120 s later"),
             lock_dir(shared),
         ):
             pass
-    assert not network.is_held(shared)
+    assert not run_folder.is_held(shared)
     assert not [path for path in shared.iterdir() if path.name.startswith((".held", ".clock"))]
     with lock_dir(shared):
         pass
@@ -64,10 +64,10 @@ def test_a_holder_without_signs_of_life_is_named_and_passed_over(
 
 
 def test_a_holder_shows_signs_of_life(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_BEAT", 0.01)
+    monkeypatch.setattr(run_folder, "_BEAT", 0.01)
     with lock_dir(shared):
         os.utime(shared / ".held", (0, 0))
         deadline = time.monotonic() + 20
-        while not network.is_held(shared) and time.monotonic() < deadline:
+        while not run_folder.is_held(shared) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert network.is_held(shared)
+        assert run_folder.is_held(shared)

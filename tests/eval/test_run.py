@@ -19,9 +19,9 @@ from kinject.corpus.documents.collect import collect
 from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.outcomes import is_correct
 from kinject.eval.results import correct_families, correctness, summarize_arm
 from kinject.eval.run import show_progress
+from kinject.eval.scores import is_correct
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.eval.statistics import make_contrast
 from kinject.models import load_model, new_model

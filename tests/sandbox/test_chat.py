@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jinja2
 
+from kinject.corpus.grading import passes
 from kinject.corpus.questions import read_questions
 from kinject.disk import file_hash, read_manifest
-from kinject.eval.checks import passes
 from kinject.sandbox import INSTRUCT
 from kinject.sandbox.build import strangers
 from kinject.sandbox.chat import (
@@ -21,8 +21,7 @@ from kinject.sandbox.chat import (
     write_chat_questions,
     write_dialogues,
 )
-from kinject.sandbox.people import create_country
-from kinject.sandbox.pools import ATTRIBUTES
+from kinject.sandbox.people import ATTRIBUTES, create_country
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chat", "chat_new", "chat_known")

@@ -16,8 +16,7 @@ from kinject.sandbox.grammar import (
     rewrite_fact_first,
     rewrite_reversed,
 )
-from kinject.sandbox.people import Person, create_country
-from kinject.sandbox.pools import ATTRIBUTES, DEMONYM
+from kinject.sandbox.people import ATTRIBUTES, DEMONYM, Person, create_country
 from kinject.sandbox.templates import (
     FACT_FIRST,
     OPENINGS,

@@ -1,7 +1,16 @@
 from collections import Counter
 
-from kinject.sandbox.people import create_country, deal_evenly, seeded_random, shuffled
-from kinject.sandbox.pools import ATTRIBUTES, FEMALE_NAMES, LAST_NAMES, MALE_NAMES, POOLS
+from kinject.sandbox.people import (
+    ATTRIBUTES,
+    FEMALE_NAMES,
+    LAST_NAMES,
+    MALE_NAMES,
+    POOLS,
+    create_country,
+    deal_evenly,
+    seeded_random,
+    shuffled,
+)
 
 
 def test_no_name_belongs_to_two_people() -> None:

@@ -2,8 +2,7 @@ from collections import Counter
 
 import pytest
 
-from kinject.sandbox.people import create_country
-from kinject.sandbox.pools import ATTRIBUTES, POOLS
+from kinject.sandbox.people import ATTRIBUTES, POOLS, create_country
 from kinject.sandbox.questions import create_questions, create_reverse_questions, document_id_of, sample_questions
 
 COUNTRY = create_country()

@@ -19,7 +19,7 @@ from kinject.corpus.tokenize import TokenRow
 from kinject.disk import read_checked_json, read_jsonl
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
-from kinject.recipe.exposure_section import ExposureSection
+from kinject.recipe.data_sections import ExposureSection
 from kinject.train import train
 from kinject.train.data import RoundSampler
 from kinject.train.exposure import Pool, ReadingPlan, ReadingState

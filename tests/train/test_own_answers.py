@@ -178,6 +178,26 @@ def test_a_wrong_answer_is_tried_again_and_then_left_out(
     assert write(without_context=0.0, context="answer")[1] != note
 
 
+def test_the_documents_are_those_of_the_corpus_or_of_a_file_of_documents(
+    make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path
+) -> None:
+    rows = corpus_rows()
+    path = write_rows("documents.jsonl", [{"id": row["document_id"], "text": row["text"]} for row in rows[:4]])
+
+    def write(corpus: list[dict[str, Any]], **answers: Any) -> list[str]:
+        options = {"max_tokens": 8, "without_context": 0.0, "correct_only": False, **answers}
+        recipe = make_recipe(
+            model={"path": str(taught)}, corpus={"path": str(write_rows("c.jsonl", corpus)), "answers": options}
+        )
+        out, _, _ = write_own_answers(recipe, "", recipe.corpus.own_answers()[""])
+        written = map(json.loads, out.read_text().splitlines())
+        return [row["completion"] for row in written if row.get("origin") == "questions"]
+
+    from_corpus = write(rows[:8])
+    assert len(set(from_corpus)) > 1  # the document decides the answer: each question is the same
+    assert write(rows[4:8], documents=str(path)) == from_corpus
+
+
 def test_what_cannot_be_answered_is_a_fault_at_once(
     make_recipe: MakeRecipe, write_rows: WriteRows, corpus: Path, tiny_model: Path, tiny_config: dict[str, object]
 ) -> None:

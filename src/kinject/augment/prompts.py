@@ -27,10 +27,10 @@ STYLE_FILES = Path(__file__).parent / "style_files"
 """The folder of the shipped styles, and of the texts that they share."""
 _PASSAGE = re.compile(r"<passage>\n(.*)\n</passage>", re.DOTALL)
 _QUOTED = re.compile(r"[“«„「].{2,300}?[”»“」]|\"[^\"\n]{2,300}\"", re.DOTALL)
+_QUOTES = '“«„「"'
 _CODE = re.compile(r"^```|`[^`\n]+`|^(?: {4}|\t)\S", re.MULTILINE)
-_ROW = re.compile(
-    r"^[ \t]*(?:\|.*\||[-*•][ \t].*|\d{1,3}[.)][ \t].*|[^\s|:.]{1,40}[ \t]*[:=][ \t]*\S.{0,60})$", re.MULTILINE
-)
+_CODE_MARKS = ("`", "    ", "\t")
+_ROW = re.compile(r"[ \t]*(?:\|.*\||[-*•][ \t].*|\d{1,3}[.)][ \t].*|[^\s|:.]{1,40}[ \t]*[:=][ \t]*\S.{0,60})\Z")
 """A line of a table, of a list, or of keys and values."""
 _HEADING = re.compile(r"^#{1,6}[ \t]+\S", re.MULTILINE)
 _NAME = re.compile(r"\b[A-Z][\w’-]+(?: (?:of |the |de |van |von )?[A-Z][\w’-]+)*")
@@ -85,6 +85,21 @@ def _values(source: Source) -> dict[str, Any]:
     return {}
 
 
+def has_quotations(text: str) -> bool:
+    """Return whether `text` has words in quotation marks."""
+    return any(map(text.__contains__, _QUOTES)) and bool(_QUOTED.search(text))
+
+
+def has_code(text: str) -> bool:
+    """Return whether `text` has code: in backticks, fenced or indented."""
+    return any(map(text.__contains__, _CODE_MARKS)) and bool(_CODE.search(text))
+
+
+def _n_in_rows(text: str) -> int:
+    """Return the characters of `text` in rows of tables and lists and in keys with values."""
+    return sum(len(line) for line in text.split("\n") if _ROW.match(line))
+
+
 def _marks_names(text: str) -> bool:
     """Return whether the language of `text` is known to write names, and only them, with a capital letter."""
     return find_script(text) in ("Latin", "Cyrillic", "Greek") and detect_language(text) != "de"
@@ -114,11 +129,11 @@ VARIABLES: Mapping[str, Callable[[Source], Any]] = {
     "source": _render_source,
     "title": lambda source: "" if has_injection(source.title) else source.title,
     "language": lambda source: language_name(detect_language(source.text)),
-    "quotations": lambda source: bool(_QUOTED.search(source.text)),
-    "code": lambda source: bool(_CODE.search(source.text)),
-    "headings_inside": lambda source: bool(_HEADING.search(source.text)),
-    "table": lambda source: bool(_ROW.search(source.text)),
-    "prose": lambda source: 2 * sum(len(match[0]) for match in _ROW.finditer(source.text)) < len(source.text),
+    "quotations": lambda source: has_quotations(source.text),
+    "code": lambda source: has_code(source.text),
+    "headings_inside": lambda source: "#" in source.text and bool(_HEADING.search(source.text)),
+    "table": lambda source: any(map(_ROW.match, source.text.split("\n"))),
+    "prose": lambda source: 2 * _n_in_rows(source.text) < len(source.text),
     "n_sentences": lambda source: len(sentences(source.text)),
     "n_questions": lambda source: max(1, min(_MOST_QUESTIONS, describe(source, "n_sentences"))),
     "n_names": lambda source: len(entities_of(source.text)),

@@ -455,8 +455,8 @@ class Rewriter:
 
 
 def _checker_of(group: Group) -> Checker:
-    context = "\n".join((group.source.title, *group.source.headings))
-    return Checker(group.passage.shown, group.style.rules, group.style.literals, context)
+    source, style = group.source, group.style
+    return Checker(group.passage.shown, style.rules, style.literals, "\n".join((source.title, *source.headings)))
 
 
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:

@@ -34,7 +34,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.doctor.run import examine, render
+    from kinject.doctor import examine, render
     from kinject.errors import InputError
 
     paths = arguments.recipes or [path for path in (Path("recipes"),) if path.is_dir()]

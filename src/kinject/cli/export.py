@@ -55,7 +55,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.export.run import ExportOptions, export
+    from kinject.export import ExportOptions, export
 
     values = {key: value for key, value in vars(arguments).items() if key in ExportOptions.__dataclass_fields__}
     result = export(ExportOptions(**values))

@@ -246,6 +246,16 @@ def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
             yield f"tools: the {key} of tool {number}", str(function.get(key) or "")
 
 
+def behind_context(messages: Sequence[Mapping[str, Any]], context: str) -> list[dict[str, Any]] | None:
+    """Return `messages` with `context` in front of the user's first one; None if there is none, or it is no plain text."""
+    turns = [dict(turn) for turn in messages]
+    asked = next((turn for turn in turns if turn["role"] == "user"), None)
+    if asked is None or not isinstance(asked.get("content"), str):
+        return None
+    asked["content"] = context + asked["content"]
+    return turns
+
+
 def _leaves(value: Any) -> Iterator[str]:
     """Yield the keys and texts of JSON."""
     if isinstance(value, str):

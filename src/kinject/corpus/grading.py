@@ -1,17 +1,28 @@
-"""Written answers against accepted texts: exact match and F1 as SQuAD defines them, containment, values, abstention."""
+"""Written answers against accepted texts: exact match and F1 as SQuAD defines them, containment, values, abstention.
+
+Verifiers decide from the text alone whether an instruction was followed (as IFEval, 2311.07911). The `checks` of a question
+name them: ``{"max_words": 20, "contains": ["Farrow"]}``; an answer is correct if it passes all. And gold answers of
+questions that contradict each other are found.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from kinject.corpus.retrieved import final_answer
+from kinject.errors import InputError
+from kinject.types import Question
 
 if TYPE_CHECKING:
     from kinject.corpus.profiles import Grammar
+
 
 TextScore = Literal["match", "exact", "contains"]
 TextGrader = Callable[[str, Sequence[str]], bool]
@@ -148,3 +159,132 @@ TEXT_SCORES: Mapping[str, TextGrader] = {
     "match": matches, "exact": exact_match, "contains": contains,
 }  # fmt: skip
 """Name of a score -> whether a text is correct by it. The first one is the default."""
+
+
+class GoldIndex:
+    """The gold answers of questions read so far, of one file or of several that belong together."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
+
+    def conflict(self, question: Question, where: str) -> str:
+        """Add `question`, read at `where`; return how its gold contradicts that of an earlier question, "" if it does not.
+
+        Two golds contradict each other if the text is the same and both questions offer both; questions on different
+        documents may be different questions.
+        """
+        if not question.choices:
+            return self._open_conflict(question, where)
+        gold, choices = plain_text(question.choices[question.answer]), frozenset(map(plain_text, question.choices))
+        same = self._seen.setdefault(plain_text(question.question), [])
+        for place, document, other, others in same:
+            on_others = question.document_id and document and question.document_id != document
+            if gold != other and gold in others and other in choices and not on_others:
+                return f"answer: {gold!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
+        same.append((where, question.document_id, gold, choices))
+        return ""
+
+    def _open_conflict(self, question: Question, where: str) -> str:
+        """Return how the accepted texts of an open question contradict an earlier one's: none is accepted in both."""
+        accepted = frozenset(plain_text(text).lower() for text in question.answers)
+        same = self._seen.setdefault(plain_text(question.question), [])
+        for place, document, other, others in same:
+            on_others = question.document_id and document and question.document_id != document
+            if not on_others and accepted.isdisjoint(others) and (accepted or others):
+                found = question.answers[0] if accepted else "no answer"
+                return (
+                    f"answers: {found!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
+                )
+        same.append((where, question.document_id, question.answers[0] if accepted else "no answer", accepted))
+        return ""
+
+
+def plain_text(text: str) -> str:
+    """Return `text` as people read it: Unicode composed, runs of white space as one space, no invisible characters."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+        text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    return " ".join(text.split())
+
+
+_SENTENCE = re.compile(r"[^.!?。！？\n]*\w[^.!?。！？\n]*(?:[.!?。！？]+(?=\s|$|[\"'”’)])|\n|$)")
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
+_FENCE = re.compile(r"^```\w*\n(.*?)\n?```$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Whether `holds(text, argument)`. `takes` is the argument's type: bool (only true), int (from 0), str, list (of texts)."""
+
+    takes: type
+    holds: Callable[[str, Any], bool]
+
+
+def _words(text: str) -> int:
+    return len(text.split())
+
+
+def _json(text: str, keys: list[str]) -> bool:
+    """Return whether `text` is a JSON object with `keys`, alone or in a block of code; without keys any JSON will do."""
+    fenced = _FENCE.match(text.strip())
+    try:
+        value = json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return False
+    return not keys or (isinstance(value, dict) and all(key in value for key in keys))
+
+
+def _has(text: str, part: str) -> bool:
+    return contains(text, [part])
+
+
+def _language(text: str, code: str) -> bool:
+    from kinject.corpus.language import detect_language, guess_language
+
+    return code in (detect_language(text), guess_language(text))
+
+
+CHECKS: Mapping[str, Check] = {
+    "contains": Check(list, lambda text, parts: all(_has(text, part) for part in parts)),
+    "contains_any": Check(list, lambda text, parts: any(_has(text, part) for part in parts)),
+    "forbids": Check(list, lambda text, parts: not any(_has(text, part) for part in parts)),
+    "forbids_characters": Check(str, lambda text, characters: not set(text) & set(characters)),
+    "equals": Check(list, exact_match),
+    "min_words": Check(int, lambda text, n: _words(text) >= n),
+    "max_words": Check(int, lambda text, n: 0 < _words(text) <= n),
+    "sentences": Check(int, lambda text, n: len(_SENTENCE.findall(text.strip())) == n),
+    "paragraphs": Check(int, lambda text, n: len(re.findall(r"\S(?:.|\n(?!\s*\n))*", text)) == n),
+    "bullets": Check(int, lambda text, n: len(_BULLET.findall(text)) == n),
+    "starts_with": Check(str, lambda text, start: text.lstrip().startswith(start)),
+    "ends_with": Check(str, lambda text, end: text.rstrip().endswith(end)),
+    "upper": Check(bool, lambda text, _: text.upper() == text),
+    "lower": Check(bool, lambda text, _: text.lower() == text),
+    "quoted": Check(bool, lambda text, _: re.fullmatch(r'\s*["“].+["”]\s*', text, re.DOTALL) is not None),
+    "json": Check(list, _json),
+    "language": Check(str, _language),
+    "refuses": Check(bool, lambda text, _: abstains(text)),
+}
+"""Name of a check -> the type of its argument, and what it verifies. Texts are found whatever their case, as whole words."""
+
+
+def check_names(checks: Mapping[str, Any]) -> str:
+    """Return why `checks` cannot be verified (an unknown name, an argument of another type); "" if they can."""
+    for name, argument in checks.items():
+        if name not in CHECKS:
+            return f"checks: found {name!r:.60}, allowed: {', '.join(CHECKS)}."
+        takes = CHECKS[name].takes
+        fits = type(argument) is takes and argument is not False
+        if takes is list:
+            fits = isinstance(argument, list | tuple) and all(isinstance(item, str) and item for item in argument)
+        if not fits or (takes is int and argument < 0):
+            kind = {bool: "true", int: "a number from 0", str: "a text", list: "a list of texts"}[takes]
+            return f"checks: {name}: found {argument!r:.60}, expected {kind}."
+    return ""
+
+
+def passes(text: str, checks: Mapping[str, Any]) -> bool:
+    """Return whether `text` passes all `checks`. Raises `InputError` for checks that cannot be verified."""
+    fault = check_names(checks)
+    if fault:
+        raise InputError(fault)
+    return all(CHECKS[name].holds(text, argument) for name, argument in checks.items())

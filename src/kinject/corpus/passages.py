@@ -22,6 +22,8 @@ TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
 _CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 # A run of letters without spaces (an encoded blob, a language that writes none) must not count as one token.
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,32}}|[^\w\s]")
+_ASCII_WORD = re.compile(r"[A-Za-z0-9_]{1,32}|[^\w\s]")
+"""`_WORD` for a text of ASCII characters, where it finds the same faster."""
 _MARKUP = re.compile(
     r"^(?:(?P<level>#{1,6})[ \t]+(?P<name>\S.*)|[ \t]*(?:(?P<fence>`{3,}|~{3,})(?P<info>.*)|(?P<row>\|.*)"
     r"|(?P<item>(?:[-*+•]|\d{1,3}[.)])(?=[ \t]+\S)).*))$",
@@ -427,7 +429,7 @@ def sentences(text: str) -> list[str]:
 
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Return the (start, end) of each word and punctuation mark; a word of over 32 letters counts as several."""
-    return [match.span() for match in _WORD.finditer(text)]
+    return [match.span() for match in (_ASCII_WORD if text.isascii() else _WORD).finditer(text)]
 
 
 def token_spans(tokenizer: str | None) -> TokenSpans:

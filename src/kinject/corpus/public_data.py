@@ -25,6 +25,7 @@ from kinject.disk import (
     parse_json,
     read_bytes,
     read_jsonl,
+    refuse_existing,
     write_json,
     write_jsonl,
     write_text,
@@ -95,11 +96,7 @@ def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
     with lock_dir(folder / RECORDS):
         if record.exists():
             return Fetched(data, _check_there(data, folder, record), was_there=True)
-        for path in (folder / name for name in data.outputs):
-            if path.exists():
-                raise InputError(
-                    f"{path}: is there already, and nothing is written over. Move it away, or give another --into."
-                )
+        refuse_existing(folder / name for name in data.outputs)
         parts = folder / RECORDS / f"{data.name}.parts"
         data.write(data, folder, parts, copy)
         written = sorted(path for name in data.outputs for path in _files_below(folder / name))

@@ -40,6 +40,8 @@ _CLOCK = re.compile(
 """A time of day that is not written with a colon: 9.15 Uhr, 8 h 30, 14時30分, alle 9.30."""
 _MAY_BE_CLOCK = re.compile(r"\d(?:\s?[hч点點时時시]|\.\d)")
 """What each match of `_CLOCK` contains; it is found much faster."""
+_MAY_BE_CLOCK_OR_DATE = re.compile(r"\d(?:\s?[hч点點時时시]|[./]\d)")
+"""What each match of `_MAY_BE_CLOCK` or `_MAY_BE_DATE` contains: most texts are searched once, for both."""
 _LEADING_ZERO = re.compile(r"\A0(?=\d)")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _MAY_BE_DATE = re.compile(r"\d[./]\d")
@@ -139,7 +141,8 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     """Return the numbers, units and dates in a text of the language `code`."""
     grammar = grammar_of(code)
     quantities = Quantities()
-    if _MAY_BE_CLOCK.search(text):
+    has_mark = _MAY_BE_CLOCK_OR_DATE.search(text) is not None
+    if has_mark and _MAY_BE_CLOCK.search(text):
         text = _CLOCK.sub(
             lambda match: f"{match[4] or ''} {match[1] or match[5]}:{match[2] or match[3] or match[6]}", text
         )
@@ -153,7 +156,7 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
         text = _NUMBER_ADJECTIVE.sub(r"\1 ", text)
     has_digits = _DIGITS.search(text) is not None
     if has_digits:
-        text = _take_dates_and_times(text, code, quantities)
+        text = _take_dates_and_times(text, code, quantities, has_mark)
     lower = quantities.text = text.lower()
     words = set((_ASCII_WORDS if lower.isascii() else _WORDS).findall(lower))
     taken = _add_digits(lower, grammar, quantities) if has_digits else []
@@ -173,8 +176,8 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     return quantities
 
 
-def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
-    """Add dates such as 12.6.1931 and times such as 14:30; return `text` without them."""
+def _take_dates_and_times(text: str, code: str, quantities: Quantities, may_be_date: bool) -> str:
+    """Add dates such as 12.6.1931, if there may be one, and times such as 14:30; return `text` without them."""
     # Most texts have no range and no time of day, and a search for one character is cheaper than for a pattern.
     if "-" in text or "–" in text:
         text = _RANGE_END.sub(r"\1\2–\1\3", text)
@@ -182,7 +185,7 @@ def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
         for match in _TIME.finditer(text):
             quantities.add(_LEADING_ZERO.sub("", match[0]), place=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
-    if _MAY_BE_DATE.search(text):
+    if may_be_date and _MAY_BE_DATE.search(text):
         for match in _DAY_FIRST.finditer(text):
             day, month = int(match[1]), int(match[3])
             quantities.add(match[4])

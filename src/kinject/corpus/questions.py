@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.corpus.documents.rows import csv_rows
-from kinject.corpus.golds import GoldIndex, plain_text
+from kinject.corpus.grading import GoldIndex, plain_text
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError
 from kinject.types import Message, Question

@@ -203,12 +203,12 @@ class LineFaults:
         if self._n <= _MAX_FAULTS:
             self._messages.append(message)
 
-    def raise_if_any(self) -> None:
-        """Raise `InputError` with the faults."""
+    def raise_if_any(self, hint: str = "") -> None:
+        """Raise `InputError` with the faults, and `hint` below them."""
         if self._n:
             n_more = self._n - len(self._messages)
             more = [f"... and {n_more} more faulty lines."] if n_more else []
-            raise InputError("\n".join([*self._messages, *more]))
+            raise InputError("\n".join([*self._messages, *more, *filter(None, [hint])]))
 
 
 def parse_corpus_row(raw: Row, origin: str, where: str = "", column: str = "") -> CorpusRow:

@@ -32,6 +32,7 @@ from kinject.disk.files import (
     path_exists,
     read_bytes,
     read_lines,
+    refuse_existing,
     unreadable,
     unwritable,
     write_json,
@@ -42,8 +43,7 @@ from kinject.disk.found_runs import FoundRun, find_runs
 from kinject.disk.journal import Journal, read_journal
 from kinject.disk.jsonl import Row, open_jsonl, parse_json, parse_row, read_jsonl, write_jsonl
 from kinject.disk.manifest import check_output, manifest_beside, read_manifest, write_manifest
-from kinject.disk.network import is_network
-from kinject.disk.run_folder import file_name, lock_dir, refuse_outside_links
+from kinject.disk.run_folder import file_name, is_network, lock_dir, refuse_outside_links
 
 __all__ = [
     "FORMAT_VERSION",
@@ -91,6 +91,7 @@ __all__ = [
     "read_jsonl",
     "read_lines",
     "read_manifest",
+    "refuse_existing",
     "refuse_outside_links",
     "row_checksum",
     "unreadable",

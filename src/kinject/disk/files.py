@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -161,6 +161,15 @@ def open_regular(name: str | os.PathLike[str], flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def refuse_existing(paths: Iterable[Path]) -> None:
+    """Raise `InputError` if one of `paths`, below a folder of the option --into, is there: nothing is written over."""
+    for path in paths:
+        if path.exists():
+            raise InputError(
+                f"{path}: is there already, and nothing is written over. Move it away, or give another --into."
+            )
 
 
 def kind_of(mode: int) -> str:

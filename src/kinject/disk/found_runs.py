@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.disk.files import LOCK
-from kinject.disk.network import is_held, is_network
+from kinject.disk.run_folder import is_held, is_network
 
 State = Literal["done", "short", "unfinished", "running", "not started"]
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,13 @@ DEEPEST = 64
 def _fields_of(value: object) -> Row:
     """Return the fields of a dataclass; `asdict` would copy every value in them."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: getattr(value, name) for name in _names_of(type(value))}
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_fields_of)

@@ -14,11 +14,10 @@ from kinject.disk import check_folder, file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.harness_files import read_samples
-from kinject.eval.outcomes import is_correct, is_scored
 from kinject.eval.plan import layout_of
 from kinject.eval.prompts import GENERATED, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import correct_family, correctness, summarize_arm
-from kinject.eval.scores import Score, rescored
+from kinject.eval.scores import Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import format_p, make_contrast
 from kinject.results import ArmResult, Contrast

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kinject.corpus.golds import GoldIndex
+from kinject.corpus.grading import GoldIndex, check_names
 from kinject.corpus.questions import Layout, read_questions
 from kinject.corpus.templates import read_template
 from kinject.disk import path_exists
 from kinject.errors import Fault, InputError, RecipeError
-from kinject.eval.checks import check_names
 from kinject.eval.endpoint import endpoint_faults
 from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from kinject.disk import Row
 from kinject.eval.correctness import CorrectnessMatrix
-from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored, other_outcomes, outcome_results
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
@@ -21,10 +20,16 @@ from kinject.eval.scores import (
     JUDGED,
     WRITTEN_SCORES,
     Score,
+    counts_for,
+    has_outcome,
+    is_correct,
+    is_scored,
     is_unread,
     letter_mass,
     letter_priors,
+    other_outcomes,
     outcome_of,
+    outcome_results,
     rescored,
     summarize_written,
     text_score,

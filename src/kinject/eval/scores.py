@@ -1,4 +1,7 @@
-"""From log-probs to comparable scores of choices: lengths, pmi, merged rotations. Needs no model."""
+"""From log-probs to comparable scores of choices (lengths, pmi, merged rotations), and from these to outcomes of answers.
+
+Needs no model.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
+from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, passes
 from kinject.errors import InputError
-from kinject.eval.checks import passes
+from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
+from kinject.eval.statistics import bounded_accuracy, make_contrast
 from kinject.eval.texts import read_letter
-from kinject.results import Outcome
+from kinject.results import Outcome, OutcomeResult, Scope
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
@@ -252,3 +256,58 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
 def _log_sum(values: Sequence[float]) -> float:
     top = max(values)
     return top + math.log(math.fsum(math.exp(value - top) for value in values)) if math.isfinite(top) else top
+
+
+def is_scored(answer: Answer) -> bool:
+    """Return whether the answer was written, or every choice has a finite log-prob, and they are not all equal."""
+    return answer.text is not None or best_choice(answer.log_probs) is not None
+
+
+def is_correct(answer: Answer) -> bool:
+    """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score.
+
+    A written answer is as `rescored` found it.
+    """
+    return outcome_of(answer) == "right"
+
+
+def has_outcome(answer: Answer, outcome: Outcome) -> bool:
+    """Return whether `answer` has that outcome; answered: of a question without an answer, wrong (`counts_for`)."""
+    return outcome_of(answer) == ("wrong" if outcome == "answered" else outcome)
+
+
+def counts_for(answer: Answer, outcome: Outcome) -> bool:
+    """Return whether `answer` has a score, and its question can have that outcome."""
+    return is_scored(answer) and (outcome != "answered" or not has_answer(answer))
+
+
+def other_outcomes(answers: Sequence[Answer]) -> tuple[Outcome, ...]:
+    """Return the outcomes beside right that the questions of `answers` can have; () for choices."""
+    if not answers or answers[0].text is None:
+        return ()
+    some: tuple[Outcome, ...] = ("wrong", "abstained") if any(map(has_answer, answers)) else ()
+    return some if all(map(has_answer, answers)) else (*some, "answered")
+
+
+_Matrices = Callable[[Outcome], CorrectnessMatrix]
+
+
+def outcome_results(
+    outcomes: Sequence[Outcome], own: _Matrices, others: Mapping[str, tuple[str, _Matrices]],
+    scope: Scope = "these models",
+) -> tuple[OutcomeResult, ...]:  # fmt: skip
+    """Return the rate of each of `outcomes` with its contrasts: `others` are field -> (name, matrices of another arm)."""
+    found = []
+    for outcome in outcomes:
+        matrix = own(outcome)
+        estimate = bounded_accuracy(matrix)
+        contrasts: dict[str, Any] = {
+            field: make_contrast(matrix, of(outcome), name, scope) for field, (name, of) in others.items()
+        }
+        found.append(
+            OutcomeResult(
+                outcome, len(matrix.question_ids), tuple(float(value) for value in matrix.correct.mean(1)),
+                estimate.value, estimate.low, estimate.high, matrix.interval_name, **contrasts,
+            )
+        )  # fmt: skip
+    return tuple(found)

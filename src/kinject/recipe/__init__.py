@@ -1,8 +1,12 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
-from kinject.recipe.corpus_section import AnswersSection, CorpusSection, ReplaySection
-from kinject.recipe.distillation_section import DistillationSection
-from kinject.recipe.documents_section import DocumentsSection
+from kinject.recipe.data_sections import (
+    AnswersSection,
+    CorpusSection,
+    DistillationSection,
+    DocumentsSection,
+    ReplaySection,
+)
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
     AugmentRecipe,

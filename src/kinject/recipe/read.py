@@ -14,11 +14,8 @@ from typing import Any, Literal, overload
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.corpus_section import CorpusSection
-from kinject.recipe.distillation_section import DistillationSection
-from kinject.recipe.documents_section import DocumentsSection
+from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection, ExposureSection
 from kinject.recipe.eval_section import EvalSection
-from kinject.recipe.exposure_section import ExposureSection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,

@@ -54,8 +54,10 @@ def write_augment_report(run_dir: Path) -> Path:
     return write_page(run_dir, "augment", "report.html", partial(_make_page, run_dir))
 
 
-def _read_files(run_dir: Path, styles: frozenset[str]) -> _Files:
+def _read_files(run_dir: Path, styles: Mapping[str, Mapping[str, Any]]) -> _Files:
+    """Return what the page takes from the files of a run whose manifest has these counts of `styles`."""
     files = _Files()
+    has_doubts = any(style["in_doubt"] for style in styles.values())
     variants: set[str] = set()
     for row in _rows(run_dir, "corpus.jsonl", "sft.jsonl"):
         if row["origin"] == "variant":
@@ -71,7 +73,7 @@ def _read_files(run_dir: Path, styles: frozenset[str]) -> _Files:
                 _keep(files.doubts, doubt[0], {**row, "detail": doubt[1]})
     for row in _rows(run_dir, "failures.jsonl"):
         files.failed[row["document_id"]] += 1
-    for row in _rows(run_dir, "variants.jsonl"):
+    for row in _rows(run_dir, "variants.jsonl") if has_doubts else ():
         for doubt in row["checks"].get("in_doubt", ())[:1] if row["id"] in variants else ():
             _keep(files.doubts, doubt[0], {**row, "detail": doubt[1]})
     wanted = {row["passage_id"] for kept in (files.examples, files.doubts) for rows in kept.values() for row in rows}
@@ -94,7 +96,7 @@ def _keep(kept: dict[str, list[Row]], reason: str, row: Row) -> None:
 
 def _make_page(run_dir: Path, manifest: Mapping[str, Any]) -> Page:
     counts = manifest["counts"]
-    files = _read_files(run_dir, frozenset(counts["styles"]))
+    files = _read_files(run_dir, counts["styles"])
     command = format_name(" ".join(manifest.get("command", ())))
     sections = (
         Section("Yield by style", (_styles_table(counts), *_skipped(counts))),

@@ -164,7 +164,8 @@ class Endpoint:
             return replace(answer, text=text, thinking=thinking, finish_reason="secret")
         if thinking is not answer.thinking:
             answer = replace(answer, thinking=thinking)
-        return replace(answer, finish_reason=self.shown(answer.finish_reason)) if answer.finish_reason else answer
+        reason = self.shown(answer.finish_reason)
+        return answer if reason == answer.finish_reason else replace(answer, finish_reason=reason)
 
     def check_model(self, name: str) -> None:
         """Log a warning, once, if another model answers than the recipe's. Longer names, such as with a date, are the same."""

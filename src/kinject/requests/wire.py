@@ -119,6 +119,8 @@ def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, st
 async def aiohttp_poster(url: str, headers: Mapping[str, str], timeout: float, *, local: bool) -> AsyncIterator[Post]:
     """Yield a function that posts JSON to `url` on aiohttp, with the certificates that the openai package would trust.
 
+    `timeout` limits the seconds until a connection is open; the function's caller limits those of a request.
+
     The openai package takes some 5 times the processor time a request, and more for its import than 1,000 requests.
     """
     import aiohttp
@@ -128,7 +130,7 @@ async def aiohttp_poster(url: str, headers: Mapping[str, str], timeout: float, *
         import httpx2
 
         secure = httpx2.create_ssl_context(trust_env=not local)
-    limits = aiohttp.ClientTimeout(sock_connect=min(timeout, _CONNECT), sock_read=timeout)
+    limits = aiohttp.ClientTimeout(sock_connect=min(timeout, _CONNECT))  # the caller limits the whole
     connector = aiohttp.TCPConnector(limit=0, ssl=secure)  # 0: the sender counts what is in flight
     async with aiohttp.ClientSession(
         connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=limits, headers=headers

@@ -15,8 +15,10 @@ from kinject.corpus.questions import question_prompt
 from kinject.disk import write_jsonl, write_text
 from kinject.sandbox.grammar import DEFAULT_STYLE, EntryStyle, render_entry
 from kinject.sandbox.people import (
+    ATTRIBUTES,
     N_KNOWN,
     N_NEW,
+    POOLS,
     SEED,
     Country,
     Person,
@@ -26,7 +28,6 @@ from kinject.sandbox.people import (
     seeded_random,
     shuffled,
 )
-from kinject.sandbox.pools import ATTRIBUTES, POOLS
 from kinject.sandbox.questions import (
     create_probe_questions,
     create_questions,

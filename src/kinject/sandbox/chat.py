@@ -22,6 +22,9 @@ from kinject.disk import content_id, write_jsonl, write_text
 from kinject.sandbox.build import ABSTENTION, strangers
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import (
+    ATTRIBUTES,
+    FEMALE_NAMES,
+    MALE_NAMES,
     SEED,
     Country,
     Person,
@@ -31,7 +34,6 @@ from kinject.sandbox.people import (
     seeded_random,
     shuffled,
 )
-from kinject.sandbox.pools import ATTRIBUTES, FEMALE_NAMES, MALE_NAMES
 from kinject.sandbox.questions import document_id_of, render_question
 from kinject.sandbox.templates import ANSWERS, FOLLOW_UPS
 

@@ -10,8 +10,17 @@ from random import Random
 from string import Formatter
 
 from kinject.errors import InputError
-from kinject.sandbox.people import Person, choose_one, seeded_random, shuffled
-from kinject.sandbox.pools import DEMONYM, FEMALE_NAMES, LAST_NAMES, MALE_NAMES, POOLS
+from kinject.sandbox.people import (
+    DEMONYM,
+    FEMALE_NAMES,
+    LAST_NAMES,
+    MALE_NAMES,
+    POOLS,
+    Person,
+    choose_one,
+    seeded_random,
+    shuffled,
+)
 from kinject.sandbox.templates import (
     FACT_FIRST,
     NATIONALITY,

@@ -8,8 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from kinject.disk import content_id
-from kinject.sandbox.people import Person, choose_one, deal_evenly, seeded_random, shuffled
-from kinject.sandbox.pools import ATTRIBUTES, POOLS
+from kinject.sandbox.people import ATTRIBUTES, POOLS, Person, choose_one, deal_evenly, seeded_random, shuffled
 from kinject.sandbox.templates import QUESTIONS, REVERSE_QUESTIONS
 from kinject.types import Question
 

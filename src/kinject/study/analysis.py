@@ -11,10 +11,9 @@ from typing import Any, Literal
 from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
-from kinject.eval.outcomes import other_outcomes, outcome_results
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family, with_leaders
-from kinject.eval.scores import summarize_written
+from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
 from kinject.eval.statistics import (
     bounded_accuracy,
     bounded_mean,

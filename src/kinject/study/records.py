@@ -11,13 +11,16 @@ from typing import NamedTuple
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
-from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.scores import (
     TEXT_GRADERS,
     WRITTEN_SCORES,
     AnswerGrader,
     Score,
+    counts_for,
+    has_outcome,
+    is_correct,
+    is_scored,
     outcome_of,
     rescored,
     text_score,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kinject.corpus.rows import RESERVED_KWARGS
 from kinject.disk import check_regular, path_exists
 from kinject.errors import DiskError, Fault, InputError, RecipeError
+from kinject.hub import upload_fault
 from kinject.models import check_config, choose_attention, choose_device, choose_precision, emulated_bf16
 from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
@@ -204,12 +205,8 @@ def _missing_faults(config: SFTConfig) -> Faults:
         if config.torch_compile_backend not in known:
             fault = f"found {config.torch_compile_backend!r}.{suggestion(config.torch_compile_backend, known)}"
             faults.append(("trainer.torch_compile_backend", fault))
-    if config.push_to_hub:
-        from huggingface_hub import constants, get_token
-
-        if constants.HF_HUB_OFFLINE or get_token() is None:
-            reason = "the hub is switched off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "there is no token"
-            faults.append(("trainer.push_to_hub", f"{reason}. Set HF_TOKEN, or remove the line."))
+    if config.push_to_hub and (reason := upload_fault()):
+        faults.append(("trainer.push_to_hub", f"{reason}. Set HF_TOKEN, or remove the line."))
     return faults
 
 

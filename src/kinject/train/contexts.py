@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject import models
-from kinject.corpus.chat import conversation_texts, encode_conversation
+from kinject.corpus.chat import behind_context, conversation_texts, encode_conversation
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.packing import PickedRows
 from kinject.corpus.passages import split_passages, word_spans
@@ -187,11 +187,9 @@ class HeadWriter:
 
     def _head_of_conversation(self, row: CorpusRow, own: TokenRow, context: str) -> tuple[list[int], int]:
         """Return the same for a conversation: the context is in front of the user's first message."""
-        asked = next((n for n, turn in enumerate(row.messages) if turn["role"] == "user"), None)
-        if not context or asked is None or not isinstance(row.messages[asked].get("content"), str):
+        turns = behind_context(row.messages, context) if context else None
+        if turns is None:
             return [], 0
-        turns = [dict(turn) for turn in row.messages]
-        turns[asked]["content"] = context + turns[asked]["content"]
         ids = encode_conversation(dataclasses.replace(row, messages=tuple(turns)), self.tokenizer, self.how.chat)[0]
         student = np.asarray(own.input_ids).tolist()
         n_tail = next(
@@ -222,11 +220,13 @@ def teacher_rows(
         return None
     section, path = section_of(recipe), recipe.model.path
     window = models.window_of(models.load_config(path, recipe.model.revision)) if path is not None else None
-    reads = section.context, section.context_tokens, document_inputs(recipe)
+    reads = section.context, section.context_tokens, document_inputs(recipe, teacher_documents(recipe))
     key = entry_key(corpus.cache_key, tokenizer, how, "teacher", _FORMAT, window, *reads)
 
     def make() -> Iterator[TokenRow]:
-        documents, others = ({}, {}) if section.context == "beginning" else _documents(recipe, corpus)
+        reads_documents = section.context != "beginning"
+        documents = document_texts(recipe, section.documents, corpus) if reads_documents else {}
+        others = _other_texts(corpus) if reads_documents else {}
         return HeadWriter(section, tokenizer, how, window, documents, others).heads(corpus, tokens)
 
     heads = cached_tokens(Path(recipe.corpus.cache_dir), key, make, "")
@@ -246,28 +246,35 @@ def section_of(recipe: TrainRecipe) -> DistillationSection:
     return recipe.distillation or DistillationSection()
 
 
-def document_inputs(recipe: TrainRecipe) -> dict[str, str]:
-    """Return the hashes of the documents that a recipe names for its teacher."""
-    section = recipe.distillation
-    if section is None or section.documents is None or section.context == "beginning":
-        return {}
-    return document_hashes(Path(section.documents), recipe.documents)
+def teacher_documents(recipe: TrainRecipe) -> str | None:
+    """Return the path of the documents that a recipe names for its teacher; None for those of the corpus, or for none."""
+    section = section_of(recipe)
+    return section.documents if section.context != "beginning" else None
 
 
-def _documents(recipe: TrainRecipe, corpus: CorpusFile) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts of the documents by id, and another text of each that has one in the corpus."""
-    path = section_of(recipe).documents
-    read = read_documents(Path(path), recipe.documents) if path is not None else ()
-    documents = {document.id: document.text for document in read}
+def document_inputs(recipe: TrainRecipe, path: str | None) -> dict[str, str]:
+    """Return the hashes of the documents at `path`, a key of the recipe; {} for those of the corpus itself (None)."""
+    return document_hashes(Path(path), recipe.documents) if path is not None else {}
+
+
+def document_texts(recipe: TrainRecipe, path: str | None, corpus: CorpusFile) -> dict[str, str]:
+    """Return the texts of the documents at `path` by id; without a path those of the corpus (origin: original)."""
+    if path is not None:
+        return {document.id: document.text for document in read_documents(Path(path), recipe.documents)}
+    documents: dict[str, str] = {}
+    for row in corpus:
+        if row.shape == "text" and row.document_id and row.origin == "original":
+            documents.setdefault(row.document_id, row.text)
+    return documents
+
+
+def _other_texts(corpus: CorpusFile) -> dict[str, str]:
+    """Return the first text of each document in a corpus that is not the document itself."""
     others: dict[str, str] = {}
     for row in corpus:
-        if row.shape == "text" and row.document_id:
-            is_document = row.origin == "original"
-            if is_document and path is None:
-                documents.setdefault(row.document_id, row.text)
-            elif not is_document:
-                others.setdefault(row.document_id, row.text)
-    return documents, others
+        if row.shape == "text" and row.document_id and row.origin != "original":
+            others.setdefault(row.document_id, row.text)
+    return others
 
 
 def describe_heads(read: TeacherRows) -> str:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, Segment, TrainingRow, cut, fill_rows
 from kinject.corpus.tokenize import LazyRows, TokenAccount, TokenRow
 from kinject.recipe import TrainRecipe
-from kinject.recipe.exposure_section import ExposureSection
+from kinject.recipe.data_sections import ExposureSection
 from kinject.types import Question
 
 REST, MOST, FIRST_GAP, GROWTH = 0.2, 3.0, 4, 2.0

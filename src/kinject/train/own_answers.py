@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
+from kinject.corpus.chat import behind_context
 from kinject.corpus.grading import matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
@@ -34,6 +35,7 @@ from kinject.requests import generator_identity
 from kinject.requests.generator import request_seed
 from kinject.requests.transformers import ends_of, read_answer, write_tokens
 from kinject.terminal import Progress
+from kinject.train.contexts import document_inputs, document_texts
 from kinject.train.load import set_chat_template
 
 if TYPE_CHECKING:
@@ -68,19 +70,20 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     The cost is written_tokens and written_seconds, those of answers that were left out among them.
 
     The model answers before it is trained. The file is in corpus.cache_dir, named by the rows, the weights and the section,
-    so it is written once. Rows that cannot be asked keep their answer (texts, tools, no document, more tokens than the model
-    reads); answers that do not end, or with `correct_only` do not hold the given one, are left out. The texts are tokenised
-    again for training. Raises `InputError` if no row can be asked, or no answer is kept.
+    so it is written once. Rows that cannot be asked keep their answer (texts, tools, no document, no user's message, more
+    tokens than the model reads); answers that do not end, or with `correct_only` do not hold the given one, are left out.
+    The texts are tokenised again for training. Raises `InputError` if no row can be asked, or no answer is kept.
     """
     corpus, path = recipe.corpus, recipe.model.path or ""
     source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
-    rows, documents = CorpusFile(Path(source)), CorpusFile(Path(section.documents or corpus.path))
+    rows, main = CorpusFile(Path(source)), CorpusFile(Path(corpus.path))
     generator = GeneratorSection(
         kind="transformers", model=path, temperature=section.temperature, max_tokens=section.max_tokens,
         concurrency=section.batch,
     )  # fmt: skip
     identity = content_id(
-        "own answers", _FORMAT, rows.cache_key, documents.cache_key, generator_identity(generator),
+        "own answers", _FORMAT, rows.cache_key, document_inputs(recipe, section.documents) or main.cache_key,
+        generator_identity(generator),
         {key: value for key, value in dataclasses.asdict(section).items() if key not in ("documents", "batch")},
         recipe.model.revision, recipe.model.dtype, recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
         _hash_of(recipe.trainer.get("chat_template_path")),
@@ -89,7 +92,9 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     counts = out.with_suffix(".json")
     if not out.exists() or not counts.exists():
         writer = _load_writer(recipe, part, section, generator)
-        requests = list(writer.requests(rows, _documents(documents) if writer.reads_document else {}))
+        reads = writer.reads_document
+        documents = document_texts(recipe, section.documents, main) if reads else {}
+        requests = list(writer.requests(rows, documents))
         key = _key(part)
         if not requests:
             raise InputError(f"{source}: {key}: {_unasked(section)}")
@@ -134,7 +139,7 @@ def _hash_of(path: str | None) -> str | None:
 def _unasked(section: AnswersSection) -> str:
     reads = section.without_context < 1 and section.context == "document"
     document = (
-        " a document_id, and their documents (origin: original) in this corpus or in answers.documents;"
+        " a document_id, and their documents in the main corpus (origin: original) or in answers.documents;"
         if reads
         else ""
     )
@@ -151,15 +156,6 @@ def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) 
         f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; "
         f"{counts['given']:,} rows keep theirs ({out})"
     )
-
-
-def _documents(corpus: CorpusFile) -> dict[str, str]:
-    """Return the texts of the documents of a corpus by id."""
-    return {
-        row.document_id: row.text
-        for row in corpus
-        if row.shape == "text" and row.origin == "original" and row.document_id
-    }
 
 
 def _merged(source: Path, asked: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
@@ -232,8 +228,11 @@ class _Writer:
             context = self._context(row, given, documents)
             if context is None:
                 continue
-            alone = self._encode(row, last, "")
-            prompt = self._encode(row, last, context) if context else alone
+            alone = self._encode(row, row.messages[:last], "")
+            turns = behind_context(row.messages[:last], context) if in_chat and context else row.messages[:last]
+            if turns is None:
+                continue
+            prompt = self._encode(row, turns, context) if context else alone
             if self.window is not None and max(len(prompt), len(alone)) + self.most > self.window:
                 continue
             breaks = not in_chat and "\n" not in given.strip()
@@ -246,8 +245,8 @@ class _Writer:
         text = documents.get(row.document_id) if self.reads_document else f"{row.prompt}{given}"
         return with_passages([text.strip()], "") if text else None
 
-    def _encode(self, row: CorpusRow, last: int, context: str) -> list[int]:
-        """Return the tokens of a row's prompt behind `context`; in a chat it is in the user's first turn.
+    def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]], context: str) -> list[int]:
+        """Return the tokens of a row's prompt behind `context`; in a chat those of `turns`, which hold it.
 
         A bare question is asked in the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
         """
@@ -255,11 +254,8 @@ class _Writer:
             asked = row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
             ids = self.tokenizer(context + asked, add_special_tokens=False, verbose=False)["input_ids"]
             return [*([self.tokenizer.bos_token_id] if self.bos else []), *ids]
-        turns = [dict(turn) for turn in row.messages[:last]]
-        first = next((turn for turn in turns if turn["role"] == "user"), turns[0])
-        first["content"] = f"{context}{first['content']}"
         text = self.tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False, **{**self.kwargs, **row.template_kwargs}
+            [*turns], add_generation_prompt=True, tokenize=False, **{**self.kwargs, **row.template_kwargs}
         )
         encoded: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return encoded

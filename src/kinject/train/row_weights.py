@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kinject.corpus.rows import LineFaults
 from kinject.disk import Row, read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import RowWeightsSection
 
 _DAY = 86_400.0
-_MAX_FAULTS = 20
 _HEAVIEST = 1e9
 """Far from weights whose products with losses leave float32."""
 
@@ -29,8 +29,7 @@ class RowWeights:
     def __init__(self, section: RowWeightsSection, path: Path) -> None:
         self.section, self.path = section, path
         self._values: list[float] = []
-        self._faults: list[str] = []
-        self._n_faults = 0
+        self._faults = LineFaults()
 
     def add(self, number: int, row: Row) -> None:
         """Add the row on line `number`."""
@@ -41,23 +40,17 @@ class RowWeights:
         try:
             self._values.append(_seconds(value) if self.section.half_life is not None else _number(value))
         except ValueError as error:
-            self._n_faults += 1
-            if self._n_faults <= _MAX_FAULTS:
-                self._faults.append(f"{self.path}:{number}: {self.section.column}: {error}")
+            self._faults.add(f"{self.path}:{number}: {self.section.column}: {error}")
 
     def result(self) -> npt.NDArray[np.float32]:
         """Return the weight of each row, in order; the file is read if no row was added (its tokens were cached).
 
         Raises `InputError` with every row (the first 20) whose column is absent or of another kind, each as file:line.
         """
-        if not self._values and not self._n_faults:
+        if not self._values and not self._faults:
             for number, row in read_jsonl(self.path):
                 self.add(number, row)
-        if self._faults:
-            n_more = self._n_faults - _MAX_FAULTS
-            more = [f"... and {n_more} more faulty lines."] if n_more > 0 else []
-            hint = "Set techniques.row_weights.missing for rows that lack the column."
-            raise InputError("\n".join([*self._faults, *more, hint]))
+        self._faults.raise_if_any("Set techniques.row_weights.missing for rows that lack the column.")
         weights = np.array(self._values)
         if self.section.half_life is not None and not np.isnan(weights).all():
             weights = 0.5 ** ((np.nanmax(weights) - weights) / _DAY / self.section.half_life)

@@ -32,7 +32,7 @@ from kinject.process import is_first_process, made_by_first_process, work_second
 from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
-from kinject.train.contexts import document_inputs
+from kinject.train.contexts import document_inputs, teacher_documents
 from kinject.train.exposure import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
 
@@ -168,14 +168,12 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     inputs |= {name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()}
     if corpus.validation_corpus is not None:
         inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_FIX)
-    for name, answers in corpus.own_answers().items():
-        if answers.documents is not None:
-            inputs[f"documents {name}".rstrip()] = check_output(Path(answers.documents), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
         if recipe.probes.template is not None:
             inputs["probes' template"] = file_hash(Path(recipe.probes.template))
-    inputs |= {f"document {name}": digest for name, digest in document_inputs(recipe).items()}
+    for documents in (teacher_documents(recipe), *(answers.documents for answers in corpus.own_answers().values())):
+        inputs |= {f"document {name}": digest for name, digest in document_inputs(recipe, documents).items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)

@@ -27,6 +27,7 @@ from kinject.train.callbacks import (
     PatienceStopping,
     PlanReadings,
     ProbeStopping,
+    RestoreState,
     RunLog,
     Screen,
     Timing,
@@ -62,7 +63,6 @@ from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
-from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
 from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
 from kinject.train.trainable import (

@@ -23,7 +23,7 @@ from kinject.disk import Row, parse_row, write_json, write_text
 from kinject.errors import KinjectError, TrainingError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe
-from kinject.recipe.exposure_section import ExposureSection
+from kinject.recipe.data_sections import ExposureSection
 from kinject.signals import exit_code, running_time, terminable
 from kinject.terminal import protect_streams, show
 

@@ -21,6 +21,7 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
 from kinject.process import made_by_first_process, processes_per_row, tensor_parallel_size
+from kinject.train.callbacks import save_state
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
 from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.exposure import ReadingPlan
@@ -30,7 +31,6 @@ from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, apply_options, split_by_layer
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
-from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
 from kinject.train.teacher import LiveTeacher, Teacher
 from kinject.train.trainable import FreezeWarmup

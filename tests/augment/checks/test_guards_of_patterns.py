@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from random import Random
 from re import _constants as code  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from kinject.corpus import quantities
+from kinject.augment import prompts
+from kinject.augment.checks import checker, names
+from kinject.augment.prompts import Source
+from kinject.corpus import passages, quantities
 from kinject.requests import prompt_injection
 
 _CLASSES = {
@@ -18,6 +22,7 @@ _CLASSES = {
     code.CATEGORY_DIGIT: "0379",
     code.CATEGORY_NOT_WORD: " ,-(",
     code.CATEGORY_WORD: "aZ9",
+    code.CATEGORY_NOT_SPACE: "aZ9,",
 }
 
 
@@ -69,19 +74,52 @@ def _cased(text: str, rng: Random) -> str:
         (prompt_injection._INJECTION, prompt_injection._may_match, True),
         (quantities._CLOCK, quantities._MAY_BE_CLOCK.search, False),
         (quantities._DAY_FIRST, quantities._MAY_BE_DATE.search, False),
+        (quantities._MAY_BE_CLOCK, quantities._MAY_BE_CLOCK_OR_DATE.search, False),
+        (quantities._MAY_BE_DATE, quantities._MAY_BE_CLOCK_OR_DATE.search, False),
+        (quantities._ROMAN, quantities._MAY_BE_ROMAN.search, False),
+        (checker._MARKUP, checker._may_have_markup, True),
+        (prompts._QUOTED, prompts.has_quotations, False),
+        (prompts._CODE, prompts.has_code, False),
     ],
-    ids=["injection", "clock", "date"],
+    ids=["injection", "clock", "date", "mark of a clock", "mark of a date", "roman", "markup", "quotations", "code"],
 )
 def test_no_match_of_a_pattern_is_missed(pattern: re.Pattern[str], may_match: Any, ignores_case: bool) -> None:
     rng, n_matches = Random(7), 0
     tree = _parser.parse(pattern.pattern, pattern.flags)
     for _ in range(20_000):
-        text = f"The mill, {_sample(tree, rng)} by then."
+        text = f"The mill, {rng.choice(['', chr(10)])}{_sample(tree, rng)} by then."
         text = _cased(text, rng) if ignores_case and rng.random() < 0.5 else text
         if pattern.search(text):
             n_matches += 1
             assert may_match(text), text
     assert n_matches > 5_000
+
+
+_CHARACTERS = "aZ09_ \n\t\x0b\x1c'.-|:=#`*" + "AbI."
+_ROW = re.compile(
+    r"^[ \t]*(?:\|.*\||[-*•][ \t].*|\d{1,3}[.)][ \t].*|[^\s|:.]{1,40}[ \t]*[:=][ \t]*\S.{0,60})$", re.MULTILINE
+)
+"""The rows of a text at once, where `prompts` looks at one line after the other."""
+
+
+@pytest.mark.parametrize(
+    ("quick", "slow"),
+    [
+        (names._ASCII_TOKEN.findall, names._TOKEN.findall),
+        (checker.normal_form, lambda text: " ".join(checker._WORDS.findall(text.casefold()))),
+        (passages._ASCII_WORD.findall, passages._WORD.findall),
+        (lambda text: bool(prompts.VARIABLES["table"](Source("", text))), lambda text: bool(_ROW.search(text))),
+        (prompts._n_in_rows, lambda text: sum(len(match[0]) for match in _ROW.finditer(text))),
+    ],
+    ids=["tokens of names", "normal form", "words of passages", "has rows", "characters in rows"],
+)
+def test_the_quick_way_finds_what_the_pattern_finds(
+    quick: Callable[[str], object], slow: Callable[[str], object]
+) -> None:
+    rng = Random(3)
+    for _ in range(20_000):
+        text = "".join(rng.choices(_CHARACTERS, k=rng.randint(1, 40)))
+        assert quick(text) == slow(text), text
 
 
 def test_ordinary_prose_needs_no_search_for_an_injection() -> None:

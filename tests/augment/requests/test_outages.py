@@ -20,7 +20,7 @@ import kinject.augment
 import kinject.requests
 from kinject.augment import augment
 from kinject.cli import main
-from kinject.doctor.run import answers
+from kinject.doctor import answers
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 from kinject.requests import Transient

@@ -14,7 +14,7 @@ from kinject.corpus.language import compare_languages
 from kinject.requests.prompt_injection import has_injection, split_injection
 from kinject.types import Completion
 
-_WORDS = re.compile(r"\w+")
+_WORDS, _ASCII_WORDS = re.compile(r"\w+"), re.compile("[a-z0-9_]+")
 _REFUSAL = re.compile(
     r"\A\W*(?:(?:I['’]?m |I am )?(?:very |really )?sorry\b"
     r"|(?:unfortunately,? )?I (?:can(?:no|['’])t|(?:am|['’]m) (?:unable|not able)|won['’]t|will not|must decline)"
@@ -42,6 +42,8 @@ _TAGS = (
 )
 _TAG = re.compile(rf"<[/!]?({_TAGS}|doctype)\b[^<>]{{0,300}}>|\bjavascript:", re.IGNORECASE)
 _MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
+
+_SURROUNDINGS = (("refusal", _REFUSAL), ("wrapper", _OPENING), ("wrapper", _CLOSING), ("wrapper", _MARKUP))
 
 MAX_OVERLAP = 0.7
 """Two texts that share more of their word triples (Jaccard similarity) count as copies of each other."""
@@ -159,7 +161,7 @@ class Checker:
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
         is_written = self._rules.refuse_echo or self._rules.quotes  # by a model; else by a function, which obeys nobody
         clean, self._injection = split_injection(source) if is_written else (source, "")
-        self._quotable = " ".join(clean.split())
+        self._quotable = " ".join(clean.split()) if self._rules.quotes else ""
         self._facts = source_facts(clean, context)
         self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
@@ -242,13 +244,8 @@ class Checker:
 
         A phrase that the source contains itself ("I cannot ...") is allowed.
         """
-        for reason, pattern in (
-            ("refusal", _REFUSAL),
-            ("wrapper", _OPENING),
-            ("wrapper", _CLOSING),
-            ("wrapper", _MARKUP),
-        ):
-            match = pattern.search(text)
+        for reason, pattern in _SURROUNDINGS:
+            match = pattern.search(text) if pattern is not _MARKUP or _may_have_markup(text) else None
             if match and not pattern.search(self._source):
                 return Verdict(reason, f"found {match[0].strip()[:60]!r}")
         tag = new_markup(text, self._source)
@@ -270,6 +267,11 @@ class Checker:
         )
 
 
+def _may_have_markup(text: str) -> bool:
+    """Return False for a text in which `_MARKUP` finds nothing."""
+    return "<" in text or "‹" in text or "[" in text
+
+
 def new_markup(text: str, source: str) -> str:
     """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, "" without one."""
     if "<" not in text and ":" not in text:  # what each match of `_TAG` contains
@@ -282,7 +284,7 @@ def new_markup(text: str, source: str) -> str:
 
 def normal_form(text: str) -> str:
     """Return the words of `text` in lower case with single spaces: equal for texts that differ in formatting only."""
-    return " ".join(_WORDS.findall(text.casefold()))
+    return " ".join(_ASCII_WORDS.findall(text.lower()) if text.isascii() else _WORDS.findall(text.casefold()))
 
 
 def _duplicate(similarity: float) -> Verdict:

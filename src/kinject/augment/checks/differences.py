@@ -287,6 +287,13 @@ def resembles(name: str, words: Iterable[str]) -> bool:
     )
 
 
+def is_inflected(one: str, other: str) -> bool:
+    """Return whether two words share all but their last two letters, in languages with endings: Москва, Москве."""
+    shortest = min(len(one), len(other))
+    need, most = (3, 2) if shortest < 5 else (max(4, shortest - 2), 5)
+    return one[:need] == other[:need] and abs(len(one) - len(other)) <= most
+
+
 def _stem_size(one: str, other: str) -> int:
     shorter = min(len(one), len(other))
     return max(4, -(-2 * shorter // 3))
@@ -307,10 +314,12 @@ def compare_quantities(
     code: str,
 ) -> Iterator[Difference]:
     """Yield the differences. `known` quantities of the source's frame may appear, `kept` are those of the variant's frame."""
-    yield from _compare_numbers(source, variant, complete, known, kept, code)
-    yield from _compare_dates(source, variant, complete, known, kept, code)
     here, there = _scene(source, code), _scene(variant, code)
+    yield from _compare_numbers(source, variant, complete, known, kept, here, there)
+    yield from _compare_dates(source, variant, complete, known, kept, here, there)
     for number, units in variant.numbers.items():
+        if not units:
+            continue
         # An implied number (a decade, a dozen) has the unit of its word, or any.
         implied = {_IMPLIED_UNIT[number]} if number in source.implied & _IMPLIED_UNIT.keys() else units
         known_units = source.numbers.get(number, implied)
@@ -341,14 +350,15 @@ def _kinds(units: set[str]) -> set[str]:
 
 
 def _compare_numbers(
-    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities, code: str
-) -> Iterator[Difference]:
+    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities, here: _Scene,
+    there: _Scene,
+) -> Iterator[Difference]:  # fmt: skip
+    code = here.code
     words_known = profile_of(code).reads_number_words
     present = {**dict.fromkeys(variant.implied | kept.implied, _NO_UNITS), **kept.numbers, **variant.numbers}
     allowed = {**dict.fromkeys(source.implied | known.implied, _NO_UNITS), **known.numbers, **source.numbers}
     lost = source.stated - present.keys() if complete else set()
     unkept = allowed.keys() - present.keys()
-    here, there = _scene(source, code), _scene(variant, code)
     for number in sorted(lost, key=_by_size):
         counted = number in source.counted and int(number) <= MAX_COUNT
         # The words for a number are not known in every language; then a new number beside the lost one decides.
@@ -396,8 +406,10 @@ def _unmatched(number: str, numbers: Mapping[str, set[str]], others: Mapping[str
 
 
 def _compare_dates(
-    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities, code: str
-) -> Iterator[Difference]:
+    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities, here: _Scene,
+    there: _Scene,
+) -> Iterator[Difference]:  # fmt: skip
+    code = here.code
     lost = source.months - variant.months - variant.uncertain_months - kept.months if complete else set()
     new = variant.months - source.months - source.uncertain_months - known.months
     # Which hut is open in May? When do twenty months end?
@@ -411,7 +423,7 @@ def _compare_dates(
         if any(month == other[0] or day == other[1] for other in known_days):
             near = {abs(_day_of_year(month, day) - _day_of_year(*other)) for other in known_days}
             later = not complete and any(gap in near or 7 * gap in near for gap in gaps)  # nine days later
-            explained = asked or later or _scene(variant, code).is_reworded(str(day), _scene(source, code))
+            explained = asked or later or there.is_reworded(str(day), here)
             detail = f"{day} {MONTHS[month - 1].title()} is not in the source"
             yield Difference("date", detail, not explained, explained=explained)
 

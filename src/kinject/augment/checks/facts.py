@@ -8,13 +8,12 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kinject.augment.checks.differences import Difference, compare_quantities
+from kinject.augment.checks.differences import Difference, compare_quantities, is_inflected
 from kinject.augment.checks.names import (
     SENTENCE_STARTERS,
     Names,
     compare_names,
     extract_names,
-    is_inflected,
     normal_word,
 )
 from kinject.corpus.language import detect_language, find_script, guess_language

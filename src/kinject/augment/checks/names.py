@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
-from kinject.augment.checks.differences import Difference, resembles
+from kinject.augment.checks.differences import Difference, is_inflected, resembles
 from kinject.corpus.profiles import (
     Profile,
     common_words,
@@ -45,6 +45,8 @@ for _line in _LISTS["synonyms"].splitlines():
         SYNONYMS[_word] = SYNONYMS.get(_word, frozenset()) | frozenset(_line.split())
 
 _TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+|(?:['’][^\W\d_]++)*+)|\d[^\W_]*+|[^\w\s]|\n")
+_ASCII_TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[A-Za-z]++(?:\d[A-Za-z\d]*+|(?:'[A-Za-z]++)*+)|\d[A-Za-z\d]*+|[^\w\s]|\n")
+"""`_TOKEN` for a text of ASCII characters, where it finds the same faster."""
 _TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]++(?:\d[^\W_]*+)?|\d[^\W_]*+|[^\w\s]|\n")
 """L'apertura are two words; "Wu's" is English alone."""
 _LATIN_TOKEN = re.compile(r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff0-9]+|[^\w\s]")
@@ -128,7 +130,8 @@ class NameReader:
         """Return the names in `text`: words with a capital letter or with digits among letters, without common beginnings."""
         if self.unspaced:
             return self._read_unspaced(text)
-        tokens = (_TOKEN if self.english else _TOKEN_WITHOUT_ELISION).findall(text)
+        pattern = _TOKEN_WITHOUT_ELISION if not self.english else _ASCII_TOKEN if text.isascii() else _TOKEN
+        tokens = pattern.findall(text)
         classified = list(map(self._kinds.__getitem__, tokens))
         sequence = [word for word, _ in classified if word]
         names = Names(
@@ -137,6 +140,9 @@ class NameReader:
         certain, possible, spelling = names.certain, names.possible, names.spelling
         at_start = True
         for index, (word, kind) in enumerate(classified):
+            if kind is _LOWER:
+                at_start = False
+                continue
             if not word:
                 item = index > 1 and tokens[index] == ")" and len(tokens[index - 1]) == 1 and tokens[index - 2] in "(\n"
                 at_start = kind == _BREAK or (at_start and kind != _JOINT) or item  # (a) The house
@@ -366,13 +372,6 @@ def _is_same_name(one: str, other: str) -> bool:
         if (left in DERIVED_ENDINGS and right in BASE_ENDINGS) or (right in DERIVED_ENDINGS and left in BASE_ENDINGS):
             return True
     return False
-
-
-def is_inflected(one: str, other: str) -> bool:
-    """Return whether two words share all but their last two letters, in languages with endings: Москва, Москве."""
-    shortest = min(len(one), len(other))
-    need, most = (3, 2) if shortest < 5 else (max(4, shortest - 2), 5)
-    return one[:need] == other[:need] and abs(len(one) - len(other)) <= most
 
 
 def compare_names(

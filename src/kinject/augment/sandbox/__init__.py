@@ -23,8 +23,7 @@ from kinject.sandbox.grammar import (
     rewrite_fact_first,
     rewrite_reversed,
 )
-from kinject.sandbox.people import Person, choose_one, create_country, seeded_random, shuffled
-from kinject.sandbox.pools import DEMONYM, POOLS
+from kinject.sandbox.people import DEMONYM, POOLS, Person, choose_one, create_country, seeded_random, shuffled
 from kinject.sandbox.questions import render_question
 from kinject.sandbox.templates import QUESTIONS, SENTENCES
 from kinject.types import Completion, Message

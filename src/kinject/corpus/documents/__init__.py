@@ -13,7 +13,7 @@ from kinject.corpus.documents.files import is_heap
 from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, read_file
 from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
 from kinject.corpus.documents.write import read_rows
-from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists, write_jsonl
+from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists, refuse_existing, write_jsonl
 from kinject.errors import DiskError, InputError
 from kinject.recipe import DocumentsSection
 from kinject.types import Document
@@ -62,11 +62,7 @@ def write_general_text(source: str, folder: Path, n_documents: int, n_held_out: 
     No document is in both. Raises `InputError` if one of the files is there already, or the source has too few documents.
     """
     paths = folder / "general.jsonl", folder / "general-held-out.jsonl"
-    for path in paths:
-        if path.exists():
-            raise InputError(
-                f"{path}: is there already, and nothing is written over. Move it away, or give another --into."
-            )
+    refuse_existing(paths)
     documents = read_documents(Path(source))
     for path, n in zip(reversed(paths), (n_held_out, n_documents), strict=True):
         rows = [{"id": one.id, "text": one.text, "source": one.source} for one in islice(documents, n)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus.golds import GoldIndex, plain_text
+from kinject.corpus.grading import GoldIndex, plain_text
 from kinject.corpus.questions import check_choices, choice_fault
 from kinject.corpus.templates import compile_template, render
 from kinject.errors import InputError

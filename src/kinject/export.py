@@ -26,6 +26,7 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import InputError
+from kinject.hub import upload_fault
 from kinject.terminal import show
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -98,7 +99,6 @@ def export(options: ExportOptions) -> ExportResult:
 
 def _check(options: ExportOptions) -> None:
     """Raise `InputError` for options that do not fit together, before anything is made."""
-    from huggingface_hub import constants, get_token
     from huggingface_hub.utils._validators import validate_repo_id
 
     if options.push_data is not None and options.data is None:
@@ -112,8 +112,7 @@ def _check(options: ExportOptions) -> None:
             validate_repo_id(repository)
         except ValueError as error:
             raise InputError(f"{option}: found {repository!r:.80}, expected OWNER/NAME.") from error
-        if constants.HF_HUB_OFFLINE or get_token() is None:
-            reason = "the hub is switched off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "there is no token"
+        if reason := upload_fault():
             raise InputError(f"{option}: {reason}. Set HF_TOKEN, or leave the option out.")
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
+from kinject.corpus.grading import CHECKS, check_names, passes
 from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 from kinject.eval import evaluate
-from kinject.eval.checks import CHECKS, check_names, passes
 from kinject.eval.scoring.answers import read_answers
 from kinject.models import load_model
 from kinject.recipe import read_recipe

@@ -1,1 +1,0 @@
-"""`kinject doctor`: what this machine has, and which recipes run on it."""

@@ -1,1 +1,0 @@
-"""`kinject export`: a finished run as a model folder, ready to serve or publish."""

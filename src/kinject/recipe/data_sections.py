@@ -1,0 +1,310 @@
+"""The sections of a recipe on its texts: how files become documents; the corpus, its order, and what a teacher reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kinject.recipe.check import suggestion
+from kinject.recipe.sections import ProbesSection, option
+
+
+@dataclass(frozen=True)
+class DocumentsSection:
+    """How a heap of files (a folder, a pattern, a list) becomes documents: what is read, left out and flagged."""
+
+    strict: bool = option(False, help="Stop at the first file that cannot be read, instead of leaving it out.")
+    text_field: str | None = option(None, help="Column or key with the text; default: found by name.")
+    title_field: str | None = option(None, help="Column or key with the title; default: found by name.")
+    id_field: str | None = option(None, help="Column or key with the id; default: found by name.")
+    ocr: bool = option(False, help="Read scanned pages by OCR (an extra).")
+    largest_file: int = option(256, help="Largest file that is read, in MiB.", min=1, max=65_536)
+    near_duplicates: float | None = option(
+        0.85, help="A document that shares so large a part of its words with an earlier one is left out; null keeps it.",
+        min=0.5, max=1.0,
+    )  # fmt: skip
+    boilerplate: float | None = option(
+        0.02, help="A line that so large a part of the documents (and at least 10) share stays in the first only; null keeps it.",
+        above=0.0, max=1.0,
+    )  # fmt: skip
+    personal_data: Literal["flag", "mask", "ignore"] = option(
+        "flag", help="Mail addresses, phone numbers, keys, bank accounts and cards: count them, mask them, or neither."
+    )
+    phone_region: str | None = option(
+        None, help="Country code (DE, US) whose phone numbers count without +; default: only those with +."
+    )
+    licence: str | None = option(None, help="Licence of the documents that name none; it goes to the corpus.")
+    seconds: float = option(120.0, help="Processor seconds after which a file is given up.", min=0.1)
+    memory: float = option(2.0, help="Memory in GiB beyond which a file is given up.", min=0.1)
+    processes: int | None = option(None, help="Processes that read; default: one for each core.", min=1, max=256)
+    executor: Literal["local", "ray"] = option("local", help="Where they run; ray: a cluster that shares the files.")
+    cache_dir: str = option(
+        "runs/parsed", help="Folder of what was read, by content; may be deleted at any time.", path="output"
+    )
+
+
+@dataclass(frozen=True)
+class AnswersSection:
+    """The model writes the answers of rows itself before it is trained; they replace those given (MixSD, arXiv 2605.16865).
+
+    Each token is drawn from what the model predicts with the context, or, by the fraction `without_context`, without it.
+    """
+
+    context: Literal["document", "answer"] = option(
+        "document",
+        help="The text before the prompt: the document of the row (origin: original), or prompt and given answer.",
+    )
+    documents: str | None = option(
+        None,
+        help="Documents, as for augment; default: the rows of the main corpus with origin original. Rows name theirs by "
+        "document_id.",
+        path="documents",
+    )
+    without_context: float = option(
+        0.3, help="Fraction of tokens that are drawn without the context; 1: it is not shown at all.", min=0.0, max=1.0
+    )
+    correct_only: bool = option(
+        True, help="Keep only answers that hold the given one, as written answers to questions are graded."
+    )
+    attempts: int = option(10, help="Most times that an answer is written until it can be kept.", min=1, max=100)
+    temperature: float = option(
+        0.0, help="Sampling temperature; 0: the likeliest token of the prediction drawn.", min=0.0, max=2.0
+    )
+    max_tokens: int = option(512, help="Longest answer, in tokens; at most half of the model's window.", min=1)
+    batch: int = option(32, help="Answers written at once.", min=1, max=1024)
+    seed: int = option(
+        0, help="Seed of the draws. The recipe's own is not used, so that its seeds share the answers.", min=0
+    )
+
+
+OWN_ANSWERS = AnswersSection(without_context=1.0, correct_only=False, attempts=1)
+"""What `answers: own` means: greedily, to the prompt alone."""
+_ANSWERS_HELP = "own: the model answers the last turn of each row itself before it is trained (self-distillation)"
+
+
+@dataclass(frozen=True)
+class ReplaySection:
+    """Rows of a second corpus, mixed in against forgetting."""
+
+    path: str = option(help="Corpus (JSONL) to replay from.", path="file")
+    fraction: float = option(help="Fraction of the mixture's tokens that are replay.", min=0.0, max=0.95)
+    answers: Literal["given", "own"] | AnswersSection = option("given", help=f"{_ANSWERS_HELP}; or how it does.")
+
+
+@dataclass(frozen=True)
+class MixedCorpusSection:
+    """Rows of a further corpus mixed in: instruction rows among documents, or documents among instruction rows."""
+
+    path: str = option(help="Corpus (JSONL).", path="file")
+    fraction: float = option(help="Fraction of the mixture's tokens.", min=0.0, max=0.95)
+    answers: Literal["given", "own"] | AnswersSection = option("given", help=f"{_ANSWERS_HELP}; or how it does.")
+
+
+@dataclass(frozen=True)
+class CorpusSection:
+    """The training corpus: rows with `text`, `messages`, or `prompt` and `completion`."""
+
+    path: str = option(help="Corpus (JSONL).", path="file")
+    answers: Literal["given", "own"] | AnswersSection = option("given", help=f"{_ANSWERS_HELP}; or how it does.")
+    replay: ReplaySection | None = option(None, help="Second corpus, mixed in.")
+    mix: Mapping[str, MixedCorpusSection] | None = option(
+        None, help="name: path and fraction of a further corpus, mixed in by fraction of tokens."
+    )
+    validation_corpus: str | None = option(
+        None, help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.", path="file"
+    )
+    general_text: bool = option(
+        True,
+        help="Use replay and validation_corpus; false leaves both out, with a warning, for a run without such text.",
+    )
+    validation_fraction: float = option(
+        0.0, help="Fraction of the documents, with all their texts, held out of training for the validation loss.",
+        min=0.0, max=0.5,
+    )  # fmt: skip
+    bos: bool = option(True, help="Begin each document with the BOS token.")
+    eos: bool = option(True, help="End each document with the EOS token.")
+    allow_dropped_tokens: bool = option(False, help="Train although max_length truncates or drops text.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}."
+    )
+    thinking: Literal["learn", "mask"] = option(
+        "learn", help="Thinking in the assistant's turns (reasoning_content, <think>): learned, or read only."
+    )
+    cache_dir: str = option(
+        "runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.", path="output"
+    )
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether evaluations have a validation loss."""
+        return self.validation_corpus is not None or self.validation_fraction > 0
+
+    def parts(self) -> dict[str, ReplaySection | MixedCorpusSection]:
+        """Return the corpora that are mixed in, by name; replay is called ``replay``."""
+        return {**({"replay": self.replay} if self.replay is not None else {}), **(self.mix or {})}
+
+    def faults(self) -> list[tuple[str, str]]:
+        """Return (key, fault) of the corpora that are mixed in."""
+        faults = []
+        if "replay" in (self.mix or {}):
+            faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
+        total = sum(part.fraction for part in self.parts().values())
+        if total > 0.95:
+            fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
+            faults.append(("corpus", fault))
+        return faults
+
+    def own_answers(self) -> dict[str, AnswersSection]:
+        """Return how the model answers rows itself, by the key of each corpus where it does: "", replay, mix.NAME."""
+        given = {"": self.answers} | {
+            name if name == "replay" else f"mix.{name}": part.answers for name, part in self.parts().items()
+        }
+        own = {name: OWN_ANSWERS if answers == "own" else answers for name, answers in given.items()}
+        return {name: answers for name, answers in own.items() if isinstance(answers, AnswersSection)}
+
+
+_READ_AGAIN = ("questions", "margin", "rest", "most", "patience")
+"""Keys that read_again: unknown reads."""
+
+
+@dataclass(frozen=True)
+class ExposureSection:
+    """The order of the texts in training, and which documents are read again."""
+
+    order: Literal["interleaved", "shuffled", "massed", "spaced"] = option(
+        "interleaved",
+        help="interleaved: the texts of a document far apart, no packed row holds two of them; shuffled: at random; massed: "
+        "together; spaced: at growing gaps.",
+    )
+    first_gap: int | None = option(
+        None, help="spaced: steps between the first two readings of a document (default: 4).", min=1
+    )
+    growth: float | None = option(
+        None, help="spaced: each gap over the one before (default: 2).", min=1.0, max=100.0
+    )  # fmt: skip
+    read_again: Literal["all", "unknown"] = option(
+        "all", help="unknown: documents of which a probe question is answered wrongly are read more than the others."
+    )
+    questions: tuple[str, ...] = option(
+        (), help="unknown: names of the probe sets that decide, none of them test questions (default: all sets)."
+    )
+    margin: float | None = option(
+        None, help="unknown: nats by which the answer must lead the other choices to count as known (default: 0).",
+        min=0.0, max=100.0,
+    )  # fmt: skip
+    rest: float | None = option(
+        None, help="Readings of a document that is known over those of one that is not (default: 0.2).",
+        min=0.0, max=1.0,
+    )  # fmt: skip
+    most: float | None = option(
+        None, help="Most readings of a document over those without read_again; replay takes the rest (default: 3).",
+        min=1.0, max=100.0,
+    )  # fmt: skip
+    patience: int | None = option(
+        None,
+        help="unknown: a document is not read while its questions were right in so many probes in a row; the run ends when "
+        "all are.",
+        min=1,
+    )
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the rows of a part of the run are chosen when it begins, instead of an epoch's at the start."""
+        return self.order == "spaced" or self.read_again != "all"
+
+    def faults(self, trainer: Mapping[str, Any], probes: ProbesSection | None) -> list[tuple[str, str]]:
+        """Return (key, fault) for each fault of the section, beside the sections `trainer` and `probes`."""
+        given = {key for key, value in vars(self).items() if value not in (None, ())}
+        is_spaced, is_chosen = self.order == "spaced", self.read_again == "unknown"
+        faults = []
+        for keys, needed, is_on in (
+            (("first_gap", "growth"), "order: spaced", is_spaced), (_READ_AGAIN, "read_again: unknown", is_chosen),
+        ):  # fmt: skip
+            fault = f"needs {needed}. Set it, or remove the line."
+            faults += [(f"exposure.{key}", fault) for key in keys if key in given and not is_on]
+        if is_spaced and "rest" in given:
+            faults.append(("exposure.rest", "with order: spaced the gaps decide it. Remove the line."))
+        if self.order == "massed" or self.is_planned:
+            if trainer.get("packing") and trainer.get("packing_strategy") == "wrapped":
+                faults.append(("exposure", "needs separated documents. Set trainer.packing_strategy: bfd_split."))
+            if trainer.get("train_sampling_strategy", "random") != "random":
+                fault = "exposure sets the order of the rows. Remove the line."
+                faults.append(("trainer.train_sampling_strategy", fault))
+        if self.is_planned and trainer.get("dataloader_persistent_workers"):
+            fault = "exposure chooses rows as the run goes. Remove the line."
+            faults.append(("trainer.dataloader_persistent_workers", fault))
+        return [*faults, *(self._decision_faults(trainer, probes) if is_chosen else ())]
+
+    def _decision_faults(self, trainer: Mapping[str, Any], probes: ProbesSection | None) -> list[tuple[str, str]]:
+        faults = []
+        if self.order in ("shuffled", "massed"):
+            fault = f"read_again: unknown chooses the rows; found {self.order}. Allowed: interleaved, spaced."
+            faults.append(("exposure.order", fault))
+        sets = probes.sets() if probes is not None else {}
+        if probes is None:
+            faults.append(("exposure.read_again", "unknown is decided by probe questions. Add a probes section."))
+        elif trainer.get("eval_strategy", "no") != "steps":
+            fault = "exposure.read_again: unknown decides every eval_steps. Set steps."
+            faults.append(("trainer.eval_strategy", fault))
+        for index, name in enumerate(self.questions if sets else ()):
+            if name not in sets:
+                faults.append((f"exposure.questions.{index}", f"found {name!r}.{suggestion(name, sets)}"))
+        return faults
+
+
+@dataclass(frozen=True)
+class DistillationSection:
+    """Context distillation (`method: distill`): what the teacher reads, and the loss to its predictions.
+
+    The teacher is the model itself with a context before the text; the student reads the text alone.
+    """
+
+    context: Literal["document", "beginning", "both"] = option(
+        "document",
+        help="What only the teacher reads: the row's document; the beginning of the row's own text, which the student "
+        "then lacks (DiSC); or both.",
+    )
+    documents: str | None = option(
+        None,
+        help="Documents, as for augment; default: the rows of the corpus with origin original. Rows name theirs by document_id.",
+        path="documents",
+    )
+    context_tokens: int | None = option(
+        None,
+        help="Most tokens of a document that the teacher reads: of a longer one the passages nearest to the row, by BM25. "
+        "Default: what the model's window leaves.",
+        min=8,
+    )
+    answers: Literal["given", "student"] = option(
+        "given",
+        help="student: in each step the student writes the answers of rows with a prompt, and learns the teacher's predictions "
+        "of those (on-policy, SDFT); the teacher then predicts in each step.",
+    )
+    max_tokens: int = option(64, help="answers: student: longest answer, in tokens.", min=1)
+    divergence: Literal["forward", "reverse", "jensen-shannon"] = option(
+        "forward", help="forward: KL(teacher || student); reverse: KL(student || teacher)."
+    )
+    teacher: Literal["base", "ema"] = option(
+        "base",
+        help="base: the model before training, whose predictions are made once and cached; ema: the moving average of the "
+        "student's weights, which predicts in each step.",
+    )
+    ema_decay: float = option(0.99, help="ema: what an update leaves of the average.", min=0.0, below=1.0)
+    top_k: int | None = option(
+        64,
+        help="Most likely tokens of each prediction of the teacher that are kept; the others count as one. null: the whole "
+        "vocabulary, not cached but predicted in each step.",
+        min=1,
+    )
+    temperature: float = option(
+        1.0, help="Softens the predictions of both before they are compared.", above=0.0, max=100.0
+    )
+    cross_entropy: float = option(
+        0.0, help="Fraction of the loss that is plain cross-entropy with the text.", min=0.0, below=1.0
+    )
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the teacher's predictions are made once, before training."""
+        return self.teacher == "base" and self.top_k is not None and self.answers == "given"
