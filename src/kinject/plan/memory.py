@@ -25,7 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kinject.errors import InputError
-from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_alike_layers, count_parameters, layer_stack
+from kinject.plan.model import (
+    GPU_ATTENTION,
+    StepConfig,
+    build_model,
+    count_alike_layers,
+    count_flops,
+    count_parameters,
+    layer_stack,
+)
 from kinject.train.loss import divergence, in_tiles
 from kinject.train.optimizers import embedding_bits, is_muon_matrix
 
@@ -401,22 +409,9 @@ def _fullest_moment(figures: Mapping[tuple[str, str], int], config: StepConfig) 
         activations=parts["activations"], logits=parts["logits"], fragmentation=holes,
         when=_UPDATE if when == _UPDATE else "forward and backward pass", n_parameters=counts["parameters"],
         n_trained=counts["trained"], trained_bytes=counts["trained bytes"], largest_block=counts["largest block"],
-        flops=_count_flops(counts["multiplied"], counts["trained"], config),
+        flops=count_flops(counts["multiplied"], counts["trained"], config),
         paged=counts["state"] if is_paged else 0,
     )  # fmt: skip
-
-
-def _count_flops(n_multiplied: int, n_trained: int, config: StepConfig) -> float:
-    """Return the operations of an optimizer step.
-
-    Forward: 2 for each token and weight that is multiplied (an embedding is looked up); as many again for each gradient and
-    for recomputation. Attention adds its causal half of the square.
-    """
-    passes = 2 + config.checkpointing
-    text = config.model.get_text_config()
-    attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size // config.tensor
-    tokens = config.batch * config.tokens * config.accumulation
-    return float(tokens * (2 * (passes * n_multiplied + min(n_trained, n_multiplied)) + attention))
 
 
 def _largest_block(model: Any) -> int:

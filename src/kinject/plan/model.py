@@ -321,3 +321,16 @@ def count_parameters(model: Any) -> tuple[int, int, int]:
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     is_tied = head is not None and head.weight is table
     return n_all, n_trained, n_all - (0 if is_tied else table.numel())
+
+
+def count_flops(n_multiplied: int, n_trained: int, config: StepConfig) -> float:
+    """Return the operations of an optimizer step.
+
+    Forward: 2 for each token and weight that is multiplied (an embedding is looked up); as many again for each gradient and
+    for recomputation. Attention adds its causal half of the square.
+    """
+    passes = 2 + config.checkpointing
+    text = config.model.get_text_config()
+    attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size // config.tensor
+    tokens = config.batch * config.tokens * config.accumulation
+    return float(tokens * (2 * (passes * n_multiplied + min(n_trained, n_multiplied)) + attention))
