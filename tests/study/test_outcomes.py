@@ -247,6 +247,8 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
 
     monkeypatch.setattr("kinject.eval.judge.plant_answers", planted)
     monkeypatch.setattr(AnswerJudge, "_ask_all", ask)
+    for name in ("endpoint", "run"):
+        monkeypatch.setattr(f"kinject.eval.{name}.money_spent", lambda *_: 0.25)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     judge = {"kind": "openai", "model": "a-judge", "base_url": "http://127.0.0.1:9/v1"}
     overrides = {"eval.scores": ["judge"], "eval.judge": judge}
@@ -263,6 +265,11 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     assert sum(kind.planted for kind in result.judge.kinds) == len(grade_of)
     assert "The judge, a-judge" in page.read_text("utf-8")
     assert {item.score for item in result.results} == {"judge"}
+    spent = {one.stage: 0.0 for one in result.costs}
+    for one in result.costs:
+        spent[one.stage] += one.money / one.shared_by
+    paid = {stage: money for stage, money in spent.items() if money}
+    assert paid == pytest.approx({"setup": 0.25, "eval": 0.25 * kinds.count("eval")})
     monkeypatch.setattr(AnswerJudge, "_ask_all", lambda *_: {})
     refused = read_recipe(path, [f"study.cache_dir={tmp_path / 'others'}", f"run_dir={tmp_path / 'other'}"], "study")
     untouched = InProcess()

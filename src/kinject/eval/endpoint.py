@@ -322,9 +322,13 @@ def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None
     """Return eval.budget without what the other endpoints, the judge among them, have cost; `cache` is one's own file."""
     if section.budget is None:
         return None
-    paid = _paid_by_cache(section)
-    costs = [spent_so_far(one, limits_of(one, None), run_dir / path) for path, one in paid.items() if path != cache]
-    return max(0.0, section.budget - sum(costs))
+    return max(0.0, section.budget - money_spent(section, run_dir, {*_paid_by_cache(section)} - {cache}))
+
+
+def money_spent(section: EvalSection, run_dir: Path, caches: Collection[str] | None = None) -> float:
+    """Return what all answers in the run folder have cost, of endpoints and of the judge, or of those in `caches` alone."""
+    paid = {path: one for path, one in _paid_by_cache(section).items() if caches is None or path in caches}
+    return math.fsum(spent_so_far(one, limits_of(one, None), run_dir / path) for path, one in paid.items())
 
 
 def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:

@@ -18,7 +18,7 @@ from kinject.corpus.grading import abstains, contains, exact_match, matches, nor
 from kinject.corpus.language import detect_language
 from kinject.disk import read_checked_json, write_checked_json, write_jsonl
 from kinject.errors import EndpointError, InputError
-from kinject.eval.endpoint import JUDGE_CACHE, budget_left
+from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EvalSection
@@ -301,7 +301,8 @@ class AnswerJudge:
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry: the judge's accuracy, requests and cost."""
-        return {**asdict(self.accuracy), "without_grade": self.n_missing, **self.traffic}
+        cost = money_spent(self.section, self.run_dir, (JUDGE_CACHE,))
+        return {**asdict(self.accuracy), "without_grade": self.n_missing, "cost": round(cost, 6), **self.traffic}
 
     def _ask_all(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
         return run_event_loop(self._ask(items, label))
@@ -322,7 +323,7 @@ class AnswerJudge:
                     progress.set_status(sender.status())
 
                 await run_workers(iter(unique), process, sender, limits.concurrency)
-                self.traffic = {"cost": round(sender.budget.spent, 6), **sender.traffic.counts()}
+                self.traffic = sender.traffic.counts()
         if len(found) < len(unique):
             raise InputError(
                 f"eval.judge: the budget of {self.section.budget} ended after {len(found)} of {len(unique)} {label}. Raise "

@@ -28,7 +28,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
-from kinject.eval.endpoint import EndpointScorer, render_messages
+from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.harness_files import Sample, write_samples
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
@@ -189,15 +189,17 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     return report
 
 
-def measure_judge(recipe: EvalRecipe) -> None:
+def measure_judge(recipe: EvalRecipe) -> float:
     """Measure the judge of `recipe` on its questions and write its accuracy to the run folder, for `evaluate`.
 
-    Raises `InputError` if it is not accurate enough to grade answers.
+    Returns what it has cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to
+    grade answers.
     """
     with lock_dir(recipe.run_dir):
         judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)
         assert judge is not None
         write_accuracy(recipe.run_dir, judge.accuracy)
+    return money_spent(recipe.eval, recipe.run_dir)
 
 
 def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:

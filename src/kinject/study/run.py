@@ -332,7 +332,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         model_sources=_model_sources(section),
         arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
         choices=tuple(_add_best_on_test(choice, results, study.prompt_format) for choice in study.choices),
-        claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status)),
+        claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status, study.judge)),
         questions=tuple(question_results(records, arms, questions, study.chosen_k)) if arms else (),
         exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status, records)),
         unscored=tuple(

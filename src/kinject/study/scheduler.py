@@ -389,20 +389,23 @@ def _estimate(study: Study, missing: Sequence[Stage]) -> str:
     return "; ".join(parts)
 
 
-def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
-    """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it."""
-    users: dict[str, int] = {}
+def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None) -> list[Cost]:
+    """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it.
+
+    `judge` is the stage that measured the judge of all arms: it counts as setup.
+    """
+    users: dict[str, int] = {judge.id: len(runs)} if judge else {}
     for run in runs:
         for identity in {stage.id for stage in run.all_stages}:
             users[identity] = users.get(identity, 0) + 1
     return [
         Cost(
             arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
-            stage=stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
+            stage="setup" if stage is judge else stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
             peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
             **{name: done[name] * (stage.id in own) for name in ("written_tokens", "teacher_tokens", "work_seconds")},
         )
-        for run in runs for own in (_own_stages(run),) for stage in run.all_stages
+        for run in runs for own in (_own_stages(run),) for stage in (*([judge] if judge else []), *run.all_stages)
         if (done := status.done.get(stage.id)) is not None
     ]  # fmt: skip
 

@@ -304,11 +304,8 @@ def _possible_paths(value: object) -> Iterator[str]:
     if isinstance(value, str):
         if "/" in value or "." in value:
             yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _possible_paths(item)
-    elif isinstance(value, list):
-        for item in value:
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _possible_paths(item)
 
 
@@ -437,8 +434,7 @@ def _run_augment(stage: Stage) -> dict[str, Any]:
             f"({'the budget is spent' if result.out_of_budget else 'see rejected.jsonl and failures.jsonl there'}). "
             "Run the study again, or lower augment.styles."
         )
-    n_tokens = result.tokens_in + result.tokens_out
-    return {"tokens": n_tokens, "money": result.cost, "written_tokens": result.tokens_out}
+    return {"tokens": result.tokens_in + result.tokens_out, "money": result.cost, "written_tokens": result.tokens_out}
 
 
 def _run_random_corpus(stage: Stage) -> dict[str, Any]:
@@ -455,8 +451,8 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
     )  # fmt: skip
     write_jsonl(stage.folder / "corpus.jsonl", shuffled)
     inputs = {"source": check_output(source, "Delete its folder: the study makes it again.")}
-    path = stage.folder / "manifest.json"
-    write_manifest(path, stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=["corpus.jsonl"])
+    outputs = ["corpus.jsonl"]
+    write_manifest(stage.folder / "manifest.json", stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=outputs)
     return {}
 
 
@@ -479,17 +475,19 @@ def _run_merge(stage: Stage) -> dict[str, Any]:
 def _run_judge(stage: Stage) -> dict[str, Any]:
     from kinject.eval.run import measure_judge
 
-    measure_judge(read_recipe(Path(stage.recipe), stage.overrides, "eval"))
-    return {}
+    return {"money": measure_judge(read_recipe(Path(stage.recipe), stage.overrides, "eval"))}
 
 
 def _run_eval(stage: Stage) -> dict[str, Any]:
+    from kinject.eval.endpoint import money_spent
     from kinject.eval.run import evaluate
     from kinject.eval.scoring.answers import read_answers
 
     judge = stage.parameters.get("judge")
-    evaluate(read_recipe(Path(stage.recipe), stage.overrides, "eval"), Path(judge) if judge else None)
-    return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(stage.folder / "answers.jsonl"))}
+    recipe = read_recipe(Path(stage.recipe), stage.overrides, "eval")
+    evaluate(recipe, Path(judge) if judge else None)
+    n_tokens = sum(sum(answer.n_tokens) for answer in read_answers(stage.folder / "answers.jsonl"))
+    return {"tokens": n_tokens, "money": money_spent(recipe.eval, stage.folder)}
 
 
 _RUN: Mapping[str, Callable[[Stage], dict[str, Any]]] = {
