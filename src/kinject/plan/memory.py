@@ -28,6 +28,7 @@ from kinject.errors import InputError
 from kinject.plan.model import (
     GPU_ATTENTION,
     StepConfig,
+    allocate_fake_storages,
     build_model,
     count_alike_layers,
     count_flops,
@@ -274,7 +275,7 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
         parameter.grad = None
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        _allocate_fake_storages(model)
+        allocate_fake_storages(model)
         in_8_bits = _parameters_in_8_bits(model, config)
         tracker = MemoryTracker(int(config.model.get_text_config().vocab_size))
         for tensor in (*model.parameters(), *model.buffers()):
@@ -294,20 +295,6 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
         _run_micro_batch(model, config, tracker)
         moments = {**tracker.fullest, _UPDATE: tracker.parts, "counts": counts}
     return {(moment, part): n_bytes for moment, parts in moments.items() for part, n_bytes in parts.items()}
-
-
-def _allocate_fake_storages(model: Any) -> None:
-    """Give the tensors of a model on the meta device fake storages. Shared ones (tied embeddings, adapters) stay shared."""
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and id(tensor) not in made:
-                    empty = torch.empty_like(tensor, device="cpu", requires_grad=False)
-                    is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    new = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
-                    made[id(tensor)] = (tensor, new)
-                tensors[name] = None if tensor is None else made[id(tensor)][1]
 
 
 def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> None:

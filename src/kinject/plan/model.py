@@ -311,6 +311,20 @@ class _QuantisedProduct(torch.autograd.Function):
         return grad @ grad.new_empty(grad.shape[-1], ctx.n_in), None
 
 
+def allocate_fake_storages(model: Any) -> None:
+    """Give the tensors of a model on the meta device fake storages. Shared ones (tied embeddings, adapters) stay shared."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and id(tensor) not in made:
+                    empty = torch.empty_like(tensor, device="cpu", requires_grad=False)
+                    is_parameter = isinstance(tensor, torch.nn.Parameter)
+                    new = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+                    made[id(tensor)] = (tensor, new)
+                tensors[name] = None if tensor is None else made[id(tensor)][1]
+
+
 def count_parameters(model: Any) -> tuple[int, int, int]:
     """Return (parameters, trained parameters, parameters multiplied by each token). Each weight in 4 bits counts as one."""
     quantised = [module for module in model.modules() if isinstance(module, Quantised)]
