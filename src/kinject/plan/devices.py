@@ -42,9 +42,8 @@ _GPU_CONTEXT = int(0.6 * GIB)
 """Memory of CUDA and its libraries before a tensor is made (an assumption: driver and GPU decide it)."""
 _GPU_FRAGMENTATION = 0.05
 """Fraction of the peak that the caching allocator holds in unused blocks (an assumption)."""
-CPU_WORKING = 160 * 2**20
-"""Memory of a run on a CPU beyond its tensors, fragmentation and libraries: about the mean over runs of 1M to 50M parameters
-(docs/plan.md)."""
+CPU_WORKING = 60 * 2**20
+"""Memory of a run on a CPU beyond its tensors, the holes in its heap and the libraries (docs/plan.md)."""
 _LONG_ROW = 8192
 """Tokens of a row from which on it is worth splitting between devices."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}

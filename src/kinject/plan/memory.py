@@ -25,7 +25,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kinject.errors import InputError
-from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_alike_layers, count_parameters, layer_stack
+from kinject.plan.model import (
+    GPU_ATTENTION,
+    StepConfig,
+    allocate_fake_storages,
+    build_model,
+    count_alike_layers,
+    count_flops,
+    count_parameters,
+    layer_stack,
+)
 from kinject.train.loss import divergence, in_tiles
 from kinject.train.optimizers import embedding_bits, is_muon_matrix
 
@@ -36,9 +45,11 @@ _SHORT = (2, 3)
 """Layers of the two short stacks that are run in place of a longer one."""
 _MIN_OFFLOADED = 1024
 """Bytes; TRL does not move smaller tensors."""
-_CPU_FRAGMENTATION = 1 / 3
-"""Fraction of activations and logits that a CPU's heap adds under gradient checkpointing: the layers' blocks that come and go
-leave holes that stay resident. Fitted on runs of 8M to 33M parameters (docs/plan.md)."""
+_HEAP_HOLES = 140 * 2**20
+"""Bytes in the holes of a CPU's heap, which stay resident: at most half of the tensors. Fitted as the mean of runs of 1M to 80M
+parameters (docs/plan.md)."""
+_CHECKPOINTING_HOLES = 1 / 4
+"""Fraction of activations and logits that they add under gradient checkpointing, where the layers' blocks come and go."""
 _STATES = {
     "sgd": 0, "adagrad": 1, "rmsprop": 1, "adamw": 2, "lion": 1, "ademamix": 3, "stable_adamw": 2,
     "schedule_free_adamw": 2, "schedule_free_radam": 2, "schedule_free_sgd": 1, "adamw_anyprecision": 2,
@@ -48,6 +59,9 @@ _BNB_BLOCK = 256
 """States of bitsandbytes' 8-bit optimizers that share a scale of float32."""
 _BNB_MIN_NUMBERS = 4096
 """Parameters with fewer numbers keep their state in float32."""
+_BNB_ON_CPU = {"adamw": (3, 5), "lion": (3, 5), "ademamix": (4, 9), "rmsprop": (3, 3)}
+"""Optimizer family -> float32 numbers for each number of a parameter that bitsandbytes holds at once while it updates it on a
+CPU, by torch's operations (0.50; read in its source): with a state in 32 bits, and in 8. Its kernel on a GPU holds none."""
 
 
 @dataclass(frozen=True)
@@ -256,11 +270,13 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
 
     def update(parameter: torch.Tensor) -> None:
         keep(parameter)
-        torch.empty(_copies_of_update(config) * parameter.numel(), dtype=torch.float32)  # counted, and gone at once
+        n_copies = _copies_of_update(config, id(parameter) in in_8_bits)
+        torch.empty(n_copies * parameter.numel(), dtype=torch.float32)  # counted, and gone at once
         parameter.grad = None
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        _allocate_fake_storages(model)
+        allocate_fake_storages(model)
+        in_8_bits = _parameters_in_8_bits(model, config)
         tracker = MemoryTracker(int(config.model.get_text_config().vocab_size))
         for tensor in (*model.parameters(), *model.buffers()):
             tracker.track(tensor, "weights")
@@ -279,20 +295,6 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
         _run_micro_batch(model, config, tracker)
         moments = {**tracker.fullest, _UPDATE: tracker.parts, "counts": counts}
     return {(moment, part): n_bytes for moment, parts in moments.items() for part, n_bytes in parts.items()}
-
-
-def _allocate_fake_storages(model: Any) -> None:
-    """Give the tensors of a model on the meta device fake storages. Shared ones (tied embeddings, adapters) stay shared."""
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and id(tensor) not in made:
-                    empty = torch.empty_like(tensor, device="cpu", requires_grad=False)
-                    is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    new = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
-                    made[id(tensor)] = (tensor, new)
-                tensors[name] = None if tensor is None else made[id(tensor)][1]
 
 
 def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> None:
@@ -385,29 +387,18 @@ def _fullest_moment(figures: Mapping[tuple[str, str], int], config: StepConfig) 
     when = max(moments, key=lambda moment: sum(moments[moment].values()))
     parts = moments[when]
     is_paged = config.optim.startswith("paged") and config.device == "cuda"
-    fragmented = config.device == "cpu" and config.checkpointing
-    fragmentation = int(_CPU_FRAGMENTATION * (parts["activations"] + parts["logits"])) if fragmented else 0
+    state = 0 if is_paged else counts["state"]
+    holes = min(_HEAP_HOLES, (sum(parts.values()) + state) // 2) if config.device == "cpu" else 0
+    if config.device == "cpu" and config.checkpointing:
+        holes += int(_CHECKPOINTING_HOLES * (parts["activations"] + parts["logits"]))
     return Memory(
-        weights=parts["weights"], gradients=parts["gradients"], optimizer=0 if is_paged else counts["state"],
-        activations=parts["activations"], logits=parts["logits"], fragmentation=fragmentation,
+        weights=parts["weights"], gradients=parts["gradients"], optimizer=state,
+        activations=parts["activations"], logits=parts["logits"], fragmentation=holes,
         when=_UPDATE if when == _UPDATE else "forward and backward pass", n_parameters=counts["parameters"],
         n_trained=counts["trained"], trained_bytes=counts["trained bytes"], largest_block=counts["largest block"],
-        flops=_count_flops(counts["multiplied"], counts["trained"], config),
+        flops=count_flops(counts["multiplied"], counts["trained"], config),
         paged=counts["state"] if is_paged else 0,
     )  # fmt: skip
-
-
-def _count_flops(n_multiplied: int, n_trained: int, config: StepConfig) -> float:
-    """Return the operations of an optimizer step.
-
-    Forward: 2 for each token and weight that is multiplied (an embedding is looked up); as many again for each gradient and
-    for recomputation. Attention adds its causal half of the square.
-    """
-    passes = 2 + config.checkpointing
-    text = config.model.get_text_config()
-    attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size // config.tensor
-    tokens = config.batch * config.tokens * config.accumulation
-    return float(tokens * (2 * (passes * n_multiplied + min(n_trained, n_multiplied)) + attention))
 
 
 def _largest_block(model: Any) -> int:
@@ -431,35 +422,36 @@ def optimizer_memory(model: Any, config: StepConfig) -> tuple[int, int]:
     if not trained:
         raise InputError("no parameter trains. Look at model.freeze and at the adapter section.")
     optim = config.optim
-    largest = max(parameter.numel() for parameter in trained)
-    one_by_one = 4 * _copies_of_update(config) * largest if config.rounding or config.in_backward else None
+    in_8_bits = _parameters_in_8_bits(model, config)
+    by_itself = 4 * max(_copies_of_update(config, id(p) in in_8_bits) * p.numel() for p in trained)
     if optim == "adafactor":
-        return sum(map(_adafactor_state, trained)), one_by_one or 2 * 4 * largest
+        return sum(map(_adafactor_state, trained)), by_itself
     family = _family(optim)
     n_states = _STATES[family] + (family in ("sgd", "rmsprop") and _has_option(config.optim_args, "momentum"))
     if _is_bitsandbytes(optim):
-        in_8_bits = _parameters_in_8_bits(model, config) if "8bit" in optim else set()
         state = sum(n_states * (_state_in_8_bits(p) if id(p) in in_8_bits else 4 * p.numel()) for p in trained)
-        return state, one_by_one or 0
-    if one_by_one:
+        return state, by_itself
+    if config.rounding or config.in_backward:
         numbers = [4 if config.rounding else parameter.element_size() for parameter in trained]
-        return n_states * sum(n * parameter.numel() for n, parameter in zip(numbers, trained, strict=True)), one_by_one
+        return n_states * sum(n * parameter.numel() for n, parameter in zip(numbers, trained, strict=True)), by_itself
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
     state = n_states * sum(sizes)
     if config.muon:  # one state for a matrix; Newton-Schulz holds its momentum and four matrices of bfloat16
         matrices = [p for name, p in model.named_parameters() if p.requires_grad and is_muon_matrix(name, p.shape)]
         return state - _bytes(matrices), max((p.numel() * (p.element_size() + 8) for p in matrices), default=0)
-    if optim in ("adamw_torch_fused", "sgd") or family == "lion":
+    if optim in ("adamw_torch_fused", "sgd"):
         return state, 0
     return state, sum(sizes) if config.device == "cuda" else 2 * max(sizes)  # all at once on a GPU, else one by one
 
 
-def _copies_of_update(config: StepConfig) -> int:
-    """Return the float32 numbers for each number of a parameter that is updated by itself, beside its gradient.
+def _copies_of_update(config: StepConfig, in_8_bits: bool) -> int:
+    """Return the float32 numbers for each number of a parameter that is updated by itself, beside its gradient and state.
 
     Stochastic rounding copies the parameter and its gradient; torch's own optimizers keep two steps of the update besides.
     """
-    return 2 * config.rounding + 2 * (not _is_bitsandbytes(config.optim))
+    if not _is_bitsandbytes(config.optim):
+        return 2 * config.rounding + 2
+    return 2 * config.rounding + (_BNB_ON_CPU[_family(config.optim)][in_8_bits] if config.device == "cpu" else 0)
 
 
 def _family(optim: str) -> str:
@@ -482,6 +474,8 @@ def _has_option(optim_args: str | None, key: str) -> bool:
 
 def _parameters_in_8_bits(model: Any, config: StepConfig) -> set[int]:
     """Return the ids of the parameters with a state in 8 bits: large ones, embeddings only if the recipe asks for it."""
+    if not _is_bitsandbytes(config.optim) or not config.optim_in_8_bits:
+        return set()
     tables: Iterable[Any] = (module for module in model.modules() if isinstance(module, Embedding))
     excluded = set() if embedding_bits(config.optim_args) == "8" else {id(t.weight) for t in tables}
     return {id(p) for p in model.parameters() if p.numel() >= _BNB_MIN_NUMBERS and id(p) not in excluded}

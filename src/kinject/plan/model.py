@@ -311,6 +311,20 @@ class _QuantisedProduct(torch.autograd.Function):
         return grad @ grad.new_empty(grad.shape[-1], ctx.n_in), None
 
 
+def allocate_fake_storages(model: Any) -> None:
+    """Give the tensors of a model on the meta device fake storages. Shared ones (tied embeddings, adapters) stay shared."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and id(tensor) not in made:
+                    empty = torch.empty_like(tensor, device="cpu", requires_grad=False)
+                    is_parameter = isinstance(tensor, torch.nn.Parameter)
+                    new = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+                    made[id(tensor)] = (tensor, new)
+                tensors[name] = None if tensor is None else made[id(tensor)][1]
+
+
 def count_parameters(model: Any) -> tuple[int, int, int]:
     """Return (parameters, trained parameters, parameters multiplied by each token). Each weight in 4 bits counts as one."""
     quantised = [module for module in model.modules() if isinstance(module, Quantised)]
@@ -321,3 +335,16 @@ def count_parameters(model: Any) -> tuple[int, int, int]:
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     is_tied = head is not None and head.weight is table
     return n_all, n_trained, n_all - (0 if is_tied else table.numel())
+
+
+def count_flops(n_multiplied: int, n_trained: int, config: StepConfig) -> float:
+    """Return the operations of an optimizer step.
+
+    Forward: 2 for each token and weight that is multiplied (an embedding is looked up); as many again for each gradient and
+    for recomputation. Attention adds its causal half of the square.
+    """
+    passes = 2 + config.checkpointing
+    text = config.model.get_text_config()
+    attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size // config.tensor
+    tokens = config.batch * config.tokens * config.accumulation
+    return float(tokens * (2 * (passes * n_multiplied + min(n_trained, n_multiplied)) + attention))

@@ -20,7 +20,7 @@ from trl import SFTTrainer
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
-from kinject.process import made_by_first_process, tensor_parallel_size
+from kinject.process import made_by_first_process, processes_per_row, tensor_parallel_size
 from kinject.train.callbacks import save_state
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
 from kinject.train.data import RoundSampler, TrainingData
@@ -352,6 +352,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             n_learned = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
             if self.args.world_size > 1:
                 n_learned = int(self.accelerator.reduce(torch.tensor(n_learned, device=self.accelerator.device)))
+                n_learned //= processes_per_row()
         self.learned_tokens = self.learned_tokens + n_learned
         return batches, divisor
 
@@ -362,7 +363,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             return n_learned
         count = torch.stack([self.training_loss.count(batch) for batch in batch_samples]).sum().to(device)
         averaged = self.args.average_tokens_across_devices and self.args.world_size > 1
-        return self.accelerator.gather(count).sum() if averaged else count
+        return self.accelerator.gather(count).sum() / processes_per_row() if averaged else count
 
     def _computes_loss(self) -> bool:
         """Return whether the loss is computed here; TRL computes it otherwise."""
