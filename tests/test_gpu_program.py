@@ -201,16 +201,22 @@ def test_wheels_are_shrunk_and_only_what_lacks_or_is_old_is_unpacked(
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()
     kept, left_out = "bitsandbytes/libbitsandbytes_cuda130.so", "bitsandbytes/libbitsandbytes_cuda118.so"
-    files = {"bitsandbytes/__init__.py": "", kept: "x" * 1000, left_out: "x" * 1000, "bitsandbytes/tests/test_a.py": ""}
+    files = {
+        "bitsandbytes/__init__.py": "",
+        kept: "\xe8\0x" * 1000,
+        left_out: "x" * 1000,
+        "bitsandbytes/tests/test_a.py": "",
+    }
     bitsandbytes = _wheel(wheels, "bitsandbytes", "999.0", files)
     _wheel(wheels, "torch", "0.1", {"torch/__init__.py": "raise RuntimeError"})  # older than what is installed
     _wheel(wheels, "kinject_unknown", "1.0", {"kinject_unknown.py": "VALUE = 3"})
     before, after = packages.shrink(bitsandbytes, "130")
     assert after < before
+    assert not bitsandbytes.exists()
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     assert run.unpack_wheels(wheels, site) == ["bitsandbytes 999.0", "kinject_unknown 1.0"]
-    assert (site / kept).exists()
+    assert (site / kept).read_text("utf-8") == files[kept]
     assert not (site / left_out).exists()
     assert not (site / "bitsandbytes/tests").exists()
     assert importlib.import_module("kinject_unknown").VALUE == 3

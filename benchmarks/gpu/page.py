@@ -34,9 +34,9 @@ writes this page, and `--tiny` runs all of it on a CPU in some minutes, to see t
 The first line is for a machine without network, and runs where there is one. It downloads the wheels of
 constraints.txt for Python 3.12 on Linux (`--python` for another), less torch and what the machine has, which
 `pip list --format=freeze` prints there, and takes out of them what is not needed: tests, headers, the libraries of
-bitsandbytes for other versions of CUDA (`--cuda`). It prints the sizes: about 25 MiB for a machine
-that has numpy, pandas and pyarrow, 75 MiB for one that has torch alone. `--with lm_eval` adds lm-evaluation-harness.
-The wheels are unpacked for one run and change nothing on the machine.
+bitsandbytes for other versions of CUDA (`--cuda`). It prints the sizes: about 21 MiB for a machine
+that has numpy, pandas and pyarrow, 54 MiB for one that has torch alone. `--with lm_eval` adds lm-evaluation-harness.
+They are unpacked for one run and change nothing on the machine.
 """
 
 

@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -63,20 +64,25 @@ def write_result(path: Path, entry: dict[str, Any]) -> None:
 
 
 def unpack_wheels(folder: Path, site: Path) -> list[str]:
-    """Unpack the wheels of `folder` that this Python lacks or has older into `site`; return NAME VERSION of each.
+    """Unpack the packages of `folder` that this Python lacks or has older into `site`; return NAME VERSION of each.
 
-    No pip is needed: a wheel is a zip of what belongs on the path. What it has beside that (commands) is not used.
+    They are wheels, or what packages.py made of them. No pip is needed: each holds what belongs on the path. What it has beside
+    that (commands) is not used.
     """
     unpacked = []
-    for wheel in sorted(folder.glob("*.whl")):
-        name, version = wheel.name.split("-")[:2]
+    for package in sorted([*folder.glob("*.whl"), *folder.glob("*.tar.xz")]):
+        name, version = package.name.split("-")[:2]
         try:
             is_new = _numbers(metadata.version(name)) < _numbers(version)
         except metadata.PackageNotFoundError:
             is_new = True
         if is_new:
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(site)
+            if package.suffix == ".whl":
+                with zipfile.ZipFile(package) as archive:
+                    archive.extractall(site)  # noqa: S202 (zipfile leaves out what points elsewhere)
+            else:
+                with tarfile.open(package, "r:xz") as archive:
+                    archive.extractall(site, filter="data")
             unpacked.append(f"{name} {version}")
     if unpacked:
         add_path(site)
