@@ -70,6 +70,17 @@ def question_variables(question: Question) -> dict[str, Any]:
     return {"question": question.question, "choices": choices, "letters": letters, "subject": question.subject}
 
 
+def render_question(source: str, question: Question, key: str, values: Mapping[str, Any]) -> str:
+    """Return the prompt of `question` that the template `source` writes, with `question_variables` and `values`.
+
+    Raises `InputError` that names the recipe's `key` and the question if it cannot be rendered.
+    """
+    try:
+        return render(compile_template(source), {**question_variables(question), **values})
+    except InputError as error:
+        raise InputError(f"{key}: cannot be rendered for question {question.id!r}: {error}") from error
+
+
 def render(template: Template, values: Mapping[str, Any]) -> str:
     """Return the text that `template` writes with the variables `values`.
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
-from kinject.corpus.templates import compile_template, question_variables, render
-from kinject.errors import InputError
+from kinject.corpus.templates import question_variables, render_question
 from kinject.recipe.eval_section import QuestionFormat
 from kinject.types import Question
 
@@ -283,13 +282,9 @@ def _render_template(request: PromptRequest) -> str:
         texts = scored_texts(question, request.format)
         return {**question_variables(question), "answer": texts[_gold(question, request.format)]}
 
-    values = {  # of the question itself without its answer
-        **question_variables(request.question),
+    values = {
         "shots": [variables(shot) for shot in request.shots],
         "passages": list(request.passages),
         "format": request.format,
     }
-    try:
-        return render(compile_template(request.template), values)
-    except InputError as error:
-        raise InputError(f"eval.template: cannot be rendered for question {request.question.id!r}: {error}") from error
+    return render_question(request.template, request.question, "eval.template", values)

@@ -14,7 +14,7 @@ import torch
 from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
-from kinject.corpus.templates import compile_template, question_variables, read_template, render
+from kinject.corpus.templates import read_template, render_question
 from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
 from kinject.errors import InputError
 from kinject.models import end_tokens
@@ -195,11 +195,8 @@ def _prompt(question: Question, template: str, format: str) -> str:
     """Return what the model reads before its answer: as `kinject eval` writes it in `format` without examples or passages."""
     if not template:
         return question_prompt(question.question)
-    values = {**question_variables(question), "shots": [], "passages": [], "format": format}
-    try:
-        return render(compile_template(template), values)
-    except InputError as error:
-        raise InputError(f"probes.template: cannot be rendered for question {question.id!r}: {error}") from error
+    values = {"shots": [], "passages": [], "format": format}
+    return render_question(template, question, "probes.template", values)
 
 
 def _shorten(row: TokenRow, window: int | None) -> TokenRow:
