@@ -11,7 +11,7 @@ import pytest
 
 from kinject.cli import main
 from kinject.errors import InputError, KinjectError, RecipeError
-from kinject.eval.prompts import compile_template
+from kinject.corpus.templates import compile_template
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe
 
