@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,14 +30,26 @@ def save_tiny_model(folder: Path, tokenizer: transformers.PreTrainedTokenizerBas
 
 
 def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw every figure but save a blank one: saving takes most of a report's time, and tests/report looks at figures."""
+    """Draw every figure once, for wide pages, but save a blank one: the rest takes most of a report's time.
+
+    tests/report looks at figures, the narrow ones too.
+    """
     from matplotlib.figure import Figure
 
+    from kinject.report import files, training
     from kinject.report.plots import style
 
     svg, png = style.render_svg(Figure()), style.render_png(Figure())
     monkeypatch.setattr(style, "render_svg", lambda figure: svg)
     monkeypatch.setattr(style, "render_png", lambda figure: png)
+    draw_twice = style.draw_figure
+
+    def draw_once(stem: Path, draw: Callable[..., Any], label: str, columns: int) -> style.Plot | None:
+        figure = draw(columns=columns)
+        return draw_twice(stem, lambda columns: figure, label, columns)
+
+    for module in (files, training):
+        monkeypatch.setattr(module, "draw_figure", draw_once)
 
 
 def load_benchmark(name: str) -> ModuleType:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kinject.cli import main
-from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.corpus.templates import compile_template
+from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe
 
