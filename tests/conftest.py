@@ -39,6 +39,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(_number, signal.SIG_DFL)
 
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # as the command line sets it: trl would report each training to the hub
+
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -67,6 +69,17 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.collect()
     gc.freeze()  # a full collection, of which each training makes several, would walk the million objects of these modules
     STARTED_WITH.update(os.environ)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """Compute with as many threads after a test as before: more than there are cores spin and slow the others."""
+    from torch import get_num_threads, set_num_threads
+
+    before = get_num_threads()
+    yield
+    if get_num_threads() != before:
+        set_num_threads(before)
 
 
 KEY = "sk-canary/7f3A9zQ+w0Xk5e1bD0pLm2vR8tYc"
