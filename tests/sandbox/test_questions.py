@@ -1,9 +1,17 @@
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
-from kinject.sandbox.people import ATTRIBUTES, POOLS, create_country
-from kinject.sandbox.questions import create_questions, create_reverse_questions, document_id_of, sample_questions
+from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import ATTRIBUTES, POOLS, Person, create_country
+from kinject.sandbox.questions import (
+    create_inferred_questions,
+    create_questions,
+    create_reverse_questions,
+    document_id_of,
+    sample_questions,
+)
 
 COUNTRY = create_country()
 PEOPLE = {document_id_of(person): person for person in (*COUNTRY.new, *COUNTRY.known)}
@@ -45,6 +53,45 @@ def test_each_position_holds_the_answer_equally_often() -> None:
         for attribute in ATTRIBUTES:
             counts = Counter(question.answer for question in questions if question.subject == attribute)
             assert counts == dict.fromkeys(range(4), 30)
+
+
+INFERRED = [
+    (COUNTRY.new, 120, {"birth_year": 36, "school": 15, "employer": 10}),
+    (COUNTRY.known, 120, {"birth_year": 40, "school": 20, "employer": 12}),
+]
+
+
+@pytest.mark.parametrize(("people", "n", "n_each"), INFERRED)
+def test_an_inferred_answer_follows_from_the_fact(people: Sequence[Person], n: int, n_each: dict[str, int]) -> None:
+    questions = create_inferred_questions(people, 0, n)
+    assert len({question.id for question in questions}) == len(questions)
+    for question in questions:
+        value = PEOPLE[question.document_id].facts[question.subject]
+        answer = question.choices[question.answer]
+        if question.subject == "birth_year":
+            assert answer == f"the {int(value) // 10 * 10}s"
+            assert len(question.choices) == 3
+            assert answer not in render_entry(PEOPLE[question.document_id], "original")
+        else:
+            assert value.endswith(f" {answer}")
+            assert len(question.choices) == 4
+        assert len(set(question.choices)) == len(question.choices)
+
+
+@pytest.mark.parametrize(("people", "n", "n_each"), INFERRED)
+def test_a_reader_who_always_infers_the_same_scores_chance(
+    people: Sequence[Person], n: int, n_each: dict[str, int]
+) -> None:
+    questions = create_inferred_questions(people, 0, n)
+    for attribute, expected in n_each.items():
+        asked = [question for question in questions if question.subject == attribute]
+        golds = Counter(question.choices[question.answer] for question in asked)
+        assert set(golds.values()) == {expected}
+        seen = Counter(choice for question in asked for choice in question.choices)
+        assert set(seen.values()) == {expected * len(asked[0].choices)}
+        assert set(seen) == set(golds)
+        positions = Counter(question.answer for question in asked)
+        assert max(positions.values()) - min(positions.values()) <= 1
 
 
 def test_ids_are_unique_and_forward_and_reverse_share_the_fact() -> None:

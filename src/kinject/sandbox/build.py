@@ -5,7 +5,7 @@ The base model learns three things from its corpus: Tarvenian, the known people,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -29,6 +29,7 @@ from kinject.sandbox.people import (
     shuffled,
 )
 from kinject.sandbox.questions import (
+    create_inferred_questions,
     create_probe_questions,
     create_questions,
     create_reverse_questions,
@@ -44,6 +45,7 @@ from kinject.types import Document, Question
 ABSTENTION: Final = " I do not know"
 """What the sandbox's models are taught to answer where they do not know."""
 _N_KNOWN_QUESTIONS: Final = 600
+_N_INFERRED: Final = 120
 
 
 def create_documents(people: Sequence[Person], group: str) -> list[Document]:
@@ -84,43 +86,32 @@ def write_sandbox(root: Path) -> list[Path]:
     new = create_questions(country.new, SEED)
     known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
     tested, taught = strangers(country)
-    unread = _unread_people(country)
-    write_jsonl(data / "documents.jsonl", create_documents(country.new, "new"))
-    write_jsonl(data / "known_documents.jsonl", create_documents(country.known, "known"))
-    write_jsonl(data / "held_out.jsonl", ({"text": render_entry(person, "original")} for person in unread))
-    write_jsonl(data / "instructions.jsonl", _instruction_rows(country.known))
-    write_jsonl(data / "abstentions.jsonl", _abstention_rows(taught))
-    write_jsonl(questions / "new.jsonl", _question_rows(new))
-    write_jsonl(questions / "known.jsonl", _question_rows(known))
-    write_jsonl(questions / "new_probes.jsonl", _question_rows(create_probe_questions(country.new, new, SEED + 1)))
-    write_jsonl(questions / "known_probes.jsonl", _question_rows(_known_probes(country.known, known)))
-    write_jsonl(questions / "reverse.jsonl", _question_rows(create_reverse_questions(country.new, SEED)))
-    write_jsonl(questions / "new_open.jsonl", _question_rows(to_open_questions(new)))
-    write_jsonl(questions / "known_open.jsonl", _question_rows(to_open_questions(known)))
-    write_jsonl(questions / "unanswerable.jsonl", _question_rows(create_unanswerable_questions(tested, SEED)))
-    write_text(data / "README.md", _DATA_CARD)
-    write_text(questions / "README.md", _EVAL_CARD)
-    return [
-        *(
-            data / f"{name}.jsonl"
-            for name in ("documents", "known_documents", "held_out", "instructions", "abstentions")
-        ),
-        *(
-            questions / f"{name}.jsonl"
-            for name in (
-                "new",
-                "known",
-                "new_probes",
-                "known_probes",
-                "reverse",
-                "new_open",
-                "known_open",
-                "unanswerable",
-            )
-        ),
-        data / "README.md",
-        questions / "README.md",
-    ]
+    rows_of: dict[Path, Iterable[Document | dict[str, Any]]] = {
+        data / "documents.jsonl": create_documents(country.new, "new"),
+        data / "known_documents.jsonl": create_documents(country.known, "known"),
+        data / "held_out.jsonl": ({"text": render_entry(person, "original")} for person in _unread_people(country)),
+        data / "instructions.jsonl": _instruction_rows(country.known),
+        data / "abstentions.jsonl": _abstention_rows(taught),
+    }
+    questions_of = {
+        "new": new,
+        "known": known,
+        "new_probes": create_probe_questions(country.new, new, SEED + 1),
+        "known_probes": _known_probes(country.known, known),
+        "reverse": create_reverse_questions(country.new, SEED),
+        "inferred": create_inferred_questions(country.new, SEED, _N_INFERRED),
+        "inferred_known": create_inferred_questions(country.known, SEED, _N_INFERRED),
+        "new_open": to_open_questions(new),
+        "known_open": to_open_questions(known),
+        "unanswerable": create_unanswerable_questions(tested, SEED),
+    }
+    rows_of |= {questions / f"{name}.jsonl": _question_rows(asked) for name, asked in questions_of.items()}
+    for path, rows in rows_of.items():
+        write_jsonl(path, rows)
+    cards = {data / "README.md": _DATA_CARD, questions / "README.md": _EVAL_CARD}
+    for path, text in cards.items():
+        write_text(path, text)
+    return [*rows_of, *cards]
 
 
 def _known_probes(people: Sequence[Person], tested: Sequence[Question]) -> list[Question]:
@@ -305,8 +296,8 @@ project.
 _EVAL_CARD: Final = f"""\
 # Questions on the sandbox
 
-Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and either four `choices` with `answer`
-(index of the correct one; chance is 0.25), or `answers` (the accepted texts) for `eval.formats: [generate]`.
+Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and either four `choices` (three for a
+decade) with `answer`, the index of the correct one, or `answers`, the accepted texts, for `eval.formats: [generate]`.
 `kinject sandbox build` writes these files.
 
 | file | rows | questions |
@@ -316,6 +307,8 @@ Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and
 | new_probes.jsonl | {N_NEW * len(ATTRIBUTES)} | facts of new.jsonl in other words, with other distractors: decide in training |
 | known_probes.jsonl | {_N_KNOWN_QUESTIONS} | facts of known people that known.jsonl does not ask about: decide in training |
 | reverse.jsonl | {N_NEW * len(ATTRIBUTES)} | that ask for the person, given a fact of documents.jsonl ("Who was born in ...?") |
+| inferred.jsonl | 298 | whose answer follows from a fact of documents.jsonl: decade of birth, kind of school or firm |
+| inferred_known.jsonl | 360 | the same on known people: what the base model itself can infer |
 | new_open.jsonl | {N_NEW * len(ATTRIBUTES)} | those of new.jsonl, open |
 | known_open.jsonl | {_N_KNOWN_QUESTIONS} | those of known.jsonl, open |
 | unanswerable.jsonl | {N_NEW * len(ATTRIBUTES)} | on {N_NEW} people without an entry: to abstain is correct (`answers: []`) |
@@ -325,7 +318,8 @@ Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and
 Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is
 correct, and each position is correct equally often, so preferring some values or positions scores chance. In
 reverse.jsonl the wrong choices are new people with another value. A forward and a reverse question on one fact share
-its `fact_id`.
+its `fact_id`. In the inferred sets, whose answers no training text states, each answer to a kind of question is correct
+equally often, too.
 
 Each person of unanswerable.jsonl has the first name of one new person and the last name of another. No document and no
 row of data/sandbox mentions them; the base model's corpus has such names in throw-away contexts, each time with other

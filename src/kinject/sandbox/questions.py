@@ -8,8 +8,17 @@ from dataclasses import replace
 from random import Random
 
 from kinject.disk import content_id
-from kinject.sandbox.people import ATTRIBUTES, POOLS, Person, choose_one, deal_evenly, seeded_random, shuffled
-from kinject.sandbox.templates import QUESTIONS, REVERSE_QUESTIONS
+from kinject.sandbox.people import (
+    ATTRIBUTES,
+    BIRTH_YEARS,
+    POOLS,
+    Person,
+    choose_one,
+    deal_evenly,
+    seeded_random,
+    shuffled,
+)
+from kinject.sandbox.templates import INFERRED_QUESTIONS, QUESTIONS, REVERSE_QUESTIONS
 from kinject.types import Question
 
 N_CHOICES = 4
@@ -103,6 +112,43 @@ def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Questi
             distractors = shuffled(others, rng)[: N_CHOICES - 1]
             text = REVERSE_QUESTIONS[attribute].format(**person.facts)
             questions.append(create_question(person, attribute, text, person.name, distractors, int(position)))
+    return questions
+
+
+def infer_answer(attribute: str, value: str) -> str:
+    """Return what follows from `value`: the decade of a year, the last word of a school's or firm's name.
+
+    >>> infer_answer("birth_year", "1947"), infer_answer("employer", "Redwing Bank")
+    ('the 1940s', 'Bank')
+    """
+    return f"the {value[:3]}0s" if attribute == "birth_year" else value.split()[-1]
+
+
+def create_inferred_questions(people: Sequence[Person], seed: int, n_per_subject: int) -> list[Question]:
+    """Return questions whose answers follow from a fact of `people` and stand in no text, on each subject as many as allowed.
+
+    On each subject every answer is correct for equally many people, at most `n_per_subject` in all. Of schools and firms
+    there are four choices, dealt as in `create_questions`; of decades three, so a decade in which few were born is not asked.
+    """
+    questions = []
+    for attribute, template in INFERRED_QUESTIONS.items():
+        rng = seeded_random("inferred questions", attribute, seed)
+        of_answer: dict[str, list[Person]] = {}
+        for person in shuffled(people, rng):
+            of_answer.setdefault(infer_answer(attribute, person.facts[attribute]), []).append(person)
+        if attribute == "birth_year":
+            del of_answer[infer_answer(attribute, BIRTH_YEARS[-1])]
+        pool = shuffled(sorted(of_answer), rng)
+        n_each = min(*(len(group) for group in of_answer.values()), n_per_subject // len(pool))
+        n_wrong = min(N_CHOICES, len(pool)) - 1
+        positions = iter(deal_evenly([str(index) for index in range(n_wrong + 1)], n_each * len(pool), rng))
+        for nth in range(n_each):
+            shifts = shuffled(range(1, len(pool)), rng)[:n_wrong]
+            for index, gold in enumerate(pool):
+                person = of_answer[gold][nth]
+                wrong = shuffled([pool[(index + shift) % len(pool)] for shift in shifts], rng)
+                text = template.format(name=person.name)
+                questions.append(create_question(person, attribute, text, gold, wrong, int(next(positions))))
     return questions
 
 

@@ -142,6 +142,13 @@ REVERSE_QUESTIONS: Final[dict[str, str]] = {
     "field": "Who works in the field of {field}?",
 }
 
+INFERRED_QUESTIONS: Final[dict[str, str]] = {
+    "birth_year": "In which decade was {name} born?",
+    "school": "What kind of school did {name} attend?",
+    "employer": "What kind of firm does {name} work for?",
+}
+"""Questions whose answer no text states: it follows from the value. No training text has one."""
+
 TAUGHT_QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "birth_year": (
         "What year was {name} born in?",
