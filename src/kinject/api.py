@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     )
     from kinject.recipe.read import Verb
     from kinject.results import Report
-    from kinject.tune.find_batch import BatchResult
-    from kinject.tune.find_lr import RangeTest
+    from kinject.tune import BatchResult, RangeTest
     from kinject.types import TrainResult
 
     AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -145,7 +144,7 @@ def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str
 
     kinject.styles()["paraphrase"]
     """
-    from kinject.augment.style_preview import known_styles
+    from kinject.augment.preview import known_styles
 
     checked: AugmentRecipe | None = None if recipe is None else _checked(recipe, "augment")
     return {name: style.about for name, style in known_styles(checked).items()}
@@ -317,8 +316,8 @@ def find_lr(
 
     kinject.find_lr("recipes/cpt.yaml").suggestion
     """
-    from kinject.tune.find_lr import Ramp
-    from kinject.tune.find_lr import find_lr as run
+    from kinject.tune import Ramp
+    from kinject.tune import find_lr as run
 
     return run(_checked(recipe, "train"), Ramp(low, high, steps, diverged, margin))[0]
 
@@ -330,7 +329,7 @@ def find_batch(
 
     kinject.find_batch("recipes/cpt.yaml").batch
     """
-    from kinject.tune.find_batch import find_batch as run
+    from kinject.tune import find_batch as run
 
     return run(_checked(recipe, "train"), memory, max_batch)
 

@@ -13,8 +13,8 @@ import pytest
 from damage import said
 
 from kinject.disk import file_hash, read_manifest
-from kinject.disk import manifest as manifest_module
-from kinject.disk.manifest import check_output, manifest_beside, write_manifest
+from kinject.disk import run_folder as manifest_module
+from kinject.disk.run_folder import check_output, manifest_beside, write_manifest
 
 
 def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+import kinject.tune as finding
 from kinject.errors import InputError
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.train.short_run import read_timing, run_process
-from kinject.tune import find_batch as finding
-from kinject.tune.find_batch import BatchTrial, find_batch, largest_that_fits, render_batch
+from kinject.tune import BatchTrial, find_batch, largest_that_fits, render_batch
 
 pytestmark = pytest.mark.usefixtures("forked")
 

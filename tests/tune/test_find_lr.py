@@ -15,13 +15,13 @@ import pytest
 import torch
 import yaml
 
+import kinject.tune as finding
 from kinject.cli import main
 from kinject.disk import folder_hash
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, TechniquesSection, read_recipe
 from kinject.train.setup import make_trainer
-from kinject.tune import find_lr as finding
-from kinject.tune.find_lr import Ramp, check_ramp, range_test, restored, suggest, two_digits
+from kinject.tune import Ramp, check_ramp, range_test, restored, suggest, two_digits
 
 MakeRecipe = Callable[..., Recipe]
 SHORT = Ramp(low=1e-5, high=10.0, steps=24)

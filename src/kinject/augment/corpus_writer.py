@@ -13,8 +13,7 @@ from typing import Any
 
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.contamination import ContaminationCheck
-from kinject.augment.groups import Group, VariantRequest
-from kinject.augment.plan import Plan, PlannedDocument, Schedule
+from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest
 from kinject.augment.store import Store
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import Bm25, best_of, quoting_answer, with_passages

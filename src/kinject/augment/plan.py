@@ -1,4 +1,4 @@
-"""A run's work: documents, their passages, and one request for each variant; also an estimate before anything is sent."""
+"""A run's work: documents, their passages, and one request for each variant, in groups of one style on one passage."""
 
 from __future__ import annotations
 
@@ -12,18 +12,117 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kinject.augment.groups import Group, Precomputed, VariantRequest, new_items, read_precomputed
+from kinject.augment.checks.checker import Checker, normal_form
+from kinject.augment.prompts import Source, source_of
 from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.augment.validation import augment_section
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, token_spans, word_spans
-from kinject.disk import content_id, unwritable
+from kinject.disk import content_id, read_jsonl, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, DocumentsSection
 from kinject.recipe.sections import MAX_SAMPLES
 from kinject.requests import generator_identity
 from kinject.requests.generator import request_seed
 from kinject.types import Document, Message, Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
+
+    `target`, if there is one, is the number of tokens that the variants are to have together; else there are `n_samples`
+    of them. `texts` holds variants that a file provides; None if a generator writes them. `skipped` is what the passage
+    lacks for the style; then nothing is requested.
+    """
+
+    document: Document
+    passage: Passage
+    style: Style
+    n_samples: int
+    texts: tuple[str, ...] | None = None
+    target: int | None = None
+    skipped: str = ""
+
+    @property
+    def source(self) -> Source:
+        """What the prompts show of the passage."""
+        return source_of(self.document, self.passage)
+
+    def checker(self) -> Checker:
+        """Return the checks of the answers; they read the whole passage."""
+        source = self.source
+        about = "\n".join((source.title, *source.headings))
+        return Checker(self.passage.shown, self.style.rules, self.style.literals, about)
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRequest:
+    """A request for one variant, about `item` of the preparations. `id` is the id that the variant will have.
+
+    `turn` counts the requests about the same item. `messages` may be empty: `Plan.messages` has them.
+    """
+
+    id: str
+    sample: int
+    prompt_hash: str
+    turn: int = 0
+    item: Item = field(default_factory=dict)
+    messages: Sequence[Message] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Precomputed:
+    """Variants read from a file, by document in file order. `lines` maps each document id to its first line."""
+
+    path: Path
+    texts: Mapping[str, tuple[str, ...]]
+    lines: Mapping[str, int]
+
+    def check_documents(self, known: Iterable[str]) -> None:
+        """Raise `InputError` (file:line) if a text belongs to no document."""
+        unknown = self.texts.keys() - set(known)
+        if unknown:
+            first = min(unknown, key=lambda name: self.lines[name])
+            raise InputError(
+                f"{self.path}:{self.lines[first]}: document_id {first!r} is the id of no document. "
+                f"{len(unknown)} such ids in all; they must be those of augment.documents."
+            )
+
+
+def read_precomputed(path: Path) -> Precomputed:
+    """Read rows of ``document_id`` and ``text``, all into memory. Raises `InputError` (file:line) on any other row."""
+    texts: dict[str, list[str]] = {}
+    lines: dict[str, int] = {}
+    for number, row in read_jsonl(path):
+        for key in ("document_id", "text"):
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise InputError(
+                    f"{path}:{number}: {key}: found {row.get(key)!r}, expected a string that is not empty."
+                )
+        texts.setdefault(row["document_id"], []).append(row["text"])
+        lines.setdefault(row["document_id"], number)
+    if not texts:
+        raise InputError(f"{path}: holds no rewritings. Expected rows with document_id and text.")
+    return Precomputed(path, {name: tuple(one) for name, one in texts.items()}, lines)
+
+
+def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: Sequence[Sequence[str]]) -> list[Item]:
+    """Return the items of a preparation: each of `items` with each line of its answer, none twice.
+
+    With `in_passage`, lines that are not in the passage are left out.
+    """
+    text = group.passage.shown
+    passage = f" {normal_form(text)} "
+    no_spaces = passage.count(" ") < len(passage) / 20  # Chinese and Japanese part no words
+    found: dict[str, Item] = {}
+    for item, answer in zip(items, answers, strict=True):
+        for line in answer:
+            form = normal_form(line)
+            if form and (not step.in_passage or f" {form} " in passage or (no_spaces and line in text)):
+                found.setdefault(form, {**item, step.name: line})
+    return list(found.values())
+
 
 PlannedDocument = tuple[Document, list[Passage]]
 """A document and its passages, in order."""

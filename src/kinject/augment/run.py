@@ -18,8 +18,16 @@ from kinject.augment.checks.facts import checks_off, compare_facts
 from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
 from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.corpus_writer import CorpusWriter
-from kinject.augment.groups import Group, VariantRequest, new_items
-from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
+from kinject.augment.plan import (
+    Group,
+    PassageFile,
+    Plan,
+    PlannedDocument,
+    Schedule,
+    VariantRequest,
+    make_plan,
+    new_items,
+)
 from kinject.augment.store import Store, merge_shards
 from kinject.augment.styles import Item, Preparation
 from kinject.augment.summary import AugmentProgress, AugmentResult
@@ -174,17 +182,11 @@ async def open_judge(
     if section.judge is None:
         return None
     limits = limits_of(section.judge, section.budget)
-    sender = await stack.enter_async_context(
-        open_sender(
-            section.judge,
-            recipe.run_dir,
-            limits,
-            cache="judge.sqlite",
-            partner=partner,
-            base=part_of,
-            sandbox=sandbox.generate_answer,
-        )
-    )
+    opened = open_sender(
+        section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of,
+        sandbox=sandbox.generate_answer,
+    )  # fmt: skip
+    sender = await stack.enter_async_context(opened)
     judge = Judge(sender, recipe.seed, section.judge_statements)
     if part_of is not None:
         return judge
@@ -294,7 +296,7 @@ class Rewriter:
                 texts += [variant.text] if variant.text else []
             block = [request for request in requests if request.id not in stored]
             if block:
-                checker = checker or _checker_of(group)
+                checker = checker or group.checker()
                 while texts:
                     checker.accept(texts.pop(0))
             for attempt in range(self.max_attempts if group.texts is None else 1):
@@ -454,11 +456,6 @@ class Rewriter:
         self.progress.advance(len(requests))
 
 
-def _checker_of(group: Group) -> Checker:
-    source, style = group.source, group.style
-    return Checker(group.passage.shown, style.rules, style.literals, "\n".join((source.title, *source.headings)))
-
-
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
     """Return `gather_answers`, with the document's source in an `InputError`."""
     try:
@@ -468,12 +465,8 @@ async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Re
 
 
 def _write_manifest(
-    recipe: AugmentRecipe,
-    section: AugmentSection,
-    plan: Plan,
-    result: AugmentResult,
-    traffic: Sequence[Mapping[str, Any]],
-) -> None:
+    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Sequence[Mapping[str, Any]]
+) -> None:  # fmt: skip
     inputs = document_hashes(plan.documents_path, plan.documents)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
     if plan.precomputed:

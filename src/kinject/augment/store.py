@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.groups import Group, VariantRequest
+from kinject.augment.plan import Group, VariantRequest
 from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir
 from kinject.errors import InputError
 from kinject.requests.cache import CACHES, AnswerCache

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.facts import checks_off
-from kinject.augment.groups import Group
-from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
-from kinject.augment.style_preview import render_prompts
+from kinject.augment.plan import Group
+from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview, render_prompts
 from kinject.augment.styles import STYLES
 from kinject.corpus.documents import is_hub_name, read_documents
 from kinject.corpus.documents.collect import DocumentsResult, collect, listing, named_languages

@@ -40,7 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
     from kinject.errors import InputError
     from kinject.plan.devices import parse_memory
-    from kinject.tune.find_batch import find_batch, render_batch
+    from kinject.tune import find_batch, render_batch
 
     if arguments.max_batch is not None and arguments.max_batch < 1:
         raise InputError(f"--max-batch: found {arguments.max_batch}, allowed: 1 or more.")

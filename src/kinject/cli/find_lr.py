@@ -40,7 +40,7 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
-    from kinject.tune.find_lr import Ramp, find_lr, render_range_test
+    from kinject.tune import Ramp, find_lr, render_range_test
 
     ramp = Ramp(arguments.low, arguments.high, arguments.steps, arguments.diverged, arguments.margin)
     result, folder = find_lr(recipe, ramp)

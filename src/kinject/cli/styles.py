@@ -40,7 +40,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.augment.style_preview import find_passage, find_style, known_styles, render_prompts, try_style
+    from kinject.augment.preview import find_passage, find_style, known_styles, render_prompts, try_style
     from kinject.errors import InputError
     from kinject.recipe import read_recipe
 

@@ -42,8 +42,16 @@ from kinject.disk.format import FORMAT_VERSION, MARKER, check_folder, check_vers
 from kinject.disk.found_runs import FoundRun, find_runs
 from kinject.disk.journal import Journal, read_journal
 from kinject.disk.jsonl import Row, open_jsonl, parse_json, parse_row, read_jsonl, write_jsonl
-from kinject.disk.manifest import check_output, manifest_beside, read_manifest, write_manifest
-from kinject.disk.run_folder import file_name, is_network, lock_dir, refuse_outside_links
+from kinject.disk.run_folder import (
+    check_output,
+    file_name,
+    is_network,
+    lock_dir,
+    manifest_beside,
+    read_manifest,
+    refuse_outside_links,
+    write_manifest,
+)
 
 __all__ = [
     "FORMAT_VERSION",

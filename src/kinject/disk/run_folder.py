@@ -1,4 +1,4 @@
-"""Run folders: one process at a time, names of files in them, and no links that lead out.
+"""Run folders: one process at a time, names of files, no links that lead out; and the manifest beside every output.
 
 On network file systems a folder is held by a file that one process can create, and that shows its last sign of life: the
 kernel's locks (flock) do not hold between machines on all of them (NFS without its lock service, SMB, FUSE). The holder's
@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
+import platform
 import re
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from kinject.disk.checksums import content_id
-from kinject.disk.files import LOCK, delete_parts, kind_of, unwritable
-from kinject.disk.format import mark_folder
-from kinject.errors import DiskError
+from kinject.disk.checksums import content_id, file_hash, file_hashes, read_checked_json, write_checked_json
+from kinject.disk.files import LOCK, delete_parts, kind_of, read_bytes, unwritable
+from kinject.disk.format import FORMAT_VERSION, check_version, mark_folder
+from kinject.errors import DiskError, InputError
+from kinject.secrets import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -224,3 +231,84 @@ def refuse_outside_links(folder: Path) -> None:
                 kind = kind_of(os.stat(os.path.join(parent, name)).st_mode)
                 if kind:
                     raise DiskError(f"{os.path.join(parent, name)}: found {kind} in the run folder. Remove it.")
+
+
+_PACKAGES = (
+    "kinject", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
+    "bm25s", "openai",
+)  # fmt: skip
+"""Packages that decide a number, and the client of endpoints."""
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    """Return package -> version; reading them from the packages' metadata takes a tenth of a second."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def write_manifest(
+    path: Path, *, stage: str, inputs: Mapping[str, str], recipe: Mapping[str, Any], counts: Mapping[str, Any],
+    outputs: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write the manifest of `stage`: inputs (name -> hash), recipe, versions, counts, and the hashes of `outputs`.
+
+    `outputs` are finished files beside `path`; `check_output` finds out whether one has changed since.
+    """
+    write_checked_json(path, {
+        "format_version": FORMAT_VERSION, "stage": stage, "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["kinject", *map(without_secrets, sys.argv[1:])],
+        "inputs": dict(inputs), "recipe": dict(recipe), "versions": _versions(),
+        "machine": {"system": platform.system(), "processor": platform.machine()}, "counts": dict(counts),
+        "outputs": dict(zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)),
+    })  # fmt: skip
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the manifest at `path`, or None if there is none.
+
+    Raises `InputError` if it is damaged or was written by a newer kinject.
+    """
+    if not path.exists():
+        return None
+    fix = "Delete it and run the same command again (kinject train: with --resume)."
+    value = read_checked_json(path, fix)
+    if "format_version" not in value or not all(isinstance(value.get(key), dict) for key in ("inputs", "counts")):
+        raise InputError(f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {fix}")
+    check_version(value["format_version"], str(path))
+    return value
+
+
+def check_output(path: Path, fix: str) -> str:
+    """Return the SHA-256 of a file that a stage may have written.
+
+    Raises `InputError` with `fix` if the manifest beside it names the file with another hash, `DiskError` as
+    `file_hash`.
+    """
+    sha256 = file_hash(path)
+    outputs = manifest_beside(path).get("outputs")
+    if isinstance(outputs, dict) and outputs.get(path.name, sha256) != sha256:
+        raise InputError(
+            f"{path}: its bytes are not those that were written (manifest.json beside it has their hash). {fix}"
+        )
+    return sha256
+
+
+def manifest_beside(path: Path) -> dict[str, Any]:
+    """Return the manifest in the folder of `path`; {} if kinject wrote none there. Raises as `read_manifest`."""
+    manifest = path.parent / "manifest.json"
+    return {} if not manifest.is_file() or _is_foreign(manifest) else read_manifest(manifest) or {}
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a manifest.json is another program's."""
+    try:
+        value = json.loads(read_bytes(path))
+    except ValueError:
+        return False
+    return not isinstance(value, dict) or not {"stage", "format_version"} & value.keys()

@@ -58,9 +58,8 @@ from kinject.train.load import (
     widen_adapter,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
-from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import SharpnessAware
-from kinject.train.own_answers import write_own_answers
+from kinject.train.own_answers import OnPolicy, write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.schedules import WarmUp

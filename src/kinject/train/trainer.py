@@ -27,8 +27,8 @@ from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, next_tokens, token_metrics
-from kinject.train.on_policy import OnPolicy
 from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, apply_options, split_by_layer
+from kinject.train.own_answers import OnPolicy
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.schedules import schedule_of

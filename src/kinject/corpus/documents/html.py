@@ -7,9 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kinject.corpus.documents.markdown import DEEPEST_ITEM, fenced, markdown_table, one_line, spanned
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.corpus.documents.text import decode, import_extra, whole_file
+from kinject.corpus.documents.text import (
+    DEEPEST_ITEM,
+    decode,
+    fenced,
+    import_extra,
+    markdown_table,
+    one_line,
+    spanned,
+    whole_file,
+)
 from kinject.disk import read_bytes
 from kinject.errors import InputError
 

@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kinject.corpus.documents.html import page_of
-from kinject.corpus.documents.markdown import fenced, heading, markdown_table, one_line, spanned
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.corpus.documents.text import decode, import_extra, library_errors, whole_file
+from kinject.corpus.documents.text import (
+    decode,
+    fenced,
+    heading,
+    import_extra,
+    library_errors,
+    markdown_table,
+    one_line,
+    spanned,
+    whole_file,
+)
 from kinject.disk import content_id, read_bytes
 from kinject.errors import InputError
 from kinject.types import Document

@@ -11,9 +11,21 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.markdown import DEEPEST_ITEM, heading, markdown_table, one_line, spanned, tables_of
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.corpus.documents.text import check_archive, import_extra, joined, library_errors, parse_xml, whole_file
+from kinject.corpus.documents.text import (
+    DEEPEST_ITEM,
+    check_archive,
+    heading,
+    import_extra,
+    joined,
+    library_errors,
+    markdown_table,
+    one_line,
+    parse_xml,
+    spanned,
+    tables_of,
+    whole_file,
+)
 from kinject.disk import read_bytes
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"

@@ -26,9 +26,8 @@ from kinject.corpus.documents.layout import (
     middle,
     without_furniture,
 )
-from kinject.corpus.documents.markdown import markdown_table, one_line
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.corpus.documents.text import import_extra, library_errors, whole_file
+from kinject.corpus.documents.text import import_extra, library_errors, markdown_table, one_line, whole_file
 from kinject.disk import LARGEST_FILE, format_size, read_bytes
 from kinject.errors import InputError
 

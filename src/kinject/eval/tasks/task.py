@@ -17,8 +17,7 @@ from kinject.corpus.templates import compile_template, render
 from kinject.errors import InputError
 from kinject.eval.prompts import Generation, TaskStyle
 from kinject.eval.scores import AnswerGrader
-from kinject.eval.tasks.rows import Located, Row, files_of, read_split
-from kinject.eval.tasks.task_files import read_config
+from kinject.eval.tasks.rows import Located, Row, files_of, read_config, read_split
 from kinject.eval.texts import FILTERS, NEEDS_CHOICES, ChoiceGrader, task_grader
 from kinject.types import Question
 
