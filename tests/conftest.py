@@ -39,7 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(_number, signal.SIG_DFL)
 
-os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # as the command line sets it: trl would report each training to the hub
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # before pytest_configure imports the libraries, as kinject sets it
 
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

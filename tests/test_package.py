@@ -43,6 +43,16 @@ def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_training_from_python_reports_nothing_to_the_hub_unless_asked_to() -> None:
+    code = "import kinject; from huggingface_hub import constants; print(constants.HF_HUB_DISABLE_TELEMETRY)"
+    given = {key: value for key, value in os.environ.items() if key != "HF_HUB_DISABLE_TELEMETRY"}
+    for asked, expected in (({}, "True"), ({"HF_HUB_DISABLE_TELEMETRY": "0"}, "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=given | asked, check=True, capture_output=True, text=True
+        )
+        assert done.stdout.strip() == expected
+
+
 def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_checkout(tmp_path: Path) -> None:
     names = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -14,6 +14,7 @@ its command, and returns a result with `to_frame()`. In a notebook the last line
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version
 from types import FunctionType, ModuleType
@@ -52,6 +53,7 @@ else:
 
 __version__ = version("kinject")
 leave_out_noise()  # before a library is imported, in a notebook and in a worker process, too
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # trl would report each training to the hub
 
 __all__ = [
     "KinjectError", "Recipe", "augment", "bench", "check", "compare", "demo", "doctor", "documents", "evaluate", "export",

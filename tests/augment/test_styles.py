@@ -20,7 +20,7 @@ from kinject.augment.answers import (
     sections_of,
     tag_source,
 )
-from kinject.augment.prompts import Source, ask, describe, entities_of, passage_of
+from kinject.augment.prompts import STYLE_FILES, Source, ask, describe, entities_of, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
@@ -425,6 +425,11 @@ def test_a_template_can_reach_nothing_but_its_variables(template: str, tmp_path:
     path.write_text(f'name: mine\nabout: a\nuser: "{{{{ source }}}} {template}"\n')
     with pytest.raises(RecipeError, match=r"style\.yaml:3: user: cannot be filled in"):
         read_style(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_templates_of_a_shipped_style_have_no_fault_and_need_no_second_check(name: str) -> None:
+    assert read_style(STYLE_FILES / f"{name}.yaml") == STYLES[name]
 
 
 def test_two_styles_with_one_name_are_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kinject.sandbox.grammar import (
     rewrite_fact_first,
     rewrite_reversed,
 )
-from kinject.sandbox.people import ATTRIBUTES, DEMONYM, Person, create_country
+from kinject.sandbox.people import ATTRIBUTES, DEMONYM, POOLS, Person, create_country
 from kinject.sandbox.templates import (
     FACT_FIRST,
     OPENINGS,
@@ -58,6 +58,20 @@ def test_every_template_states_what_it_names_and_parses_back() -> None:
         assert found.facts == {key: value for key, value in OREN.facts.items() if key in attributes_of(template)}
 
 
+def test_every_value_and_every_way_to_name_a_person_is_read_in_every_template() -> None:
+    singles = [template for row in SENTENCES.values() for template in row]
+    for number, template in enumerate((*OPENINGS, *PAIRS, *singles)):
+        for index, person in enumerate(create_country().new[:30], start=number):
+            facts = {attribute: pool[index % len(pool)] for attribute, pool in POOLS.items()}
+            sentence = render_sentence(
+                template, Person(person.first, person.last, facts), ("name", "last", "pronoun")[index % 3]
+            )
+            found = parse_entry(f"{person.name} comes from {facts['home_town']}. {sentence}")
+            assert found is not None, sentence
+            assert (found.name, found.facts.items() <= facts.items()) == (person.name, True)
+            assert found.facts.keys() == attributes_of(template) | {"home_town"}
+
+
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
 def test_each_attribute_has_at_least_twelve_wordings(attribute: str) -> None:
     assert len(set(SENTENCES[attribute])) >= 12
@@ -96,6 +110,10 @@ def test_part_of_an_entry_keeps_the_facts_that_it_has() -> None:
         "Oren Valdis was born in 1947. Oren Valdis was born in 1948.",
         "Oren Valdis was born in 1947. Reska Valdis attended Jasper Hall.",
         "Oren Valdis was born in 1947. And then it rained.",
+        "Oren Smith was born in 1947.",
+        "Olaf Valdis was born in 1947.",
+        "He Valdis was born in 1947.",
+        "Oren Valdis was born in Pellmere in Pellmere.",
     ],
 )
 def test_what_is_not_one_consistent_entry_is_refused(text: str) -> None:

@@ -90,7 +90,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)  # as the command line sets it
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)  # as importing kinject sets it
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr("transformers.utils.hub._hf_api", None)
         monkeypatch.setenv("HF_TOKEN", TOKEN)

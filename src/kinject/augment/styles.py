@@ -236,8 +236,11 @@ def _literals(templates: tuple[str, ...], lines: tuple[str, ...]) -> tuple[str, 
     return tuple(texts)
 
 
-def read_style(path: Path) -> Style:
-    """Return the style in a YAML file. Raises `RecipeError` with every fault in it, each with its line."""
+def read_style(path: Path, *, templates: bool = True) -> Style:
+    """Return the style in a YAML file. Raises `RecipeError` with every fault in it, each with its line.
+
+    Without `templates` they are not tried: of the shipped styles a test does so.
+    """
     file = read_yaml(path)
     faults: list[Fault] = []
 
@@ -248,7 +251,7 @@ def read_style(path: Path) -> Style:
     if style is not None:
         for key, what in _structure_faults(style):
             report(key, what)
-        faults += _template_faults(style, file)
+        faults += _template_faults(style, file) if templates else ()
     if faults or style is None:
         raise RecipeError(faults)
     return style
@@ -339,7 +342,7 @@ _SHIPPED = (*(path.stem for path in sorted(STYLE_FILES.glob("*.yaml")) if path.s
 
 
 class _Styles(Mapping[str, Style]):
-    """The shipped styles and `own` ones by name. A shipped file is read at its first use: all take 0.2 s."""
+    """The shipped styles and `own` ones by name. A shipped file is read at its first use."""
 
     def __init__(self, own: Mapping[str, Style]) -> None:
         self._own = own
@@ -361,7 +364,7 @@ class _Styles(Mapping[str, Style]):
 def _shipped_style(name: str) -> Style:
     if name in MECHANICAL:
         return Style(name, MECHANICAL[name][0], rules=Rules(refuse_echo=False, refuse_near=False))
-    return read_style(STYLE_FILES / f"{name}.yaml")
+    return read_style(STYLE_FILES / f"{name}.yaml", templates=False)
 
 
 STYLES: Mapping[str, Style] = _Styles({})

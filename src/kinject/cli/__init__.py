@@ -175,7 +175,6 @@ def _quieten_libraries() -> None:
             warnings.filterwarnings("ignore", category=category, module=library)
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin long slow each other down on a busy machine
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ["MPLBACKEND"] = "agg"  # figures go to files
 
 

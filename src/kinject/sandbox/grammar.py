@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from random import Random
@@ -33,6 +33,10 @@ from kinject.sandbox.templates import (
 )
 
 _PRONOUNS = {"who": ("she", "he"), "whose": ("her", "his"), "whom": ("her", "him")}
+_WORDS = {slot: frozenset(values) for slot, values in POOLS.items()} | {
+    "first": frozenset(FEMALE_NAMES + MALE_NAMES),
+    "last": frozenset(LAST_NAMES),
+}
 _QUESTION_PAIR = re.compile(r"Q(?:uestion)?: (.+)\nA(?:nswer)?: (.+?)\.?")
 
 
@@ -112,30 +116,45 @@ def _take_template(templates: Sequence[str], remaining: list[str], rng: Random) 
 
 
 @cache
-def _patterns() -> tuple[re.Pattern[str], ...]:
-    """Return a regular expression for every template, with the groups ``first``, ``last`` and the attributes."""
-    first, last = "|".join(FEMALE_NAMES + MALE_NAMES), "|".join(LAST_NAMES)
+def _templates() -> Mapping[str, tuple[str, ...]]:
+    """Return every template of an entry with its text around the slots."""
     singles = [template for table in (SENTENCES, REVERSED, FACT_FIRST) for row in table.values() for template in row]
-    templates = (*OPENINGS, *PAIRS, *singles, *REVERSED_OPENINGS.values())
-    return tuple(re.compile(_pattern_of(template, first, last)) for template in templates)
+    return {
+        template: tuple(text for text, _, _, _ in Formatter().parse(template))
+        for template in (*OPENINGS, *PAIRS, *singles, *REVERSED_OPENINGS.values())
+    }
 
 
-def _pattern_of(template: str, first: str, last: str) -> str:
-    """Return `template` as a regular expression: a value of its pool for an attribute, a name or pronoun for a person."""
+@cache
+def _pattern_of(template: str) -> re.Pattern[str]:
+    """Return `template` as a regular expression with the groups ``first``, ``last`` and the attributes, for any words.
+
+    Lists of all names and values would take 0.2 s to compile, so `_parse_sentence` looks the words up.
+    """
     result, named = "", False
     for text, slot, _, _ in Formatter().parse(template):
         result += re.escape(text)
         if slot in POOLS:
-            values = "|".join(re.escape(value) for value in POOLS[slot])
-            result += f"(?P<{slot}>{values})"
+            result += f"(?P<{slot}>.+)"
         elif slot and named:
             result += "|".join(_PRONOUNS[slot]).join(("(?:", ")"))
         elif slot:
-            full = f"(?:(?P<first>{first}) )?(?P<last>{last})" + ("'s" if slot == "whose" else "")
-            pronouns = "" if slot == "name" else "|(?i:" + "|".join(_PRONOUNS[slot]) + ")"
-            result += f"(?:{full}{pronouns})"
+            full = r"(?:(?P<first>\w+) )?(?P<last>\w+)" + ("'s" if slot == "whose" else "")
+            pronouns = "" if slot == "name" else "(?i:" + "|".join(_PRONOUNS[slot]) + ")|"
+            result += f"(?:{pronouns}{full})"
             named = True
-    return result
+    return re.compile(result)
+
+
+def _parse_sentence(sentence: str) -> dict[str, str] | None:
+    """Return the ``first`` and ``last`` name in `sentence` and the values of its attributes; None if no template fits."""
+    for template, texts in _templates().items():
+        match = _pattern_of(template).fullmatch(sentence) if all(map(sentence.__contains__, texts)) else None
+        if match is not None:
+            groups = {slot: value for slot, value in match.groupdict().items() if value is not None}
+            if all(value in _WORDS[slot] for slot, value in groups.items()):
+                return groups
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -145,25 +164,17 @@ def parse_entry(text: str) -> Person | None:
     `text` may be part of an entry (some facts missing) if its sentences are complete and it gives the full name at
     least once. A contradiction or a second person gives None. Cached, as an entry is rewritten many times.
     """
-    facts: dict[str, str] = {}
-    firsts: set[str] = set()
-    lasts: set[str] = set()
+    stated: dict[str, str] = {}
     for sentence in re.split(r"(?<=\.)\s+", text.strip()):
-        match = next((match for pattern in _patterns() if (match := pattern.fullmatch(sentence))), None)
-        if match is None:
+        groups = _parse_sentence(sentence)
+        if groups is None:
             return None
-        groups = match.groupdict()
-        firsts |= {groups["first"]} - {None}
-        lasts |= {groups["last"]} - {None}
-        for attribute in POOLS:
-            value = groups.get(attribute)
-            if value is None:
-                continue
-            if facts.setdefault(attribute, value) != value:
+        for slot in _WORDS:  # not in the sentence's order: the order of the facts decides what a seed draws
+            if slot in groups and stated.setdefault(slot, groups[slot]) != groups[slot]:
                 return None
-    if len(firsts) != 1 or len(lasts) != 1:
+    if "first" not in stated or "last" not in stated:
         return None
-    return Person(firsts.pop(), lasts.pop(), facts)
+    return Person(stated.pop("first"), stated.pop("last"), stated)
 
 
 def paraphrase(text: str, seed: int | str, style: EntryStyle = DEFAULT_STYLE) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 from kinject.augment.answers import pairs_of
@@ -56,21 +56,25 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
-    asked = next((key for line, key in _first_lines().items() if line in task), ("paraphrase", ""))
+    asked = next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
     rewrite = _ANSWERS.get(asked)
     return Completion(rewrite(passage, seed) if rewrite else _answer(asked, passage, task, seed))
 
 
+def _first_lines() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the first line of each shipped prompt and (style, its preparation, "verify", or "" for the variants).
+
+    A style's file is read when it is the next.
+    """
+    for name in STYLES:
+        yield from _first_lines_of(name)
+
+
 @cache
-def _first_lines() -> Mapping[str, tuple[str, str]]:
-    """Return the first line of each shipped prompt -> (style, its preparation, "verify", or "" for the variants)."""
-    lines: dict[str, tuple[str, str]] = {}
-    for style in STYLES.values():
-        templates = (("", style.user), ("verify", style.verify), *((step.name, step.prompt) for step in style.prepare))
-        for name, template in templates:
-            if template:
-                lines.setdefault(first_words(template), (style.name, name))
-    return lines
+def _first_lines_of(name: str) -> Sequence[tuple[str, tuple[str, str]]]:
+    style = STYLES[name]
+    templates = (("", style.user), ("verify", style.verify), *((step.name, step.prompt) for step in style.prepare))
+    return [(first_words(template), (name, step)) for step, template in templates if template]
 
 
 def _quoted_questions(passage: str, seed: int) -> str:
