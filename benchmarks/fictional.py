@@ -3,7 +3,9 @@
     python benchmarks/fictional.py ../shared/data/fictional runs/fictional
 
 writes documents.jsonl, paraphrases.jsonl, and three question sets: the dataset's cloze probes (taken from the text,
-reworded, and one inference away), each with its own answer and three answers of other probes of the same level.
+reworded, and one inference away), each with its own answer and three answers of other probes of the same level; and
+statements.jsonl, three other sentences of each passage without their last words. None is a probe of the dataset, so they
+may decide what is read again.
 
 The studies recipes/studies/natural.yaml and natural-frontier.yaml need more:
 
@@ -14,9 +16,9 @@ The studies recipes/studies/natural.yaml and natural-frontier.yaml need more:
                         which sentence comes next in each of them, beside sentences of three others
     --replay N          replay.jsonl too: N further stories of that MODEL
     --passed VARIANTS   corpora too, each with the passages themselves: unchecked.jsonl with all paraphrases;
-                        sentences.jsonl, the same with each sentence as a text of its own; and drawn.jsonl with as many
-                        of each passage as VARIANTS (variants.jsonl of `kinject augment`, which checked them) has,
-                        drawn without a look at the checks
+                        sentences.jsonl, the same with each sentence as a text of its own; parts.jsonl, the same in
+                        texts of four sentences; and drawn.jsonl with as many of each passage as VARIANTS
+                        (variants.jsonl of `kinject augment`, which checked them) has, drawn without a look at the checks
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ from kinject.corpus.passages import sentences
 from kinject.disk import content_id, read_jsonl, write_jsonl
 
 LEVELS = {"memorised": "mem", "reworded": "gen", "inferred": "hard_gen"}
+STATEMENTS, END = 3, 3
+"""Statements of a passage in statements.jsonl, and the words that each lacks."""
+PART = 4
+"""Sentences of a text in parts.jsonl."""
 Row = dict[str, Any]
 
 
@@ -70,6 +76,35 @@ def questions(passages: list[Row], level: str) -> Iterator[Row]:
         }  # fmt: skip
 
 
+def statements(passages: list[Row]) -> Iterator[Row]:
+    """Yield a few sentences of each passage as questions on their last words; wrong choices end those of other passages.
+
+    No sentence is one that a probe of the dataset begins or quotes.
+    """
+    rng = random.Random(0)
+    chosen: list[tuple[int, list[str]]] = []
+    for index, passage in enumerate(passages):
+        probes = [cloze.strip() for level in LEVELS.values() for cloze in passage[f"{level}_input"]]
+        split = [text.split() for text in sentences(passage["train_context"].strip()) if not asks(probes, text)]
+        long = [words for words in split if len(words) > 2 * END]
+        chosen += [(index, words) for words in rng.sample(long, min(STATEMENTS, len(long)))]
+    for index, words in chosen:
+        answer = " ".join(words[-END:])
+        others = sorted({" ".join(other[-END:]) for n, other in chosen if n != index} - {answer})
+        choices = [answer, *rng.sample(others, min(3, len(others)))]
+        rng.shuffle(choices)
+        document = f"fictional-{index:03}"
+        yield {
+            "id": content_id("statements", document, " ".join(words)), "question": f"{' '.join(words[:-END])} ...",
+            "choices": choices, "answer": choices.index(answer), "document_id": document,
+        }  # fmt: skip
+
+
+def asks(probes: list[str], sentence: str) -> bool:
+    """Return whether a probe begins or quotes `sentence`, or the sentence the probe."""
+    return any(probe in sentence or sentence in probe for probe in probes)
+
+
 def unique(rows: Iterator[Row]) -> Iterator[Row]:
     """Yield rows whose id did not come before: the dataset repeats a few probes."""
     seen = set()
@@ -86,12 +121,19 @@ def corpora(passages: list[Row], passed: Path) -> Iterator[tuple[str, list[Row]]
     texts = list(paraphrases(passages))
     yield "unchecked", originals + texts
     yield "sentences", [{**row, "text": text} for row in originals + texts for text in sentences(row["text"])]
+    yield "parts", [{**row, "text": text} for row in originals + texts for text in parts(row["text"])]
     rng = random.Random(0)
     drawn = []
     for document in originals:
         of_passage = [row for row in texts if row["document_id"] == document["id"]]
         drawn += rng.sample(of_passage, counts[document["id"]])
     yield "drawn", originals + drawn
+
+
+def parts(text: str) -> list[str]:
+    """Return a text in parts of `PART` sentences, the last one of fewer."""
+    split = sentences(text)
+    return [" ".join(split[start : start + PART]) for start in range(0, len(split), PART)]
 
 
 def document_of(row: Row) -> str:
@@ -150,13 +192,14 @@ def main() -> None:
     parser.add_argument("--ends", default="0123456789", metavar="DIGITS", help="only passages whose number ends so")
     parser.add_argument("--stories", type=Path, metavar="MODEL", help="write stories.jsonl with this model")
     parser.add_argument("--replay", type=int, default=0, metavar="N", help="with --stories: write replay.jsonl")
-    parser.add_argument("--passed", type=Path, metavar="VARIANTS", help="write unchecked.jsonl and drawn.jsonl")
+    parser.add_argument("--passed", type=Path, metavar="VARIANTS", help="write the corpora of the arms")
     arguments = parser.parse_args()
     passages = json.loads((arguments.source / "fictional_knowledge_paraphrased.json").read_text("utf-8"))
     if arguments.paraphrased:
         passages = [passage for passage in passages if passage.get("paraphrases")]
     written = {"documents": documents(passages), "paraphrases": paraphrases(passages)}
     written |= {name: unique(questions(passages, level)) for name, level in LEVELS.items()}
+    written["statements"] = unique(statements(passages))
     if arguments.passed:
         written |= {name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)}
     ends = tuple(arguments.ends)

@@ -258,6 +258,42 @@ def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str])
         assert all(row in [whole for _, whole in read_jsonl(tmp_path / f"out/{name}.jsonl")] for row in rows)
 
 
+def test_parts_of_the_fictional_study_hold_every_sentence_once_and_four_at_most() -> None:
+    fictional = runpy.run_path(str(BENCHMARKS / "fictional.py"))
+    text = " ".join(f"Sentence {n} of Ann." for n in "123456789")
+    assert fictional["parts"](text) == [
+        "Sentence 1 of Ann. Sentence 2 of Ann. Sentence 3 of Ann. Sentence 4 of Ann.",
+        "Sentence 5 of Ann. Sentence 6 of Ann. Sentence 7 of Ann. Sentence 8 of Ann.",
+        "Sentence 9 of Ann.",
+    ]
+    assert fictional["parts"]("One only.") == ["One only."]
+
+
+def test_statements_of_the_fictional_study_are_no_probes_and_their_wrong_choices_end_those_of_others() -> None:
+    fictional = runpy.run_path(str(BENCHMARKS / "fictional.py"))
+    no_probes = {f"{level}_input": [] for level in fictional["LEVELS"].values()}
+    passages = [
+        {
+            **no_probes,
+            "train_context": f"{name} was asked about by the probe in {name}. Short of {name}. "
+            + " ".join(f"The {n} mill that {name} built lies on the river {name} {n}." for n in ("old", "new", "red")),
+            "mem_input": [f"{name} was asked about by the probe in"],
+        }
+        for name in ("Ann", "Bob", "Cleo")
+    ]
+    rows = list(fictional["statements"](passages))
+    assert len({row["id"] for row in rows}) == len(rows) == 9
+    for row in rows:
+        passage = passages[int(row["document_id"][-3:])]["train_context"]
+        answer = row["choices"][row["answer"]]
+        assert f"{row['question'].removesuffix('...')}{answer}" in passage
+        assert "probe" not in row["question"]
+        assert len(set(row["choices"])) == 4
+        assert [len(text.split()) for text in row["choices"]] == [3] * 4
+        assert all(text not in passage for text in row["choices"] if text != answer)
+    assert rows == list(fictional["statements"](passages))
+
+
 def test_a_story_of_the_fictional_study_goes_on_with_its_own_fourth_sentence() -> None:
     continued = runpy.run_path(str(BENCHMARKS / "fictional.py"))["continued"]
     texts = [" ".join(f"Sentence {n} of {name}." for n in "12345") for name in ("Ann", "Bob", "Cleo", "Dan", "Eve")]
