@@ -39,7 +39,7 @@ SIDEWAYS = {
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_FILES = (
-    241  # a file for each family of documents; the demo; public data; slurm, export; big models; written answers;
+    225  # a file for each family of documents; the demo; public data; slurm, export; big models; written answers;
     # dialogues of the sandbox, checks of answers, differences of models, a chat in the terminal; outcomes of answers; scaling
     # answers of the model itself; the section of the corpus
     # context distillation: its section, what the teacher reads, its predictions; exposure: its section, the plan of what is read

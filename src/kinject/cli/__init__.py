@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import keyword
 import logging
 import os
 import shlex
@@ -21,10 +20,14 @@ from kinject.process import check_environment, is_first_process, is_launched, is
 from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
 
-_VERBS = (
-    "demo", "try", "documents", "augment", "questions", "train", "slurm", "merge", "export", "eval", "compare", "chat", "study",
-    "bench", "plan", "doctor", "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "data", "styles", "schema",
-)  # fmt: skip
+_VERBS = {
+    "demo": "sandbox", "try": "documents", "documents": "documents", "augment": "augment", "questions": "augment",
+    "train": "train", "slurm": "slurm", "merge": "train", "export": "train", "eval": "eval", "compare": "eval",
+    "chat": "eval", "study": "study", "bench": "study", "plan": "plan", "doctor": "plan", "find-lr": "plan",
+    "find-batch": "plan", "report": "eval", "sandbox": "sandbox", "check": "recipes", "recipes": "recipes",
+    "data": "documents", "styles": "augment", "schema": "recipes",
+}  # fmt: skip
+"""Each verb and the module of this package that has it."""
 
 _DESCRIPTION = """\
 Turn documents into knowledge that a language model demonstrably has.
@@ -254,9 +257,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    for verb in _VERBS:
-        module = verb.replace("-", "_") + "_" * keyword.iskeyword(verb)
-        importlib.import_module(f"kinject.cli.{module}").add_parser(verbs)
+    for verb, module in _VERBS.items():
+        getattr(importlib.import_module(f"kinject.cli.{module}"), f"add_{verb.replace('-', '_')}")(verbs)
     return parser
 
 

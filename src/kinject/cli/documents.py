@@ -1,4 +1,4 @@
-"""kinject documents."""
+"""kinject try, kinject documents and kinject data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,40 @@ from typing import Any
 
 from kinject.terminal import show
 
-_DETAIL = """\
+_TRY = """\
+Look at documents; no model is asked and nothing is paid. Shows what can be read and what not, with the
+reason; passages, tokens, languages, copies; what augmenting would cost; three sample prompts.
+No model and no key. A file that cannot be read is left out. With NAME, the folder's name, it writes
+  recipes/NAME/           augment.yaml, questions.yaml, train.yaml, eval.yaml: the way to a report
+  runs/NAME/              documents/ (as kinject documents writes it), prompts.txt
+Recipes that are there already stay as they are.
+Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
+
+examples:
+  kinject try handbook/
+  kinject try handbook/ --tokenizer Qwen/Qwen3-0.6B-Base"""
+
+
+def add_try(verbs: Any) -> None:
+    """Add `kinject try`."""
+    parser = verbs.add_parser(
+        "try", help="look at your documents, and write recipes for them", description=_TRY,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("documents", type=Path, metavar="FOLDER", help="folder or file with documents")
+    parser.add_argument("--tokenizer", metavar="NAME", help="count with this tokenizer: a folder, or a name on the hub")
+    parser.set_defaults(run=_try)
+
+
+def _try(arguments: argparse.Namespace) -> int:
+    from kinject.augment.survey import render_survey, try_documents
+
+    survey = try_documents(arguments.documents, tokenizer=arguments.tokenizer)
+    show(render_survey(survey))
+    return 1 if survey.skipped else 0
+
+
+_DOCUMENTS = """\
 Collect a heap of files into documents.jsonl: each file is read once, in parallel, and whatever cannot be
 read is listed with its reason instead of ending the run. A second run reads only what changed.
 PATH is a folder, a pattern in quotes, a file, or a text file that lists a path a line. In the run folder:
@@ -26,10 +59,10 @@ examples:
   kinject documents handbook/ --recipe recipes/handbook/augment.yaml    its section documents"""
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
+def add_documents(verbs: Any) -> None:
+    """Add `kinject documents`."""
     parser = verbs.add_parser(
-        "documents", help="collect a heap of files into documents.jsonl", description=_DETAIL,
+        "documents", help="collect a heap of files into documents.jsonl", description=_DOCUMENTS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
@@ -37,10 +70,10 @@ def add_parser(verbs: Any) -> None:
         help="folder, pattern, file or list; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
     )  # fmt: skip
     parser.add_argument("--recipe", dest="recipe_file", metavar="FILE", help="recipe whose section documents is used")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_documents)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _documents(arguments: argparse.Namespace) -> int:
     from kinject.api import documents
     from kinject.corpus.documents.collect import render_documents
     from kinject.recipe.read import read_section
@@ -53,3 +86,55 @@ def _run(arguments: argparse.Namespace) -> int:
     result = documents(*map(Path, paths), run_dir=folders[-1] if folders else None, options=options)
     show(render_documents(result))
     return 1 if result.n_skipped else 0
+
+
+_DATA = """\
+Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size, revision and
+checksums are said first. What was fetched is checked, written whole or not at all, and left alone the
+next time; a download that was stopped resumes.
+
+examples:
+  kinject data                                           what there is
+  kinject data get mmlu wikipedia-subjects instructions  for recipes/studies/paper-mmlu.yaml
+  kinject data get mmlu current-events instructions      for recipes/studies/paper-current-events.yaml
+  kinject data get replay                                general text, which the recipes of real models replay
+  kinject data get mmlu --from copied/                   from a copy of its files, without a network"""
+
+
+def add_data(verbs: Any) -> None:
+    """Add the verb and its action."""
+    parser = verbs.add_parser(
+        "data", help="fetch public data that the recipes name", description=_DATA,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.set_defaults(run=_list, into=Path("data"))
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    get = actions.add_parser("get", help="fetch data sets, or print what would be fetched")
+    get.add_argument("names", nargs="+", metavar="NAME", help="data sets, as `kinject data` lists them")
+    get.add_argument("--into", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
+    get.add_argument(
+        "--from", type=Path, dest="copy", metavar="FOLDER", help="a copy of the files as they are at the source"
+    )
+    get.add_argument("--dry-run", action="store_true", help="print what would be fetched, then stop")
+    get.set_defaults(run=_get)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from kinject.corpus.public_data import DATA_SETS, describe
+
+    for data in DATA_SETS.values():
+        show("\n".join(describe(data, arguments.into)))
+    show("kinject data get NAME fetches one.")
+    return 0
+
+
+def _get(arguments: argparse.Namespace) -> int:
+    from kinject.corpus.public_data import describe, find_data, get_data
+
+    for data in find_data(arguments.names):
+        show("\n".join(describe(data, arguments.into)), flush=True)
+        if not arguments.dry_run:
+            found = get_data(data, arguments.into, arguments.copy)
+            state = "were there, unchanged" if found.was_there else "written and recorded"
+            show(f"{data.name}: {len(found.paths):,} files {state}")
+    return 0

@@ -1,15 +1,21 @@
-"""kinject eval."""
+"""kinject eval, kinject compare, kinject report and kinject chat."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.errors import InputError
 from kinject.process import is_first_process
 from kinject.terminal import show
 
-_DETAIL = """\
+if TYPE_CHECKING:
+    from kinject.eval.chat import Chat
+
+_EVAL = """\
 Score models, loaded here or behind endpoints, on question sets: by the log-probability of each
 choice, or by the answers that they write, with and without retrieved context. In the recipe's run_dir:
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
@@ -31,9 +37,9 @@ GPUs, or processes on the CPU, divide the questions among themselves:
   accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval"""
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = add_verb(verbs, "eval", "score models on question sets, with a report", _DETAIL, "recipes/eval.yaml")
+def add_eval(verbs: Any) -> None:
+    """Add `kinject eval`."""
+    parser = add_verb(verbs, "eval", "score models on question sets, with a report", _EVAL, "recipes/eval.yaml")
     parser.add_argument(
         "--show",
         type=int,
@@ -45,10 +51,10 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help="print the prompts of each model, and what endpoints may cost; ask nothing",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_eval)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _eval(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "eval")
     if arguments.show is not None:
         from kinject.errors import InputError
@@ -74,3 +80,165 @@ def _run(arguments: argparse.Namespace) -> int:
     show(render_summary(report))
     show(f"report: {recipe.run_dir / 'report.html'}")
     return 1 if report.unscored or any(result.n_unscored for result in report.results) else 0
+
+
+_COMPARE = """\
+Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject
+eval, or a samples_*.jsonl of lm-evaluation-harness (or a folder with some). All runs are compared
+with the first. With a single run, its other arms are compared with its first.
+
+examples:
+  kinject compare runs/eval
+  kinject compare runs/eval-before runs/eval-after
+  kinject compare runs/base runs/seed-1 runs/seed-2 runs/seed-3 --seeds
+  kinject compare out/base/samples_mmlu_anatomy_2026-01-02T03-04-05.000000.jsonl out/tuned"""
+
+
+def add_compare(verbs: Any) -> None:
+    """Add `kinject compare`."""
+    parser = verbs.add_parser(
+        "compare",
+        help="compare runs question by question",
+        description=_COMPARE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", type=Path, help="run folder or samples file; the first is the base"
+    )
+    parser.add_argument(
+        "--score",
+        choices=("sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"),
+        default="sum",
+        help="the score to compare (default: sum; of written answers match)",
+    )
+    parser.add_argument("--seeds", action="store_true", help="the runs after the first differ only in their seed")
+    parser.set_defaults(run=_compare)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from kinject.eval.compare import compare_runs, read_run, render_comparison
+
+    pairs = compare_runs([read_run(path, arguments.score) for path in arguments.runs])
+    show(render_comparison(pairs, seeds=arguments.seeds))
+    return 0
+
+
+_REPORT = """\
+Draw the report of a finished run (again): of kinject eval from its report.json and the training
+logs of its models, of kinject train from its log.jsonl, of kinject study from its report.json, of
+kinject augment from its manifest and its texts (yield, refusals with examples, doubts, cost).
+
+examples:
+  kinject report runs/eval
+  kinject report runs/cpt
+  kinject report runs/augment
+  kinject report runs/studies/sandbox"""
+
+
+def add_report(verbs: Any) -> None:
+    """Add `kinject report`."""
+    parser = verbs.add_parser(
+        "report",
+        help="draw the report of a run folder",
+        description=_REPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", type=Path, help="run folder of kinject eval, train, augment or study")
+    parser.set_defaults(run=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from kinject.api import report
+
+    show(f"report: {report(arguments.run_dir)}")
+    return 0
+
+
+_CHAT = """\
+Ask models in the terminal, a line a question. MODEL is a run folder of kinject train (its base and
+the tuned model answer side by side), or a model: a folder or a name on the hub. With --documents the
+best passages precede each question. A model with a chat template sees the turns so far; one
+without sees "Question: ... Answer:". Questions may come from a pipe.
+
+lines with a meaning of their own:
+  /reset      forget the turns so far
+  /passages   passages on or off (with --documents)
+  /quit       end, as does the end of the input
+
+examples:
+  kinject chat runs/cpt
+  kinject chat runs/cpt --documents data/sandbox/documents.jsonl --k 1
+  kinject chat runs/sandbox/instruct/model --base none --system "Answer in upper case."
+  echo "Where was Aldrik Arndale born?" | kinject chat runs/cpt"""
+
+
+def add_chat(verbs: Any) -> None:
+    """Add `kinject chat`."""
+    parser = verbs.add_parser(
+        "chat",
+        help="ask models in the terminal, tuned and base side by side",
+        description=_CHAT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="run folder of kinject train, or a model")
+    parser.add_argument("--base", help="model to ask beside it, or none (default: the base that the run names)")
+    parser.add_argument(
+        "--documents", nargs="+", default=[], metavar="FILE", help="documents (JSONL) whose passages are found"
+    )
+    parser.add_argument("--k", type=int, default=3, help="passages before a question (default: %(default)s)")
+    parser.add_argument("--system", default="", help="text of the system's turn")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=256, help="most tokens of an answer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="of sampling; 0: the likeliest (default: %(default)s)"
+    )
+    parser.set_defaults(run=_chat)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from kinject.eval.chat import ChatSetup, find_models, open_chat
+
+    for flag, value, least in (("--k", arguments.k, 1), ("--max-new-tokens", arguments.max_new_tokens, 1)):
+        if value < least:
+            raise InputError(f"{flag}: found {value}, allowed: {least} or more.")
+    if not 0 <= arguments.temperature <= 10:
+        raise InputError(f"--temperature: found {arguments.temperature:g}, allowed: 0 to 10.")
+    models = find_models(arguments.model, arguments.base)
+    setup = ChatSetup(
+        models, tuple(arguments.documents), arguments.k, arguments.system, arguments.max_new_tokens,
+        arguments.temperature,
+    )  # fmt: skip
+    chat = open_chat(setup)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        show(f"{' and '.join(models.values())}. /reset, /passages, /quit")
+    while True:
+        if is_terminal:
+            show("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line or line.strip() == "/quit":
+            return 0
+        if line.strip():
+            if not is_terminal:
+                show(f"> {line.strip()}")
+            _answer(chat, line.strip())
+
+
+def _answer(chat: Chat, line: str) -> None:
+    if line == "/reset":
+        chat.reset()
+        show("the turns so far are forgotten")
+    elif line == "/passages":
+        if chat.retriever is None:
+            show("no passages: start with --documents")
+            return
+        chat.with_passages = not chat.with_passages
+        show(f"passages are {'on' if chat.with_passages else 'off'}")
+    elif line.startswith("/"):
+        show(f"{line}: unknown; there are /reset, /passages and /quit")
+    else:
+        try:
+            chat.ask(line, lambda text: show(text, end="", flush=True))
+        except InputError as error:
+            show(f"\n{error}")

@@ -1,4 +1,4 @@
-"""kinject plan."""
+"""kinject plan, kinject doctor, kinject find-lr and kinject find-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
-_DETAIL = """\
+_PLAN = """\
 Print what a training recipe will need before it runs: parameters, memory by part, steps, tokens,
 exposures, time and disk; whether it fits, the cheapest changes if it does not, and how to spread
 it over several devices. The model's config is enough (no weights are read). The corpus is read as
@@ -26,9 +26,9 @@ examples:
   kinject plan recipes/llama-3.1-8b/lora.yaml --memory 24GiB model.path=folder-with-config.json"""
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = add_verb(verbs, "plan", "estimate memory, time and disk of a training run", _DETAIL, None)
+def add_plan(verbs: Any) -> None:
+    """Add `kinject plan`."""
+    parser = add_verb(verbs, "plan", "estimate memory, time and disk of a training run", _PLAN, None)
     parser.add_argument(
         "--gpu", metavar="NAME", help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4"
     )
@@ -49,10 +49,10 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the plan as JSON")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the learning rate by step (PNG, SVG or PDF)")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_plan)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _plan(arguments: argparse.Namespace) -> int:
     from kinject.errors import InputError
 
     for option in ("devices", "nodes", "link", "seconds", "cp", "tp"):
@@ -85,3 +85,124 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)
     return 0 if result.fits or result.parallelism.command else 1
+
+
+_DOCTOR = """\
+Check this machine (devices, bfloat16, attention, memory, disk, packages, which keys are set, the
+hub) and what each recipe would do on it: device, dtype, attention, missing inputs. Each problem
+comes with its fix.
+Exit code 0: no problems; 1: problems.
+
+examples:
+  kinject doctor                        every recipe below recipes/, if there is one
+  kinject doctor recipes/cpt.yaml
+  kinject doctor --offline              send nothing over the network"""
+
+
+def add_doctor(verbs: Any) -> None:
+    """Add `kinject doctor`."""
+    parser = verbs.add_parser(
+        "doctor", help="check this machine and what keeps recipes from running", description=_DOCTOR,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes, if it exists)"
+    )
+    parser.add_argument("--offline", action="store_true", help="send nothing over the network")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from kinject.doctor import examine, render
+    from kinject.errors import InputError
+
+    paths = arguments.recipes or [path for path in (Path("recipes"),) if path.is_dir()]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path}: does not exist. Give recipe files or folders.")
+    files = [file for path in paths for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    checkup = examine(files, offline=arguments.offline)
+    show(render(checkup))
+    return 1 if checkup.problems else 0
+
+
+_FIND_LR = """\
+Find a learning rate by a range test: with the recipe's own model, batch and optimizer, the rate
+rises by the same factor at every update until the loss diverges. The model is trained in memory
+only; its files do not change. In run_dir/find-lr:
+  lr.png             loss over rate, with the suggestion
+  lr.csv, lr.json    the same as numbers; the same test is not repeated
+Exit code 0: a rate is suggested; 1: the loss did not fall.
+
+examples:
+  kinject find-lr recipes/cpt.yaml
+  kinject find-lr recipes/cpt.yaml --low 1e-6 --high 0.1 --steps 200
+  kinject find-lr recipes/lora.yaml trainer.per_device_train_batch_size=2"""
+
+
+def add_find_lr(verbs: Any) -> None:
+    """Add `kinject find-lr`."""
+    parser = add_verb(verbs, "find-lr", "find a learning rate by a range test, with its plot", _FIND_LR, None)
+    parser.add_argument("--low", type=float, default=1e-7, metavar="RATE", help="first rate (default: 1e-7)")
+    parser.add_argument("--high", type=float, default=1.0, metavar="RATE", help="last rate (default: 1)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="updates (default: 100)")
+    parser.add_argument(
+        "--diverged", type=float, default=1.5, metavar="X", help="stop at X times the lowest loss (default: 1.5)"
+    )
+    parser.add_argument(
+        "--margin", type=float, default=10.0, metavar="X",
+        help="suggest at most the rate of the lowest loss, divided by X (default: 10)",
+    )  # fmt: skip
+    parser.set_defaults(run=_find_lr)
+
+
+def _find_lr(arguments: argparse.Namespace) -> int:
+    recipe = recipe_of(arguments, "train")
+    from kinject.tune import Ramp, find_lr, render_range_test
+
+    ramp = Ramp(arguments.low, arguments.high, arguments.steps, arguments.diverged, arguments.margin)
+    result, folder = find_lr(recipe, ramp)
+    show(render_range_test(result, ramp))
+    show(f"plot: {folder / 'lr.png'}")
+    return 1 if result.suggestion is None else 0
+
+
+_FIND_BATCH = """\
+Find the largest per-device batch that fits, and the gradient accumulation that keeps the recipe's
+global batch. The search doubles the batch, then bisects. Each trial makes two updates on the
+longest rows in a process of its own. On a GPU a trial fits if the allocator refuses nothing; on a
+CPU if its peak resident memory stays within --memory. Prints the two lines to set. In
+run_dir/find-batch:
+  trials.json        the memory of each batch; a finished trial is not repeated
+  batch-N/log.txt    what the trial printed
+
+examples:
+  kinject find-batch recipes/cpt.yaml
+  kinject find-batch recipes/cpt.yaml --memory 4GiB
+  kinject find-batch recipes/lora.yaml trainer.gradient_checkpointing=true --max-batch 64"""
+
+
+def add_find_batch(verbs: Any) -> None:
+    """Add `kinject find-batch`."""
+    parser = add_verb(verbs, "find-batch", "find the largest batch that fits, and its accumulation", _FIND_BATCH, None)
+    parser.add_argument(
+        "--memory", metavar="SIZE",
+        help="most memory of a trial, for example 8GiB (default: the GPU's, or what is free here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-batch", type=int, metavar="N", help="largest batch to try (default: rows of an update on one device)"
+    )
+    parser.set_defaults(run=_find_batch)
+
+
+def _find_batch(arguments: argparse.Namespace) -> int:
+    recipe = recipe_of(arguments, "train")
+    from kinject.errors import InputError
+    from kinject.plan.devices import parse_memory
+    from kinject.tune import find_batch, render_batch
+
+    if arguments.max_batch is not None and arguments.max_batch < 1:
+        raise InputError(f"--max-batch: found {arguments.max_batch}, allowed: 1 or more.")
+    limit = parse_memory(arguments.memory) if arguments.memory else None
+    show(render_batch(find_batch(recipe, limit, arguments.max_batch)))
+    return 0

@@ -1,10 +1,11 @@
-"""kinject recipes."""
+"""kinject recipes, kinject check and kinject schema."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from kinject.terminal import show
 if TYPE_CHECKING:
     from kinject.recipe.shipped import ShippedRecipe
 
-_DETAIL = """\
+_RECIPES = """\
 List the shipped recipes: the purpose, inputs, results and duration of each. Or copy one into this
 folder, with all it refers to: the recipes that make its inputs, the sandbox's documents and
 questions, and the schema for editors.
@@ -34,10 +35,10 @@ data/general-held-out.jsonl. The best text is that of the base model's own train
 source, and for a pinned one with a record of what was fetched: kinject data get replay."""
 
 
-def add_parser(verbs: Any) -> None:
+def add_recipes(verbs: Any) -> None:
     """Add the verb and its two actions."""
     parser = verbs.add_parser(
-        "recipes", help="list the shipped recipes, or copy one", description=_DETAIL,
+        "recipes", help="list the shipped recipes, or copy one", description=_RECIPES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.set_defaults(run=_list, names=[], json=False)
@@ -128,4 +129,89 @@ def _copy(arguments: argparse.Namespace) -> int:
                 show(f"  {label}: {text}")
     if done.missing_inputs:
         show(f"\nyours to bring (or name others in the recipe): {', '.join(done.missing_inputs)}")
+    return 0
+
+
+_CHECK = """\
+Check whole recipes: unknown keys, wrong types, values out of range, and what the libraries refuse
+on this machine, each with its line. Inputs are not checked, except the names in a local model.
+Exit code 0: all are valid; 2: some are not.
+
+examples:
+  kinject check                    every recipe below recipes/
+  kinject check recipes/cpt.yaml"""
+
+
+def add_check(verbs: Any) -> None:
+    """Add `kinject check`."""
+    parser = verbs.add_parser(
+        "check", help="check recipes without running them", description=_CHECK,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)")
+    parser.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from kinject.api import check, recipe_files
+
+    paths = arguments.recipes or [Path("recipes")]
+    found = check(*paths)
+    n_skipped = len(recipe_files(paths)) - len(found)
+    faults = [error for error in found.values() if error is not None]
+    for error in faults:
+        show(error, file=sys.stderr)
+    skipped = f"; {n_skipped} files are accelerate's" if n_skipped else ""
+    show(f"{len(found) - len(faults)} of {len(found)} recipes are valid{skipped}")
+    return 2 if faults else 0
+
+
+_SCHEMA = """\
+Write the JSON schema of recipes: sections, keys, types, bounds and descriptions, from the grammar
+that kinject check uses. An editor with the YAML language server (VS Code's YAML extension,
+Neovim, Emacs, JetBrains) completes and checks a recipe whose first line names the schema; the
+shipped recipes have that line.
+
+examples:
+  kinject schema                       write recipes/recipe.schema.json
+  kinject schema mine/recipe.yaml      the same, and put the line into that recipe
+  kinject schema --out -               print it"""
+
+
+def add_schema(verbs: Any) -> None:
+    """Add `kinject schema`."""
+    parser = verbs.add_parser(
+        "schema", help="write the JSON schema of recipes, for editors", description=_SCHEMA,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("recipes", nargs="*", type=Path, help="recipes to which the line is added")
+    parser.add_argument(
+        "--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s; -: print it"
+    )
+    parser.set_defaults(run=_schema)
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    import json
+
+    from kinject.augment.styles import STYLES
+    from kinject.errors import InputError
+    from kinject.recipe.schema import recipe_schema, schema_line, write_schema, write_schema_line
+    from kinject.recipe.yaml_lines import read_yaml
+
+    styles = {name: style.about for name, style in STYLES.items()}
+    if arguments.out == "-":
+        if arguments.recipes:
+            raise InputError("--out -: a recipe's line must name a file. Give --out a path, or no recipes.")
+        show(json.dumps(recipe_schema(styles), indent=1, ensure_ascii=False))
+        return 0
+    for recipe in arguments.recipes:
+        read_yaml(recipe)  # raises before anything is written if a file is missing or no YAML
+    out = Path(arguments.out)
+    write_schema(styles, out)
+    show(out)
+    for recipe in arguments.recipes:
+        show(f"{recipe}: {'names it now' if write_schema_line(recipe, out) else 'names it already'}")
+    if not arguments.recipes:
+        show(f"first line of a recipe beside it: {schema_line(out.parent / 'recipe.yaml', out)}")
     return 0

@@ -13,7 +13,7 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.errors import InputError
 from kinject.terminal import show
 
-_DETAIL = """\
+_SLURM = """\
 Print an sbatch script for a training recipe. Slurm warns the job before its time is over: training
 writes a checkpoint at the end of its step, the job goes back into the queue, and resumes there.
 The same happens when Slurm preempts or requeues it by itself. One process is started for each GPU,
@@ -88,9 +88,9 @@ export -f task
 """
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = add_verb(verbs, "slurm", "print an sbatch script that trains, resumes and requeues", _DETAIL, None)
+def add_slurm(verbs: Any) -> None:
+    """Add `kinject slurm`."""
+    parser = add_verb(verbs, "slurm", "print an sbatch script that trains, resumes and requeues", _SLURM, None)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the script there instead of printing it")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of each node (default: %(default)s)")
@@ -121,10 +121,10 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--launch", default="", metavar="OPTIONS", help="further options of accelerate launch, as --launch=--debug"
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_slurm)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _slurm(arguments: argparse.Namespace) -> int:
     _check(arguments)
     recipe_of(arguments, "train")
     script = render_script(arguments)
