@@ -10,8 +10,6 @@ from decimal import Decimal
 from kinject.corpus.profiles import WIDE_LETTER, Grammar, grammar_of, profile_of, roman_value
 
 _ENGLISH = profile_of("en")
-NUMBER_WORDS = _ENGLISH.number_words
-"""English word below a hundred, cardinal or ordinal -> value."""
 MONTHS = list(dict.fromkeys(_ENGLISH.month_names))
 """English months from January, in lower case."""
 

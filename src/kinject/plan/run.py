@@ -28,7 +28,7 @@ from kinject.plan.model import LIGER_MODELS, StepConfig, new_config, read_config
 from kinject.plan.parallelism import Parallelism, choose_way, describe_batch, share_rows
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
-from kinject.train.config import trainer_field
+from kinject.train.config import NO_MODEL, NO_TOKENIZER, trainer_field
 from kinject.train.contexts import section_of
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
@@ -310,14 +310,12 @@ def _model_config(recipe: TrainRecipe) -> Any:
     model = recipe.model
     if model.new is None:
         if model.path is None:
-            fault = "give either path (a model to load) or new (config of a model with random weights)."
-            raise recipe.error("model", fault)
+            raise recipe.error("model", NO_MODEL)
         return read_config(model.path, model.revision)
     if isinstance(model.tokenizer, TokenizerSection):
         return new_config(model.new, model.tokenizer.vocab_size)
     if model.tokenizer is None:
-        fault = "missing. A new model needs a tokenizer: a folder, or vocab_size to train one."
-        raise recipe.error("model.tokenizer", fault)
+        raise recipe.error("model.tokenizer", NO_TOKENIZER)
     return new_config(model.new, len(load_tokenizer(model.tokenizer, revision=model.revision)))
 
 

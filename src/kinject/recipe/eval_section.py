@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
+from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, RequestsSection, option
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class LocalModelSection(LoadingSection, ChatSection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointModelSection(ChatSection):
+class EndpointModelSection(ChatSection, RequestsSection):
     """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
 
     endpoint: str = option(help="Address, for example http://127.0.0.1:8000/v1.", holds="url")
@@ -165,17 +165,11 @@ class EndpointModelSection(ChatSection):
         None, help="completions: most tokens that the model reads; longer prompts are cut as those of local models are.",
         min=16,
     )  # fmt: skip
-    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     temperature: float = option(0.0, help="Sampling temperature of written answers.", min=0.0, max=2.0)
     reasoning_effort: str | None = option(None, help="chat: how much a reasoning model thinks, for example low.")
     extra_body: Mapping[str, Any] | None = option(None, help="Further parameters, as the endpoint names them.")
     send_seed: bool = option(True, help="Send the recipe's seed; false where the endpoint takes none.")
-    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
     concurrency: int = option(8, help="Requests in flight.", min=1, max=1024)
-    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
-    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
-    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
-    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
 
     def __str__(self) -> str:
         """Return the model in words, as reports show it."""

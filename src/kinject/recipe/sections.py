@@ -159,8 +159,20 @@ class EndpointSection:
     price_out: float | None = option(None, help="Its price of a million answer tokens.", min=0.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RequestsSection:
+    """The key, the limits and the prices of requests to an endpoint."""
+
+    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
+    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
+    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
+    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
+    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
+    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
+
+
 @dataclass(frozen=True)
-class GeneratorSection:
+class GeneratorSection(RequestsSection):
     """The model or file that writes the paraphrases, how fast and at what price."""
 
     kind: Literal["sandbox", "openai", "transformers", "file"] = option(
@@ -174,7 +186,6 @@ class GeneratorSection:
     endpoints: Mapping[str, EndpointSection] | None = option(
         None, help="openai: several endpoints by name; each request goes where answers come soonest.", nonempty=True
     )
-    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     temperature: float = option(1.0, help="Sampling temperature.", min=0.0, max=2.0)
     max_tokens: int = option(1024, help="Longest answer, in tokens; a reasoning model's thinking counts.", min=1)
     top_p: float | None = option(
@@ -196,13 +207,8 @@ class GeneratorSection:
     structured_output: bool = option(
         True, help="openai: ask for lists as JSON by a schema, where the endpoint can; false: as lines of text."
     )
-    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
     concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
-    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
-    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
-    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
-    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
 
     def parts(self) -> dict[str, GeneratorSection]:
         """Return the section of each endpoint by name, with what it leaves out; itself under "" if it has none."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 HISTOGRAM_TRACKERS = ("tensorboard", "wandb")
 """Those of trainer.report_to that take histograms."""
 
+NO_MODEL = "give either path (a model to load) or new (config of a model with random weights)."
+NO_TOKENIZER = "missing. A new model needs a tokenizer: a folder, or vocab_size to train one."
 Faults = list[tuple[str, str]]
 """(key of the recipe, fault)."""
 _NEED_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
@@ -263,13 +265,11 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
     model, trainer = recipe.model, recipe.trainer
     faults: Faults = []
     if (model.path is None) == (model.new is None):
-        faults.append(("model", "give either path (a model to load) or new (config of a model with random weights)."))
+        faults.append(("model", NO_MODEL))
     if model.new is not None:
         faults += [(f"model.new.{key}", fault) for key, fault in check_config(model.new)]
         if model.tokenizer is None:
-            faults.append(
-                ("model.tokenizer", "missing. A new model needs a tokenizer: a folder, or vocab_size to train one.")
-            )
+            faults.append(("model.tokenizer", NO_TOKENIZER))
     elif model.tokenizer is not None:
         faults.append(("model.tokenizer", "a loaded model brings its own tokenizer. Remove the line."))
     if model.quantization != "none" and recipe.adapter is None:

@@ -242,9 +242,6 @@ class _Scene:
     def _contexts_of(self, number: str) -> set[tuple[str, ...]]:
         return {context for place in self.places.get(number, ()) for context in self._contexts(place)}
 
-    def _nouns(self, number: str) -> set[str]:
-        return {self._noun(place) for place in self.places.get(number, ())}
-
     def _noun(self, place: tuple[int, int]) -> str:
         """Return what follows a number: what it counts, or its unit."""
         if self.unspaced:
