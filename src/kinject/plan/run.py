@@ -201,7 +201,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
 def _uncounted(recipe: TrainRecipe) -> list[str]:
     """Return a note on the parts of the recipe whose memory is not simulated."""
     parts = {
-        "regularization (its copies of weights)": recipe.regularization is not None,
+        "regularization (its copies of weights and directions)": recipe.regularization is not None,
         "techniques.sam (a copy of the weights that train)": recipe.techniques.sam > 0,
         "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
         "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",
@@ -345,6 +345,8 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
     """
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
     paths += [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []
+    section = recipe.regularization
+    paths += [section.projection.path] if section is not None and section.projection is not None else []
     paths += [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
     missing = [path for path in paths if not is_file(path)]
     if missing:

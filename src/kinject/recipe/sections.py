@@ -69,6 +69,18 @@ Reaction = Literal["stop", "warn", "ignore"]
 
 
 @dataclass(frozen=True)
+class ProjectionSection:
+    """Texts on which the model's outputs should stay: updates keep to directions that the layers' inputs hardly use there."""
+
+    path: str = option(help="Corpus (JSONL) of the texts to keep; nothing is learned from it.", path="file")
+    free: float = option(
+        0.2, help="Fraction of the inputs' energy on these texts whose directions may change; less keeps more.",
+        min=0.0, max=1.0,
+    )  # fmt: skip
+    tokens: int = option(60_000, help="Tokens of these texts, drawn at random, that the inputs are measured on.", min=1)
+
+
+@dataclass(frozen=True)
 class RegularizationSection:
     """Terms that keep the model near its base; 0 leaves a term out.
 
@@ -82,6 +94,7 @@ class RegularizationSection:
     )
     ewc_rows: int = option(64, help="Replay rows that the Fisher information is measured on.", min=1)
     kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0, max=1e6)
+    projection: ProjectionSection | None = option(None, help="Project updates away from what other texts use.")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from kinject.train.contexts import distillation_faults
 from kinject.train.load import sharding_faults, split_row_faults, what_splits
 from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
 from kinject.train.own_answers import answers_faults
+from kinject.train.projection import projection_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -357,7 +358,8 @@ def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         *_regularization_faults(recipe, config), *distillation_faults(recipe, config),
         *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
         *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
-        *_histogram_faults(recipe, config), *sharding_faults(recipe, config), *split_row_faults(recipe),
+        *projection_faults(recipe, config), *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
+        *split_row_faults(recipe),
     ]  # fmt: skip
 
 
@@ -444,7 +446,7 @@ def _layer_faults(recipe: TrainRecipe) -> Faults:
             faults.append((key, "beside an adapter they would not train. Remove the line, or train all weights."))
         if model.new is not None:
             faults.append((key, "all weights of a new model are random. Remove the line."))
-        if section is not None and (section.l2 or section.ewc or section.kl):
+        if section is not None and (section.l2 or section.ewc or section.kl or section.projection):
             fault = "regularization would hold the model to untrained layers. Keep one; layerwise_lr_decay may stay."
             faults.append((key, fault))
     return faults

@@ -96,12 +96,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpora:
-    """The corpus, the corpora mixed in by name, the validation corpus, and the questions of each probe."""
+    """The corpus, the corpora mixed in by name, the validation corpus, the questions of each probe, the texts to keep."""
 
     rows: TrainingCorpus
     parts: dict[str, Part]
     validation: CorpusFile | None
     questions: dict[str, list[Question]]
+    kept: CorpusFile | None = None
 
 
 def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> Corpora:
@@ -122,7 +123,9 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     validation = None
     if corpus.validation_corpus is not None:
         validation = CorpusFile(Path(corpus.validation_corpus), sha256=hashes.get("validation_corpus", ""))
-    return Corpora(TrainingCorpus(recipe, hashes.get("corpus", "")), parts, validation, questions)
+    projection = recipe.regularization.projection if recipe.regularization is not None else None
+    kept = None if projection is None else CorpusFile(Path(projection.path), sha256=hashes.get("projection", ""))
+    return Corpora(TrainingCorpus(recipe, hashes.get("corpus", "")), parts, validation, questions, kept)
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,10 @@ class CorpusPacker:
         chosen = tuple(pool for pool in pools if pool.fraction > 0) if self.replay_pool else ()
         return TrainingData(packed, account, shares, count_exposures(learned), chosen)
 
+    def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
+        """Return the training rows of a random part of a corpus with about `n_tokens` tokens."""
+        return pack(self._sample(rows, "", n_tokens, self.seed), self.packing, self.seed)[0]
+
     def _sample(self, rows: Sequence[CorpusRow], origin: str, wanted: float, seed: int) -> Sequence[TokenRow]:
         def tokenize(some: Sequence[CorpusRow]) -> Iterable[TokenRow]:
             return tokenize_rows(some, self.tokenizer, self.how)
@@ -215,7 +222,7 @@ class CorpusPacker:
 class TokenizedCorpora:
     """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log.
 
-    `teacher` is what the teacher of `method: distill` reads.
+    `teacher` is what the teacher of `method: distill` reads, `kept` are rows of the texts of `regularization.projection`.
     """
 
     train: TrainingData
@@ -224,6 +231,7 @@ class TokenizedCorpora:
     packing: PackingConfig
     notes: list[str]
     teacher: TeacherRows | None = None
+    kept: PackedRows | None = None
 
 
 def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
@@ -258,7 +266,11 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     if teacher is not None and held_out:
         teacher = teacher.pick(learned)
     notes += [describe_heads(teacher)] if teacher is not None else []
-    return TokenizedCorpora(data, weights, validation, packing, notes, teacher)
+    projection = recipe.regularization.projection if recipe.regularization is not None else None
+    kept = None
+    if projection is not None and corpora.kept is not None:
+        kept = packer.pack_sample(corpora.kept, projection.tokens)
+    return TokenizedCorpora(data, weights, validation, packing, notes, teacher, kept)
 
 
 def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:

@@ -61,6 +61,7 @@ from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import OnPolicy, write_own_answers
 from kinject.train.probes import Probes
+from kinject.train.projection import Projection
 from kinject.train.regularization import Regularizer
 from kinject.train.schedules import WarmUp
 from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
@@ -136,6 +137,12 @@ def _make_trainer(
         tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes, cost))
     trainer.preparation_cost = cost
     names = check_trainable(trainer.model, recipe)
+    section = recipe.regularization
+    if section is not None and section.projection is not None and tokenized.kept is not None:
+        projection = Projection(trainer.model, tokenized.kept, section.projection.free)
+        trainer.add_callback(projection)
+        tokenized.notes.append(projection.describe(section.projection.path))
+        names = [name for name in names if name not in projection.held]
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
     if not trainer.guard.output.isfinite().all():
         name = recipe.model.path or f"{recipe.where('model.new')}: model.new"
