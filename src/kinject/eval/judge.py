@@ -20,7 +20,7 @@ from kinject.disk import read_checked_json, write_checked_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
-from kinject.recipe import EvalRecipe
+from kinject.recipe import EvalRecipe, GeneratorSection
 from kinject.recipe.eval_section import EvalSection
 from kinject.requests.chat import judge_faults
 from kinject.requests.generator import request_seed
@@ -228,6 +228,7 @@ class AnswerJudge:
     """The judge of a recipe: `measure` first, then `grade`. Its answers are cached in the run folder."""
 
     section: EvalSection
+    judge: GeneratorSection
     run_dir: Path
     seed: int
     accuracy: JudgeResult = field(default_factory=lambda: JudgeResult("", {}, {}, ()))
@@ -247,7 +248,7 @@ class AnswerJudge:
         counts = Counter[tuple[str, str, str]](
             (one.kind, one.grade, verdict) for one, verdict in zip(planted, verdicts, strict=True)
         )
-        self.accuracy = judge_accuracy(str(self.section.judge and self.section.judge.model), counts)
+        self.accuracy = judge_accuracy(str(self.judge.model), counts)
         faults = accuracy_faults(self.accuracy)
         if faults:
             kinds = ", ".join(
@@ -309,13 +310,11 @@ class AnswerJudge:
 
     async def _ask(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
         """Return the grades of `items`, None where the judge gives none. Raises `InputError` if the budget ends first."""
-        judge = self.section.judge
-        assert judge is not None
         found: dict[Written, Grade | None] = {}
-        limits = limits_of(judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
+        limits = limits_of(self.judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
         unique = dict.fromkeys(items)
         with Progress(f"judge: {label}", len(unique), "answers") as progress:
-            async with open_sender(judge, self.run_dir, limits, cache=JUDGE_CACHE) as sender:
+            async with open_sender(self.judge, self.run_dir, limits, cache=JUDGE_CACHE) as sender:
 
                 async def process(item: Written) -> None:
                     found[item] = await self._ask_one(sender, item)
@@ -356,7 +355,7 @@ def measured_judge(
     """
     if recipe.eval.judge is None:
         return None
-    judge = AnswerJudge(recipe.eval, recipe.run_dir, recipe.seed)
+    judge = AnswerJudge(recipe.eval, recipe.eval.judge, recipe.run_dir, recipe.seed)
     if folder is None:
         judge.measure(list(asked.values()))
     else:

@@ -46,7 +46,7 @@ from kinject.eval.scoring.answers import (
     prompt_key,
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests, render_tokens
-from kinject.eval.scoring.generate import Generator
+from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.hub import local_folder
 from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash, window_of
@@ -84,13 +84,13 @@ class LoadedScorer:
         return found if adapter is None else found | {adapter: model_hash(local_folder(adapter))}
 
     @cached_property
-    def generator(self) -> Generator:
+    def generator(self) -> AnswerGenerator:
         """Writes answers with the model."""
-        return Generator(self.scorer, self.loaded.tokenizer)
+        return AnswerGenerator(self.scorer, self.loaded.tokenizer)
 
     def score(self, prompts: Sequence[Encoded]) -> dict[int, PromptScore]:
         """Return the score, or the written answer, of each of `prompts` by its index; nothing is stored."""
-        parts: dict[bool, Generator | Scorer] = {True: self.generator, False: self.scorer}
+        parts: dict[bool, AnswerGenerator | Scorer] = {True: self.generator, False: self.scorer}
         found: dict[int, PromptScore] = {}
         for writes, scorer in parts.items():
             indices = [index for index, prompt in enumerate(prompts) if (prompt.generation is not None) == writes]
@@ -197,8 +197,8 @@ def measure_judge(recipe: EvalRecipe) -> float:
     """
     with lock_dir(recipe.run_dir):
         judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)
-        assert judge is not None
-        write_accuracy(recipe.run_dir, judge.accuracy)
+        if judge:
+            write_accuracy(recipe.run_dir, judge.accuracy)
     return money_spent(recipe.eval, recipe.run_dir)
 
 

@@ -42,7 +42,7 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class DifferenceEstimate:
     """A difference of means over documents and seeds with its 95% bounds.
 
     `standard_error` and its degrees of freedom `df` (Satterthwaite 1946) hold the variance of documents and, of arms with
@@ -190,7 +190,7 @@ def design_effect(matrix: CorrectnessMatrix) -> float | None:
     return float(np.mean(found)) if found else None
 
 
-def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Estimate:
+def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> DifferenceEstimate:
     """Return the difference of two accuracies on the same questions with its 95% interval.
 
     An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one seed) for the effective
@@ -203,7 +203,7 @@ def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> 
     weighted = [(1.0, matrix), (-1.0, other)]
     net, tested = _variance(weighted, "net"), _variance(weighted, "pooled")
     if net is None or tested is None:
-        return Estimate(value)
+        return DifferenceEstimate(value)
     squares = float((differences**2).mean())
     naive = squares - value**2
     effective = naive / net.documents if net.documents and naive > 1e-12 else float(matrix.members[1])
@@ -212,7 +212,7 @@ def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> 
     documents = max(0.0, ((squares * effective + added) / (effective + 2) - middle**2) / (effective + 2))
     half = _quantile(0.025, net.df) * math.sqrt(documents + net.seeds)
     low, high = max(-1.0, middle - half), min(1.0, middle + half)
-    return Estimate(value, low, high, math.sqrt(documents + tested.seeds), tested.df)
+    return DifferenceEstimate(value, low, high, math.sqrt(documents + tested.seeds), tested.df)
 
 
 def difference_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float | None:

@@ -181,7 +181,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     n_readers = devices.count // way.sharing
     length = _count_length(recipe, n_readers, notes)
     timing = _calibrate(recipe, options, devices, fits, length, notes)
-    notes += [*_describe_teacher(recipe, length, timing), *_describe_liger(step)]
+    notes += [*_describe_teacher(length, timing), *_describe_liger(step)]
     n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     rate_and_steps = float(trainer_field(recipe, "learning_rate")), int(trainer_field(recipe, "max_steps"))
     per_epoch = updates_per_epoch(recipe, length.n_rows, n_readers) if length is not None else 0
@@ -271,7 +271,7 @@ def _teacher(recipe: TrainRecipe, config: Any) -> dict[str, Any]:
     return {"distilled": min(section.top_k or vocabulary, vocabulary), "teacher_copy": copies}
 
 
-def _describe_teacher(recipe: TrainRecipe, length: RunLength | None, timing: StepTiming | None) -> list[str]:
+def _describe_teacher(length: RunLength | None, timing: StepTiming | None) -> list[str]:
     """Return a note on the predictions that are made before the first step; their time is not in that of the steps."""
     if length is None or not length.teacher_tokens:
         return []

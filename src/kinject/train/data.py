@@ -368,15 +368,14 @@ class RowDataset:
             columns["teacher"] = [
                 prediction
                 for number, start, end in self.rows.segments(index)
-                for prediction in self._predictions(number)[start:end]
+                for prediction in self._predictions(self.teacher, number)[start:end]
             ]
         return columns
 
-    def _predictions(self, number: int) -> list[int]:
+    def _predictions(self, teacher: TeacherRows, number: int) -> list[int]:
         """Return the number of the prediction of each token of one row of the source."""
-        assert self.teacher is not None
-        if number < len(self.teacher):
-            predictions: list[int] = self.teacher.numbers(number).tolist()
+        if number < len(teacher):
+            predictions: list[int] = teacher.numbers(number).tolist()
             return predictions
         return [NO_TEACHER] * len(self.rows.source[number].input_ids)
 

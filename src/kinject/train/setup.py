@@ -150,7 +150,7 @@ def _make_trainer(
     )
     notes += [
         *tokenized.notes,
-        _describe_run(trainer, config, tokenized),
+        _describe_run(trainer, tokenized),
         *note_fill(tokenized.train.rows, tokenized.packing),
     ]
     batch = effective_batch(config, tokenized.train)
@@ -387,7 +387,7 @@ def check_tiles(model: Any, row: Mapping[str, Any], recipe: TrainRecipe) -> None
         raise recipe.error("techniques.loss_tile", fault)
 
 
-def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> str:
+def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str:
     parameters, packing = list(trainer.model.parameters()), tokenized.packing
     n_trained = sum(models.size_of(parameter) for parameter in parameters if parameter.requires_grad)
     precision = {"no": "float32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision)

@@ -166,7 +166,7 @@ class HeapWriter:
             if parsed.document is None:
                 self._skip(name, parsed.where, parsed.fault)
             else:
-                self._write_document(name, parsed)
+                self._write_document(name, parsed, parsed.document)
         if self._per_file["documents"] + self._per_file["copies"]:
             counts.read_files += 1
             counts.kinds[Path(name).suffix.lower() or "no suffix"] += 1
@@ -189,10 +189,8 @@ class HeapWriter:
         row = {"file": name, "where": name + where, "reason": reason, "detail": fault, "left_out": left_out}
         self._write_skipped(row)
 
-    def _write_document(self, name: str, parsed: Parsed) -> None:
-        facts, found = parsed.facts, parsed.document
-        assert found is not None
-        where = name + parsed.where
+    def _write_document(self, name: str, parsed: Parsed, found: Document) -> None:
+        facts, where = parsed.facts, name + parsed.where
         edits = self._boilerplate.cuts(where, found.text)
         text, meta = edited(found.text, edits, found.meta)
         self._n_lines_removed += len(edits)
