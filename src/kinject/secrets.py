@@ -30,13 +30,13 @@ _named: set[str] = set()
 
 
 def secret_in(value: str, kind: str) -> str:
-    """Return what is wrong with a text that should be a "url" or the name of a "variable", without repeating it; else ""."""
+    """Return the fault of a text that should be a "url" or the name of a "variable", without repeating it; else ""."""
     if kind == "variable":
         if _VARIABLE.match(value) and len(value) <= _LONGEST_VARIABLE:
             return ""
         return (
             "this is no name of an environment variable. Put the key into a variable, and the variable's name here, for "
-            "example OPENAI_API_KEY. (What was found is not repeated: it may be the key.)"
+            "example OPENAI_API_KEY. (The value found is not repeated: it may be the key.)"
         )
     try:
         parts = urlsplit(value)
@@ -190,7 +190,7 @@ class SecretFilter:
 
     @functools.cached_property
     def _table(self) -> Any:
-        """Which hashes of samples the forms have."""
+        """The hashes of the forms' samples."""
         import numpy as np
 
         table = np.zeros(1 << _TABLE_BITS, np.bool_)

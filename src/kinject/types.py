@@ -18,8 +18,8 @@ Message = Mapping[str, str]
 class Tabular:
     """A result with rows. A notebook shows it as a table.
 
-    `ROWS` names the field that holds what the rows are about, and their attributes that are the columns (dots lead into
-    parts); or a class has a `to_rows` of its own.
+    `ROWS` names the field with the rows' objects, and their attributes that are the columns (dots lead into parts); or
+    a class has a `to_rows` of its own.
     """
 
     __slots__ = ()

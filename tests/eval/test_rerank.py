@@ -189,7 +189,7 @@ def test_scores_are_kept_by_content(cross_encoder: Path, tmp_path: Path, monkeyp
     again = reranking(tmp_path, section)
     asked: list[Any] = []
     monkeypatch.setattr(
-        again._searched._scorer, "scores", lambda items: iter(asked.append(items) or [[0.0] * 4] * len(items))
+        again._searched._reranker, "scores", lambda items: iter(asked.append(items) or [[0.0] * 4] * len(items))
     )
     assert again.rank(QUERIES, 5) == expected
     assert asked == [[]]  # nothing was scored again

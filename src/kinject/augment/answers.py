@@ -115,7 +115,7 @@ def sections_of(answer: str) -> list[str]:
 
 
 def says_none(answer: str) -> bool:
-    """Return whether `answer` is the word with which a writer says that there is nothing to write."""
+    """Return whether `answer` is NONE: there is nothing to write."""
     return re.fullmatch(r"\W*none\W*", answer, re.IGNORECASE) is not None
 
 

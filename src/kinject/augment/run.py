@@ -59,15 +59,16 @@ _MOST_EQUAL = 3
 """Answers in a row that are refused at the same point before a style pauses for a passage."""
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
-_INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
+_INJECTED = Verdict(
+    "injection", "the passage has prompt injection, so that the model's own yes to this text proves nothing"
+)
 
 
 def augment(recipe: AugmentRecipe, *, part_of: Path | None = None) -> AugmentResult:
-    """Write the variants and the corpus of `recipe`; a rerun requests only what is missing.
+    """Write the variants and the corpus of `recipe`; a rerun requests only missing texts.
 
-    A run whose budget is spent ends short, with the corpus of what it has. With `part_of`, it is a shard of the run in that
-    folder: over the documents that were kept in its own run folder, with the answers that were paid for there.
-
+    A run without budget left ends short, with the corpus of its texts so far. With `part_of`, it is a shard of the run in
+    that folder: over the documents kept in its own run folder, with the answers that were paid for there.
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
@@ -312,7 +313,7 @@ class Rewriter:
         self.progress.total += n_requests - n_announced
 
     async def _prepare(self, group: Group) -> list[Item] | None:
-        """Return what the group's prompts are about, from the store as far as it is there. None without a usable answer."""
+        """Return the items of the group's prompts, stored ones first. None without a usable answer."""
         items: list[Item] = [{}]
         for index, step in enumerate(group.style.prepare):
             answers = await _gather(group, (self._ask_items(group, step, item) for item in items))

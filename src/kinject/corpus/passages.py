@@ -47,8 +47,8 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans, overlap
     None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A passage ends at the
     last end of a sentence, list item, table row or code block that fits, else at a line's end, and just after a heading
     only if what follows does not fit. A sentence, row or block that is longer than a passage is cut, between words if
-    possible, and `Passage.cut` says so. Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one
-    before, whole sentences if possible.
+    possible, and `Passage.cut` is set. Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one before,
+    whole sentences if possible.
 
     A cut depends on the text before it and on the line that it falls into, so that a change of the text does not change
     earlier passages.
@@ -227,7 +227,7 @@ class _Layout:
     def paths(self, starts: Iterable[int]) -> Iterator[tuple[str, ...]]:
         """Yield for each of `starts` (ascending) the headings above it, from the topmost down.
 
-        A heading at the start itself belongs to what follows; it ends the sections of its own level and below.
+        A heading at the start itself belongs to the text below it; it ends the sections of its own level and below.
         """
         above: list[tuple[int, str]] = []
         n = 0

@@ -1,4 +1,4 @@
-"""The runs of a folder: which are done, which are not, and the command that continues each. Quick: it checks no content."""
+"""The runs of a folder, finished and unfinished, and the command that continues each. Quick: it checks no content."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OTHERS = frozenset({"stages", "tokens", "parsed", "model", "figures"})
 class FoundRun:
     """One run: its folder, its verb, its state, the command that starts or continues it, and its recipe ("" if unknown).
 
-    `short` means finished, with less than was asked for; the command asks for the rest.
+    `short` means finished with less than requested; the command requests the rest.
     """
 
     run_dir: Path

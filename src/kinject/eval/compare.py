@@ -1,4 +1,4 @@
-"""Two or more runs side by side, kinject's or lm-evaluation-harness's; and what the base of a run knows already."""
+"""Two or more runs side by side, kinject's or lm-evaluation-harness's; and the questions that the base knows already."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ _HEAD = (
 )  # fmt: skip
 _LEGEND = (
     "change: paired by question; interval and p: by source document (a question without one counts alone), in these models: "
-    "another\ntraining may differ; gain: change over what base answers above chance; w>r, r>w: wrong to right, right to wrong; "
+    "another\ntraining may differ; gain: change over base's accuracy above chance; w>r, r>w: wrong to right, right to wrong; "
     "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons; detectable: least change "
     "found with 80%\npower at the corrected 5%"
 )

@@ -77,7 +77,7 @@ _AND = re.compile(r"\s(?:and|und|et|y|e|en|и|&)\s|[、和]")
 
 @dataclass(frozen=True, slots=True)
 class PlantedAnswer:
-    """A text whose grade is known, made for a question; `kind` says how."""
+    """A text of known grade, made for a question in the way `kind`."""
 
     kind: str
     grade: Grade
@@ -214,7 +214,7 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str, str], int]) -> Ju
 
 
 def accuracy_faults(accuracy: JudgeResult) -> list[str]:
-    """Return which precision and recall are below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
+    """Return the precisions and recalls below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
     return [
         f"{name} of {grade!r} {values[grade] or 0.0:.2f}"
         for grade in accuracy.recall
@@ -265,8 +265,8 @@ class AnswerJudge:
     def grade(self, items: Iterable[Written]) -> dict[Written, Grade]:
         """Return the grade of each written text; an item without a grade is missing, and counted.
 
-        An empty text abstains. What addresses a model counts as correct or abstained only if it is so by the rules as well,
-        without the part that does.
+        An empty text abstains. A text that addresses a model counts as correct or abstained only if it is so by the
+        rules as well, without that part.
         """
         unique = list(dict.fromkeys(items))
         empty: dict[Written, Grade] = {item: "abstained" for item in unique if not item[2].strip()}
@@ -296,7 +296,7 @@ class AnswerJudge:
             results[key] = [with_grade(answer, grades) for answer in answers]
 
     def notes(self) -> list[str]:
-        """Return a note on what has no grade."""
+        """Return a note on answers without a grade."""
         missing = f"judge: it gave no grade to {self.n_missing} written answers; scores: [judge] leaves them out"
         return [missing] if self.n_missing else []
 

@@ -1,4 +1,4 @@
-"""Passages for questions: read, retrieved, reranked, shown with what surrounds them, or prepared; and their recall."""
+"""Passages for questions: read, retrieved, reranked, shown with their surroundings, or prepared; and their recall."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class CrossEncoderReranker:
     """A cross-encoder of sentence-transformers in this process."""
 
     def __init__(self, model: str) -> None:
-        """Load `model`, a folder or a name on the hub. Raises `InputError` as `make_reranker` says."""
+        """Load `model`, a folder or a name on the hub. Raises `InputError` as `make_reranker`."""
         key = "eval.retrieval.reranker.model"
         self._model = load_sentence_model("reranker", model, key)
         inner = self._model.model

@@ -116,7 +116,7 @@ class LoadedScorer:
         return prompt_key(weights, f"{self.loaded.dtype} {self.table.label}".rstrip(), prompt)
 
     def notes(self) -> list[str]:
-        """Return what was decided while the model was loaded and used."""
+        """Return the decisions made while the model was loaded and used."""
         return [*self.loaded.notes, *(f"{self.name}: {note}" for note in (*self.encoder.notes, *self.scorer.notes))]
 
 
@@ -192,8 +192,8 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
 def measure_judge(recipe: EvalRecipe) -> float:
     """Measure the judge of `recipe` on its questions and write its accuracy to the run folder, for `evaluate`.
 
-    Returns what it has cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to
-    grade answers.
+    Returns its cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to grade
+    answers.
     """
     with lock_dir(recipe.run_dir):
         judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)
@@ -228,7 +228,7 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
 
 
 def preview(recipe: EvalRecipe) -> Iterator[str]:
-    """Yield a line for each model: its prompts, and for an endpoint what it is still to answer and may cost."""
+    """Yield a line for each model: its prompts, and for an endpoint the missing answers and their greatest cost."""
     plan = read_plan(recipe)
     path = recipe.run_dir / "answers.jsonl"
     stored = {row["key"] for _, row in read_journal(path)} if path.exists() else set()

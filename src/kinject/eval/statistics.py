@@ -75,9 +75,9 @@ def _variance(weighted: Sequence[tuple[float, CorrectnessMatrix]], seeds: _Seeds
     """Return the variance of the sum of weighted accuracies on the same questions; None for one document.
 
     The variance between documents is that of the seeds' mean (linearised: documents may differ in size); that between
-    seeds is added for each arm. Both hold the noise of single answers: with `seeds` "own" it counts twice, so that the sum
-    is too large rather than too small; "net" takes it out once, as in two crossed random factors (Cameron, Gelbach and
-    Miller 2011). "pooled" is "own" with what a study's other arms say of an arm's seeds.
+    seeds is added for each arm. Both hold the noise of single answers: with `seeds` "own" it counts twice, so that the
+    sum is too large rather than too small; "net" takes it out once, as in two crossed random factors (Cameron, Gelbach
+    and Miller 2011). "pooled" is "own" with the information of a study's other arms on an arm's seeds.
     """
     counts = weighted[0][1].per_cluster[1]
     n = len(counts)
@@ -144,7 +144,7 @@ def _tail(value: float, df: float) -> float:
 
 
 def bounded_mean(matrix: CorrectnessMatrix, lowest: float, highest: float) -> Bounded:
-    """Return the mean of any values in place of right and wrong, bounded by Student's t.
+    """Return the mean of any values, bounded by Student's t.
 
     One document bounds nothing: `lowest` to `highest`.
     """
@@ -196,7 +196,7 @@ def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> 
     An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one seed) for the effective
     number of questions, with the variance of seeds and Student's t; for one seed and no document with two questions it
     is theirs but for the quantile. The interval counts the noise of answers once, the standard error of the test twice
-    (`_variance`): at the small alpha of a family, few seeds tell too little of their own variance.
+    (`_variance`): at the small alpha of a family, few seeds estimate their own variance badly.
     """
     differences = matrix.correct.mean(0) - other.correct.mean(0)
     value = float(differences.mean())
@@ -349,7 +349,7 @@ def make_contrast(
 ) -> Contrast | None:
     """Return the difference of two arms on the questions of both, before any correction; None if they share none.
 
-    `scope` says what it speaks of (`kinject.results.Scope`).
+    `scope` is its scope (`kinject.results.Scope`).
     """
     matrix, other = aligned(matrix, other)
     if not matrix.question_ids:
@@ -459,11 +459,11 @@ def format_p(p: float) -> str:
 
 
 def relative_gain(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Bounded | None:
-    """Return the difference of two arms over what `other` answers above chance, with its 95% interval (Fieller 1954).
+    """Return the difference of two arms over `other`'s accuracy above chance, with its 95% interval (Fieller 1954).
 
-    Each question counts with its own chance. The interval holds the variance of both accuracies and what they share, and
-    one more answer of each, so that 100% is bounded too. None where `other` is not above chance (then any
-    gain is possible) or with fewer than two documents.
+    Each question counts with its own chance. The interval holds the variance of both accuracies, their covariance, and
+    one more answer of each, so that 100% is bounded too. None where `other` is not above chance (then any gain is
+    possible) or with fewer than two documents.
     """
     own, base = matrix.above_chance, other.above_chance
     x, y = own.mean(), base.mean()

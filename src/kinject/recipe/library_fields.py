@@ -378,7 +378,7 @@ ADAPTER_REFUSED = {
         "needs terms of its own in the loss, which the trainer does not compute. Remove the line.",
     ),
     **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
-    "alora_invocation_tokens": "adapts only what follows these tokens, which no corpus row holds. Remove the line.",
+    "alora_invocation_tokens": "adapts only text after these tokens, which no corpus row holds. Remove the line.",
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }  # fmt: skip
 """Keys of LoraConfig that an adapter to train must not set -> the reason."""

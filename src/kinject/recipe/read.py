@@ -60,7 +60,7 @@ class Sections:
     method: Literal["cpt", "sft", "distill"] | None = option(
         None,
         help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows. "
-        "distill (context distillation): any rows, learned as the section distillation says.",
+        "distill (context distillation): any rows, learned by the settings of the section distillation.",
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
@@ -277,7 +277,7 @@ def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> Docu
 
 
 def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
-    """Take what `corpus.general_text: false` leaves out of a recipe's values; return a warning if that was anything."""
+    """Remove what `corpus.general_text: false` leaves out from a recipe's values; return a warning if there was any."""
     corpus, trainer = raw.get("corpus"), raw.get("trainer")
     if not isinstance(corpus, dict) or corpus.get("general_text", True) is not False:
         return []
@@ -290,8 +290,8 @@ def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
     if not left_out:
         return []
     return [
-        f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing protects what the model knew, and "
-        "the log does not show what it forgets."
+        f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing protects the model's "
+        f"earlier knowledge, and the log does not show forgetting."
     ]
 
 
@@ -349,7 +349,7 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
 
 
 def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
-    """Return what is wrong with an input's path, "" for nothing."""
+    """Return the fault of an input's path, "" without one."""
     if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
         return f"found {len(value):,} characters. No file, folder or name on the hub is that long: give a shorter one."
     if kind == "output":

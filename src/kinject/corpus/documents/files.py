@@ -23,7 +23,7 @@ _RESERVED = re.compile("[\ud800-\udfff]")
 class FoundFile:
     """A file, not opened: its `name` below the heap (in UTF-8), its `path`, bytes, time of change, and its identity on the disk.
 
-    `fault` is why it is not read; `left_out` marks what nobody misses (hidden files, files of the system).
+    `fault` is the reason if it is not read; `left_out` marks files that nobody misses (hidden ones, those of the system).
     """
 
     name: str

@@ -100,9 +100,8 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
 
 
 def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
-    """Return title, author and date. Raises `InputError` if a PDF is locked, or asks for far more work than a page is worth.
-
-    A form may draw others twice, and they others: what all of them unpack to is counted before anything is drawn.
+    """Return title, author and date. Raises `InputError` if a PDF is locked, or needs far too much work for its pages. A
+    form may draw others twice, and they others: the unpacked bytes of all of them are counted before anything is drawn.
     """
     where = Path(f"{path}: page 1")
     with library_errors(where, "PDF", fix):
@@ -390,7 +389,7 @@ def unwrap_lines(page: str) -> str:
 
 
 def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
-    """Yield the text in an image, if `options.ocr` says so."""
+    """Yield the text in an image, if `options.ocr` is set."""
     if not options.ocr:
         raise InputError(
             f"{path}: an image. With `ocr: true` (pip install 'kinject[ocr]') its text is read; or take it out."

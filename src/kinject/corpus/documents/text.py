@@ -1,4 +1,4 @@
-"""Plain text and Markdown, read and written, and what all readers share: decoding, libraries that may be missing."""
+"""Plain text and Markdown, read and written, and the parts common to all readers: decoding, optional libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WESTERN = frozenset("ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑá
 
 MOST_MEMBERS = 100_000
 DAMAGED_ARCHIVE = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error)
-"""What zipfile and gzip raise for damaged or unknown archives."""
+"""The errors of zipfile and gzip for damaged or unknown archives."""
 
 
 def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
@@ -111,7 +111,7 @@ def library_errors(path: Path, what: str, fix: str) -> Iterator[None]:
 def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:
     """Return the text of `path`, whose bytes are `data`, with LF line ends, and its encoding as meta unless it is UTF-8.
 
-    The encoding is UTF-8, else the `declared` one, else what `charset_of` finds. Raises `InputError` if a declared one is
+    The encoding is UTF-8, else the `declared` one, else that of `charset_of`. Raises `InputError` if a declared one is
     unknown, and if none is found.
     """
     if declared and charset_name(declared) is None:
@@ -154,9 +154,9 @@ def charset_of(path: Path, data: bytes, declared: str = "") -> str:
 
 
 def charset_of_stream(path: Path, stream: BinaryIO, largest: int) -> str:
-    """Return the encoding of what is left in `stream`, and seek to its beginning. UTF-8 is read to its end in pieces.
+    """Return the encoding of the rest of `stream`, and seek to its beginning. UTF-8 is read to its end in pieces.
 
-    Raises `InputError` as `charset_of`, and if what is not UTF-8 has more than `largest` bytes.
+    Raises `InputError` as `charset_of`, and for text that is not UTF-8 and has more than `largest` bytes.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -275,7 +275,7 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
     """Return rows of cells as a Markdown table whose header is the first `n_header` rows, joined column by column.
 
     Empty rows and columns are left out. Rows that hold one text across all columns are lines above and, as rows with an
-    empty rest, within the table. What has one column or one row is no table: its cells are lines.
+    empty rest, within the table. One column or one row is no table: its cells are lines.
     """
     width = max(map(len, rows), default=0)
     grid = [[one_line(cell) for cell in row] + [""] * (width - len(row)) for row in rows]

@@ -37,7 +37,7 @@ _ROWS = 16  # prompts of one length in a batch, where nothing is shared
 class _Answer:
     """An answer as it is written: its tokens, the first `n_thinking` of them its thinking.
 
-    `thinks` is None until its first tokens tell. `forced` are the tokens that come next, because its thinking was cut.
+    `thinks` is None until its first tokens show it. `forced` are the tokens that come next, because its thinking was cut.
     """
 
     def __init__(self, generator: AnswerGenerator, prompt: Encoded) -> None:
@@ -74,7 +74,7 @@ class _Answer:
         return self._text(self.tokens[max(self.n_thinking, n - longest - 8) :])[1]
 
     def _look_for_marks(self, thinking: Thinking) -> None:
-        """Find the marks where thinking begins and ends; `begun` is what the token with the last of them has of the answer."""
+        """Find the marks around thinking; `begun` is the part of the answer in the token with the last of them."""
         marks, decode = thinking.marks, self.generator.tokenizer.decode
         if self.thinks is None:
             start = str(decode(self.tokens)).lstrip()
@@ -117,7 +117,7 @@ class _Sequence:
 
 
 class AnswerGenerator:
-    """Writes answers with one model; `scorer` holds it, and knows whether it reads a token tree. `n_read` counts tokens."""
+    """Writes answers with the model of `scorer`, which knows whether it reads a token tree. `n_read` counts tokens."""
 
     def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take the model of `scorer`; nothing is run yet."""
@@ -186,7 +186,7 @@ class AnswerGenerator:
 
 
 class _Ended(StoppingCriteria):  # type: ignore[misc]
-    """Tells transformers which rows of a batch have ended; `answers` take their tokens."""
+    """Marks for transformers the rows of a batch that have ended; `answers` take their tokens."""
 
     def __init__(self, answers: Sequence[_Answer]) -> None:
         self.answers = answers

@@ -286,7 +286,7 @@ def _halves(tree: Tree, rows: list[Row]) -> list[list[Row]]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether `error` says that memory is full."""
+    """Return whether `error` means that memory is full."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
