@@ -125,7 +125,7 @@ def share_rows(step: StepConfig, devices: Devices, context: int | None, tensor: 
 
 
 def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
-    """Return the overrides that remove from a recipe what needs whole weights on each device, and the step with them."""
+    """Return the overrides that remove keys which need whole weights on each device, and the step with them."""
     overrides: tuple[str, ...] = ()
     if step.rounding:
         overrides += ("techniques.stochastic_rounding=false", "model.dtype=float32")
@@ -262,7 +262,7 @@ def _fsdp(step: StepConfig, memory: Memory, devices: Devices, group: int, overri
 
 
 def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tuple[str, ...]) -> Parallelism:
-    """Return FSDP with weights, gradients and state in the machine's memory, or why nothing fits."""
+    """Return FSDP with weights, gradients and state in the machine's memory, or the reason why nothing fits."""
     rest, layer = memory.activations + memory.logits, _whole_layers(step, memory)
     if devices.fits(rest + layer):
         host = (memory.weights + memory.gradients + memory.optimizer) // devices.nodes

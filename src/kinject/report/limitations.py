@@ -86,7 +86,7 @@ def _families(view: View) -> Iterator[str]:
 
 
 def _tuned(view: View) -> Iterator[str]:
-    """Yield what the chosen values do to the comparisons: models that made the choice, arms that took the value over."""
+    """Yield the effects of the chosen values on comparisons: models that made the choice, arms that took the value over."""
     for choice in view.report.choices:
         what = f"{format_name(choice.key)} {format_name(str(choice.chosen))}"
         arm = f"{format_name(choice.arm)}{f' ({format_name(choice.model)})' if view.several_models else ''}"

@@ -46,7 +46,7 @@ _LARGEST = 1e9
 _FIX = "Train again with --resume: the newest checkpoint holds the log."
 _CAPTION = (
     "By step; a light line ends an epoch. A loss that steps down at those lines is memorisation: it falls because the same "
-    "text comes again. Probe accuracies: solid blue what is to be learned, orange what is to be kept."
+    "text comes again. Probe accuracies: solid blue for learning, orange for retention."
 )
 
 
@@ -148,7 +148,7 @@ class TrainingRun:
     """The log of a run: its losses with epochs, and every other series by its name in log.jsonl.
 
     `probes` are the question sets by name with their roles. `exposures` is how often each document that is not replay was
-    read, if that was chosen as the run went.
+    read, if the rows were chosen during the run.
     """
 
     log: TrainingLog
@@ -231,9 +231,9 @@ def _thinned(log: TrainingLog) -> tuple[list[float], list[float]]:
 
 
 def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
-    """Return one panel each for loss (the held-out one dashed), learning rate, gradient norm, probe accuracies, and,
+    """Return one panel each for loss (the held-out one dashed), learning rate, gradient norm and probe accuracies.
 
-    where probes decided what was read, the documents known by step and how often documents were read.
+    Where probes decided the rows, also the documents known by step and how often documents were read.
     """
     drawn = [kind for kind in ("loss", "learning_rate", "grad_norm", "probes", "known", "exposures") if _has(run, kind)]
     with style():

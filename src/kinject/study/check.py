@@ -91,7 +91,7 @@ def _deciding_faults(
     tests: Sequence[Mapping[str, Any]],
     tested: dict[str, set[str]],
 ) -> Iterator[Fault]:
-    """Yield a fault for each probe set of `train` that decides what is read and holds test questions.
+    """Yield a fault for each probe set of `train` that decides which rows are read and has test questions.
 
     `tested` keeps the test questions that were read, by file.
     """
@@ -108,8 +108,8 @@ def _deciding_faults(
         for path, texts in tested.items():
             if asked & texts:
                 fault = (
-                    f"probes.questions.{name}: {len(asked & texts):,} of {len(asked):,} questions that decide what is read are "
-                    f"test questions ({path}). Ask in other words, or about other facts."
+                    f"probes.questions.{name}: {len(asked & texts):,} of {len(asked):,} questions that decide which "
+                    f"rows are read are test questions ({path}). Ask in other words, or about other facts."
                 )
                 yield recipe.fault(key_path, fault)
 
@@ -314,7 +314,7 @@ def head_format(evaluation: EvalSection) -> tuple[str, int]:
 
 
 def _written_faults(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Fault]:
-    """Yield the faults of what needs choices where answers are written, and of claims on outcomes that cannot come."""
+    """Yield the faults of keys that need choices where answers are written, and of claims on impossible outcomes."""
     scaling = recipe.study.scaling
     for index, name in enumerate(scaling.question_sets if scaling is not None else ()):
         if _is_written(evaluation, name):

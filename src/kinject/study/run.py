@@ -1,4 +1,4 @@
-"""Runs a study: a whole experiment from one recipe to its report, in phases; or shows what it would run."""
+"""Runs a study: a whole experiment from one recipe to its report, in phases; or shows its plan."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _fingerprint(study: Study) -> str:
 
 
 def _before_test(study: Study) -> None:
-    """Write the choices, and which claims are declared before any test question was answered, to choices.json.
+    """Write the choices, and the claims declared before any test question was answered, to choices.json.
 
     A claim that is not in an earlier choices.json, or is another one there, was declared later. Without that file all
     claims are, if a test question was answered already.

@@ -134,7 +134,7 @@ class Study:
 
     @property
     def evaluation(self) -> EvalSection:
-        """How every arm is evaluated."""
+        """The evaluation of every arm."""
         return self.eval_recipe.eval
 
     @property

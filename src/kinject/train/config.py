@@ -122,7 +122,7 @@ def refusals(
 
 
 def _failure(build: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any]) -> str:
-    """Return the message of what the library raises, in one line; "" if it raises nothing."""
+    """Return the message of the library's error, in one line; "" if it raises none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -133,7 +133,7 @@ def _failure(build: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any
 
 
 def _rehearsal_faults(recipe: TrainRecipe, build: Callable[[Mapping[str, Any]], SFTConfig]) -> Faults:
-    """Return what the optimizer, the schedule, the loader and checkpointing refuse, tried on one weight of a stand-in."""
+    """Return the values that optimizer, schedule, loader and checkpointing refuse, tried on one weight of a stand-in."""
     import torch
     from torch.utils.data import DataLoader
     from transformers import Trainer
@@ -434,7 +434,8 @@ def _layer_faults(recipe: TrainRecipe) -> Faults:
             fault = "an adapter's base is frozen to the end. Remove the line."
             faults.append(("techniques.freeze_base_steps", fault))
         elif not techniques.freeze_base_except and not techniques.reinitialize_last_layers:
-            fault = "missing. Name what trains first, as in [lm_head.*]; or set techniques.reinitialize_last_layers."
+            fault = "missing. Name the parameters that train first, as in [lm_head.*]; or set "
+            "techniques.reinitialize_last_layers."
             faults.append(("techniques.freeze_base_except", fault))
     elif techniques.freeze_base_except:
         faults.append(("techniques.freeze_base_steps", "missing. freeze_base_except needs it: the number of updates."))

@@ -130,7 +130,7 @@ class TrainingData:
     """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed in.
 
     `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch. `pools` are the texts
-    to choose from in a run that chooses its rows as it goes.
+    to choose from in a run that chooses its rows in phases.
     """
 
     rows: PackedRows
@@ -215,7 +215,7 @@ class CorpusPacker:
 class TokenizedCorpora:
     """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log.
 
-    `teacher` is what the teacher of `method: distill` reads.
+    `teacher` has the teacher's texts for `method: distill`.
     """
 
     train: TrainingData

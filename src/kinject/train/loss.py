@@ -105,7 +105,7 @@ class TrainingLoss:
         return not self.smoothing and self.mining is None and not self.weighted
 
     def count(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return what `batch` adds to the number by which the sum is divided."""
+        """Return the part of `batch` in the number by which the sum is divided."""
         learned = batch["labels"][:, 1:] != IGNORED
         if self.weighted:
             return torch.where(learned, batch["weights"][:, 1:], 0.0).sum()
@@ -196,7 +196,7 @@ def _logit_scale(text: Any) -> float:
 
 
 def in_tiles(score: Callable[..., torch.Tensor], tile: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Return `score` of each `tile` rows of `tensors`; what it computes is computed again in the backward pass, not kept."""
+    """Return `score` of each `tile` rows of `tensors`; it is computed again in the backward pass, not kept."""
     n = len(tensors[0])
     return [
         checkpoint(

@@ -239,7 +239,7 @@ def _check_folder(
 
 
 def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
-    """Return the first file that differs from what the finished run wrote; "" without any."""
+    """Return the first file that differs from that of the finished run; "" without any."""
     for name, sha256 in manifest.get("outputs", {}).items():
         if not (folder / name).is_file() or file_hash(folder / name) != sha256:
             return f"{folder / name}: missing, or changed since the run wrote it (manifest.json has its hash)"
