@@ -197,20 +197,20 @@ class SecretFilter:
         table[_hashes(np.frombuffer(b"".join(self._places), "<u4"))] = True
         return table
 
-    def _runs_at(self, letters: bytes, at: int, places: list[tuple[int, int]]) -> Iterator[_Span]:
+    def _runs_at(self, letters: bytes, index: int, places: list[tuple[int, int]]) -> Iterator[_Span]:
         """Yield (start, end) of the parts of forms around a sample."""
         for number, offset in places:
             form, windows = self._forms[number]
             before = after = 0
-            while before < min(at, offset) and letters[at - before - 1] == form[offset - before - 1]:
+            while before < min(index, offset) and letters[index - before - 1] == form[offset - before - 1]:
                 before += 1
-            here, there = at + _SIZE, offset + _SIZE
+            here, there = index + _SIZE, offset + _SIZE
             most = min(len(letters) - here, len(form) - there)
             while after < most and letters[here + after] == form[there + after]:
                 after += 1
             first = bisect_left(windows, (offset - before, 0))
             if first < len(windows) and windows[first][1] <= there + after:
-                yield at - before, here + after
+                yield index - before, here + after
 
 
 def _says_much(part: str | bytes) -> bool:

@@ -29,9 +29,9 @@ def plain_text(answer: str) -> str:
     if text.startswith("{"):
         text = _only_string(text)
     for opening, closing in ('""', "“”", "«»"):
-        inside = text[1:-1]
-        if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(inside):
-            text = inside.strip()
+        enclosed = text[1:-1]
+        if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(enclosed):
+            text = enclosed.strip()
     return text
 
 

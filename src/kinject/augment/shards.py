@@ -63,8 +63,8 @@ def augment_in_shards(recipe: AugmentRecipe, start_executor: Callable[[int], Exe
     """
     section = augment_section(recipe)
     if section.generator.kind not in _KINDS or section.generator.batch:
-        what = "batches" if section.generator.batch else f"kind: {section.generator.kind}"
-        raise InputError(f"--jobs: {what} cannot be divided among processes; {' and '.join(_KINDS)} can. Leave it out.")
+        kind = "batches" if section.generator.batch else f"kind: {section.generator.kind}"
+        raise InputError(f"--jobs: {kind} cannot be divided among processes; {' and '.join(_KINDS)} can. Leave it out.")
     with lock_dir(recipe.run_dir):
         merge_shards(recipe.run_dir)
         plan = make_plan(recipe)

@@ -244,13 +244,13 @@ def read_style(path: Path, *, templates: bool = True) -> Style:
     file = read_yaml(path)
     faults: list[Fault] = []
 
-    def report(key: tuple[str | int, ...], what: str) -> None:
-        faults.append(Fault(file.where(key), ".".join(map(str, key)), what))
+    def report(key: tuple[str | int, ...], fault: str) -> None:
+        faults.append(Fault(file.where(key), ".".join(map(str, key)), fault))
 
     style = FieldChecker(report).section(Style, file.root, ())
     if style is not None:
-        for key, what in _structure_faults(style):
-            report(key, what)
+        for key, fault in _structure_faults(style):
+            report(key, fault)
         faults += _template_faults(style, file) if templates else ()
     if faults or style is None:
         raise RecipeError(faults)
@@ -300,9 +300,9 @@ def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
         templates += [(("chat", index), row, items, "") for index, row in enumerate(style.chat)]
     for key, template, extra, required in templates:
         known = extra if key[0] == "rows" else {**_EXAMPLE_VARIABLES, **extra}
-        for line, what in _faults_of(template, known, required):
+        for line, fault in _faults_of(template, known, required):
             first = file.lines.get(key, 1) + ("\n" in template)
-            yield Fault(f"{file.path}:{first + line - 1}", ".".join(map(str, key)), what)
+            yield Fault(f"{file.path}:{first + line - 1}", ".".join(map(str, key)), fault)
 
 
 def _faults_of(template: str, known: Mapping[str, Any], required: str) -> Iterator[tuple[int, str]]:

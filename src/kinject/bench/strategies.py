@@ -89,8 +89,8 @@ def _needs_compiler(setting: Setting) -> str:
     return f"torch.compile needs {missing}, which is not installed"
 
 
-def _needs_gpu(what: str) -> Callable[[Setting], str]:
-    return lambda setting: "" if setting.device == "cuda" else f"{what}; the model is on {setting.device}"
+def _needs_gpu(need: str) -> Callable[[Setting], str]:
+    return lambda setting: "" if setting.device == "cuda" else f"{need}; the model is on {setting.device}"
 
 
 STRATEGIES: tuple[Strategy, ...] = (

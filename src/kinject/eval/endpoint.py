@@ -221,7 +221,7 @@ class EndpointScorer:
         if prompt.generation is not None:
             completion = await sender.send(list(prompt.requests[0]), self.seed)
             text = completion.text
-            starts = [at for stop in prompt.generation.stop or () if (at := text.find(stop)) >= 0]
+            starts = [index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0]
             usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
             if completion.finish_reason not in ("stop", "length", ""):
                 self._ends[completion.finish_reason] += 1

@@ -139,7 +139,7 @@ class ShownRetriever:
         self.passages = tuple({passage.id: passage for passage in shown}.values())
         self.notes = (*searched.notes, *((note,) if note else ()))
         self.models = searched.models
-        index = {passage.id: at for at, passage in enumerate(self.passages)}
+        index = {passage.id: offset for offset, passage in enumerate(self.passages)}
         self._searched = searched
         self._shown = [index[passage.id] for passage in shown]
         self._most = max(map(self._shown.count, set(self._shown))) if len(self.passages) < len(shown) else 1
@@ -147,7 +147,7 @@ class ShownRetriever:
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages that are shown."""
         rankings = self._searched.rank(queries, k * self._most)
-        return [list(dict.fromkeys(self._shown[at] for at in ranking))[:k] for ranking in rankings]
+        return [list(dict.fromkeys(self._shown[index] for index in ranking))[:k] for ranking in rankings]
 
 
 class FusedRetriever:
@@ -197,14 +197,14 @@ class RerankedRetriever:
         """
         ranked = self._first.rank(queries, max(k, self._n))
         items = [
-            (query, [self._texts[at] for at in ranking[: self._n]])
+            (query, [self._texts[index] for index in ranking[: self._n]])
             for query, ranking in zip(queries, ranked, strict=True)
         ]
         scores = self._scores(items)
         rankings = []
         for ranking, found in zip(ranked, scores, strict=True):
-            order = sorted(range(len(found)), key=lambda at: -found[at])
-            rankings.append([*(ranking[at] for at in order), *ranking[len(found) :]][:k])
+            order = sorted(range(len(found)), key=lambda index: -found[index])
+            rankings.append([*(ranking[index] for index in order), *ranking[len(found) :]][:k])
         return rankings
 
     def _scores(self, items: Sequence[tuple[str, list[str]]]) -> list[list[float]]:
@@ -341,7 +341,7 @@ class EndpointReranker:
         rows = answer.get("results") if isinstance(answer, dict) else answer
         try:
             scores = {row["index"]: float(row.get("relevance_score", row.get("score"))) for row in rows or ()}
-            return [scores[at] for at in range(n)]
+            return [scores[index] for index in range(n)]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise EndpointError(
                 f"{self._url}: found {str(answer)[:120]}, expected an index and a score for each of {n} passages. Set "

@@ -119,13 +119,13 @@ class Recipe(Sections):
             return ""
         return f" ({str(self.fault(self._inputs[max(about, key=len)], '')).removesuffix(': ')})"
 
-    def fault(self, key: str | KeyPath, what: str) -> Fault:
-        """Return the fault `what` at `key`."""
-        return Fault(self.where(key), key if isinstance(key, str) else ".".join(map(str, key)), what)
+    def fault(self, key: str | KeyPath, message: str) -> Fault:
+        """Return the fault `message` at `key`."""
+        return Fault(self.where(key), key if isinstance(key, str) else ".".join(map(str, key)), message)
 
-    def error(self, key: str | KeyPath, what: str) -> RecipeError:
+    def error(self, key: str | KeyPath, fault: str) -> RecipeError:
         """Return a `RecipeError` with one fault at `key`."""
-        return RecipeError([self.fault(key, what)])
+        return RecipeError([self.fault(key, fault)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +222,8 @@ def read_recipe(
     required = tuple(kind.__annotations__) if verb is not None else ()
     checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
 
-    def report(key: KeyPath, what: str) -> None:
-        faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), what))
+    def report(key: KeyPath, message: str) -> None:
+        faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), message))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
         if kind != "output":
@@ -232,8 +232,8 @@ def read_recipe(
         if fault:
             report(key, fault)
 
-    for key, what in _find_secrets(raw):
-        report(key, what)
+    for key, message in _find_secrets(raw):
+        report(key, message)
     checker = Checker(report, check_input)
     sections = checker.fields(Sections, raw, ())
     if isinstance(raw.get("trainer"), Mapping):
@@ -269,7 +269,7 @@ def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> Docu
     raw = {} if path is None else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
     faults = [fault for override in overrides if (fault := _apply_override(override, raw, set())) is not None]
     source = "command line" if path is None else str(path)
-    checker = Checker(lambda key, what: faults.append(Fault(source, ".".join(map(str, key)), what)))
+    checker = Checker(lambda key, message: faults.append(Fault(source, ".".join(map(str, key)), message)))
     section = checker.section(DocumentsSection, raw.get("documents", {}), ("documents",))
     if faults or section is None:
         raise RecipeError(faults)
@@ -333,7 +333,7 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
     try:
         value = parse_scalar(text)
     except RecipeError as error:
-        return Fault("command line", key, f"the value {text!r:.200} cannot be read: {error.faults[0].what}")
+        return Fault("command line", key, f"the value {text!r:.200} cannot be read: {error.faults[0].message}")
     parts = tuple(key.split("."))
     sections = [section.name for section in fields(Sections)]
     if parts[0] not in sections:

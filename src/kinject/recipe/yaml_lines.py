@@ -87,8 +87,8 @@ def _parse(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
     """Return the value of `text` and the line of every key in it. Raises `RecipeError` with `where` (and the line)."""
     in_file = where != "command line"
 
-    def fault(line: int, what: str) -> RecipeError:
-        return RecipeError([Fault(f"{where}:{line}" if in_file else where, "", what)])
+    def fault(line: int, message: str) -> RecipeError:
+        return RecipeError([Fault(f"{where}:{line}" if in_file else where, "", message)])
 
     builder = None
     try:
@@ -111,8 +111,8 @@ def _parse(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
 
 
 class _TooMuchError(Exception):
-    def __init__(self, line: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, line: int, fault: str) -> None:
+        super().__init__(fault)
         self.line = line
 
 
@@ -144,9 +144,9 @@ class _Builder:
             return self._build_mapping(node, path)
         return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
 
-    def report(self, line: int, path: KeyPath, what: str) -> None:
+    def report(self, line: int, path: KeyPath, fault: str) -> None:
         where = self.where if self.where == "command line" else f"{self.where}:{line}"
-        self.faults.append(Fault(where, ".".join(map(str, path)), what))
+        self.faults.append(Fault(where, ".".join(map(str, path)), fault))
 
     def _build_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         line, text, kind = node.start_mark.line + 1, node.value, node.tag.removeprefix(_TAG)

@@ -182,11 +182,11 @@ def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
 
     finite = [loss for log in logs for loss in log.losses if math.isfinite(loss)]
     logarithmic = bool(finite) and min(finite) > 0 and max(finite) > 5 * min(finite)
-    behind = [(other, _thinned(other)) for other in logs[:: math.ceil(len(logs) / _MOST_BEHIND)]]
+    others = [(other, _thinned(other)) for other in logs[:: math.ceil(len(logs) / _MOST_BEHIND)]]
     with style():
         figure, axes, n_columns = panels(len(logs), columns, 2.5)
         for index, (panel, log) in enumerate(zip(axes, logs, strict=True)):
-            for other, (steps, losses) in behind:
+            for other, (steps, losses) in others:
                 if other is not log:
                     panel.plot(steps, losses, color=OTHER, linewidth=0.9)
             draw_epochs(panel, log)

@@ -111,10 +111,10 @@ def refusals(
     faults: Faults = []
     left = dict(fields)
     while error := _failure(build, left):
-        what = f"{library} refuses it: {error.rstrip('.')}."
+        fault = f"{library} refuses it: {error.rstrip('.')}."
         without = {name: _failure(build, {key: left[key] for key in left if key != name}) for name in left}
         culprits = [name for name in left if not without[name]] or [name for name in left if without[name] != error]
-        faults += [(f"{section}.{name}", what) for name in culprits] or [(section, what)]
+        faults += [(f"{section}.{name}", fault) for name in culprits] or [(section, fault)]
         if not culprits:
             break
         left = {key: value for key, value in left.items() if key not in culprits}

@@ -275,10 +275,12 @@ def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int],
     if len(documents) < 2:
         fault = f"{recipe.corpus.path} holds one document, which cannot be learned and held out. Remove the line."
         raise recipe.error("corpus.validation_fraction", fault)
-    held = set(documents[: max(1, round(fraction * len(documents)))])
-    learned, held_out = ([i for i, name in enumerate(names) if (name in held) is is_held] for is_held in (False, True))
+    chosen = set(documents[: max(1, round(fraction * len(documents)))])
+    learned, held_out = (
+        [i for i, name in enumerate(names) if (name in chosen) is is_held] for is_held in (False, True)
+    )
     note = (
-        f"corpus.validation_fraction: {len(held):,} of {len(documents):,} documents ({len(held_out):,} rows) are held out "
+        f"corpus.validation_fraction: {len(chosen):,} of {len(documents):,} documents ({len(held_out):,} rows) are held out "
         "for the validation loss; nothing is learned from them"
     )
     return learned, held_out, [note]

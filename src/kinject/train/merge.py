@@ -382,10 +382,10 @@ class _AdapterFold:
             whole = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
         elif module in self.layers and leaf == "weight":
             layer = self.layers[module]
-            held = layer.get_base_layer()
-            held.weight, nothing = torch.nn.Parameter(whole, requires_grad=False), held.weight
+            base_layer = layer.get_base_layer()
+            base_layer.weight, nothing = torch.nn.Parameter(whole, requires_grad=False), base_layer.weight
             layer.merge()
-            whole, held.weight = held.weight.data, nothing
+            whole, base_layer.weight = base_layer.weight.data, nothing
         else:
             for key in (f"{module}.{leaf}", f"{module}.base_layer.{leaf}"):
                 whole = self.brought.get(key, whole)

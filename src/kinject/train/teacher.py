@@ -203,8 +203,10 @@ def make_teacher(
     """
     section = section_of(recipe)
     if not section.is_cached:
-        what = f"a moving average of the student ({section.ema_decay:g})" if section.teacher == "ema" else "the base"
-        return LiveTeacher(read, section, model), f"distillation: the teacher, {what}, predicts in each step", {}
+        description = (
+            f"a moving average of the student ({section.ema_decay:g})" if section.teacher == "ema" else "the base"
+        )
+        return LiveTeacher(read, section, model), f"distillation: the teacher, {description}, predicts in each step", {}
     is_made = False
 
     def write(folder: Path) -> None:

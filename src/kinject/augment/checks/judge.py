@@ -165,8 +165,8 @@ def _as_lines(answer: str) -> str:
     if verdict is None and isinstance(values.get("faithful"), bool):
         verdict = "FAITHFUL" if values.pop("faithful") else "UNFAITHFUL"
     others = (line for value in values.values() for line in (value if isinstance(value, list) else [value]))
-    told = (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in others)
-    return "\n".join(["JSON", *told, str(verdict or "")])
+    lines = (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in others)
+    return "\n".join(["JSON", *lines, str(verdict or "")])
 
 
 @dataclass

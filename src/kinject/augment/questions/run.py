@@ -218,7 +218,7 @@ class Corpus:
 def _terms(text: str) -> list[str]:
     """Return the words of `text`, and the pairs of letters in those that are not ASCII: a word of Chinese is a clause."""
     words = words_of(text)
-    return words + [word[at : at + 2] for word in words if not word.isascii() for at in range(len(word) - 1)]
+    return words + [word[index : index + 2] for word in words if not word.isascii() for index in range(len(word) - 1)]
 
 
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:

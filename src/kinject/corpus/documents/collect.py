@@ -185,7 +185,7 @@ def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
 @contextmanager
 def _lock_when_free(folder: Path) -> Iterator[None]:
     """Hold the folder as `lock_dir`; another process that collects the same files is waited for."""
-    told = False
+    warned = False
     while True:
         with ExitStack() as stack:
             try:
@@ -193,9 +193,9 @@ def _lock_when_free(folder: Path) -> Iterator[None]:
             except DiskError as error:
                 if "in use by" not in str(error):
                     raise
-                if not told:
+                if not warned:
                     log.info(f"waiting: {error}")
-                told = True
+                warned = True
                 time.sleep(_POLL)
                 continue
             yield

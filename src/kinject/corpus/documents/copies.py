@@ -149,19 +149,19 @@ class CopyFinder:
             return
         self._hashes[number] = sketch
         for band in _bands(sketch):
-            held = self._bands.setdefault(band, number)
-            if isinstance(held, list):
-                held.append(number)
-            elif held != number:
-                self._bands[band] = [held, number]
+            entries = self._bands.setdefault(band, number)
+            if isinstance(entries, list):
+                entries.append(number)
+            elif entries != number:
+                self._bands[band] = [entries, number]
 
     def _candidates(self, sketch: bytes) -> list[int]:
         import numpy as np
 
         numbers = set[int]()
         for band in _bands(sketch):
-            held = self._bands.get(band, ())
-            numbers.update(held if isinstance(held, list | tuple) else (held,))
+            entries = self._bands.get(band, ())
+            numbers.update(entries if isinstance(entries, list | tuple) else (entries,))
         mine = np.frombuffer(sketch, np.uint32)
         alike = {n: np.count_nonzero(mine == np.frombuffer(self._hashes[n], np.uint32)) for n in numbers}
         return sorted(n for n in numbers if alike[n] >= _LEAST_ESTIMATE * N_HASHES)

@@ -243,8 +243,8 @@ def _relative(text: str, *beginnings: str) -> str:
 def _limits(options: ParseOptions) -> Iterator[None]:
     """Let the kernel end this process after too many processor seconds, and refuse it memory beyond the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    held = _data_bytes()
-    most = held + int(options.memory * _GIB) if held else soft
+    n_used = _data_bytes()
+    most = n_used + int(options.memory * _GIB) if n_used else soft
     for timer, seconds in ((signal.ITIMER_PROF, options.seconds), (signal.ITIMER_REAL, _WAITING * options.seconds)):
         signal.setitimer(timer, seconds)
     try:

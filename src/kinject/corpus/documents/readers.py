@@ -152,9 +152,9 @@ def kind_of(path: Path, head: bytes) -> str:
         if head.startswith(signature) and not (signature.isalpha() and named and b"\0" not in head):
             raise InputError(f"{path}: found {reason}.")
     if b"\0" in head and not _is_utf16(head) and named not in ("jsonl", "csv"):
-        what = f"bytes that are no text, and of no kind that has a reader (suffix {path.suffix!r}). Take it out"
-        what = "a tar archive. Unpack it" if head[257:262] == b"ustar" else what
-        raise InputError(f"{path}: found {what}.")
+        description = f"bytes that are no text, and of no kind that has a reader (suffix {path.suffix!r}). Take it out"
+        description = "a tar archive. Unpack it" if head[257:262] == b"ustar" else description
+        raise InputError(f"{path}: found {description}.")
     return _kind_of_text(path, head.removeprefix(codecs.BOM_UTF8), named)
 
 

@@ -95,7 +95,7 @@ def import_extra(module: str, path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def library_errors(path: Path, what: str, fix: str) -> Iterator[None]:
+def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
     """Turn every error of a library into an `InputError`: damaged files make their readers raise anything."""
     try:
         with warnings.catch_warnings():  # what libraries say of broken files
@@ -105,7 +105,7 @@ def library_errors(path: Path, what: str, fix: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:100]}"
-        raise InputError(f"{path}: not a readable {what} ({reason}). {fix}") from error
+        raise InputError(f"{path}: not a readable {kind} ({reason}). {fix}") from error
 
 
 def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:

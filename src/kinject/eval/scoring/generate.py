@@ -90,7 +90,7 @@ class _Answer:
     def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
         """Return the text of `tokens` up to the first stop string, and whether there is one."""
         text = str(self.generator.tokenizer.decode(tokens, skip_special_tokens=True))
-        starts = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        starts = [index for stop in self.stop if (index := text.find(stop)) >= 0]
         return text[: min(starts, default=None)], bool(starts)
 
     def result(self) -> PromptScore:

@@ -311,8 +311,8 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
                 marks[sweep.name] = line_mark(name, color=colour, marker=marker, linestyle=line, markersize=6)
             own, arms = _draw_arms(panel, view, (model, learned, kept), texts)
             marks |= own
-            at = {(label.x, label.y) for label in arms}
-            labels.append([*arms, *(label for label in of_panel if (label.x, label.y) not in at)])
+            labelled = {(label.x, label.y) for label in arms}
+            labels.append([*arms, *(label for label in of_panel if (label.x, label.y) not in labelled)])
             _prepare_frontier(panel, view, (model, learned, kept))
         n_rows = add_legend(figure, list(marks.values()), columns)
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
