@@ -165,7 +165,7 @@ def _finish(
 
 @contextlib.contextmanager
 def _steps_shown(trainings: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Show how many steps `trainings` have done, as their timing.jsonl says, while the block runs."""
+    """Show the number of finished steps of `trainings`, from their timing.jsonl, while the block runs."""
     if not trainings:
         yield
         return

@@ -312,7 +312,7 @@ def _model_card(title: str, source: _Source, options: ExportOptions) -> str:
         "## Use", "", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
         f'model = AutoModelForCausalLM.from_pretrained("{title}")',
         f'tokenizer = AutoTokenizer.from_pretrained("{title}")', "```", "",
-        "What it learned is what its corpus says; it may state wrong facts fluently. Accuracies hold for the question sets "
+        "It learned the statements of its corpus; it may state wrong facts fluently. Accuracies hold for the question sets "
         "above, asked as written there.", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -393,8 +393,9 @@ def _make_data(parts: _Parts, name: str, source: _Source, options: ExportOptions
     table = [f"| {key} | {files[key]} | {n:,} |" for key, n in n_rows.items()]
     card = "\n".join([
         front, f"# {name}: corpus and questions", "", "| configuration | file | rows |", "|---|---|---|", *table, "",
-        "A row of the corpus has `text`, `messages`, or `prompt` and `completion`; `origin` says whether it is a document or a "
-        "paraphrase. A question has `choices` and the index of the right one, `answer`. Paraphrases are written by a model: "
+        "A row of the corpus has `text`, `messages`, or `prompt` and `completion`; `origin` marks documents and "
+        "paraphrases. A question has `choices` and the index of the correct one, `answer`. Paraphrases are written "
+        "by a model: "
         "they may hold errors. The documents keep the rights of their authors.", "",
     ])  # fmt: skip
 

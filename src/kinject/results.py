@@ -198,13 +198,12 @@ class ArmResult(_AskedArm):
     """One arm on one question set in one prompt format, over all seeds.
 
     `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
-    (`interval` says how; one document bounds nothing: 0 to 1). An arm without training has one seed. `k` > 0: with K
-    retrieved passages before each question.
-    `n` counts every question. `n_unscored` of them have no score (`UnscoredResult`) and are left out of every other number.
-    `design_effect` is how many times as large clusters make the variance of an accuracy, None where no document has two
-    questions. `chance` is the mean of 1 / number of choices. `score` names the score compared between choices
-    (`kinject.eval.scores`); `mass` is the mean probability on the letters, for lettered formats. `to_base` compares with
-    the base without context.
+    (`interval` names the method; one document bounds nothing: 0 to 1). An arm without training has one seed. `k` > 0: with
+    K retrieved passages before each question. `n` counts every question. `n_unscored` of them have no score
+    (`UnscoredResult`) and are left out of every other number. `design_effect` is how many times as large clusters make the
+    variance of an accuracy, None where no document has two questions. `chance` is the mean of 1 / number of choices.
+    `score` names the score compared between choices (`kinject.eval.scores`); `mass` is the mean probability on the letters,
+    for lettered formats. `to_base` compares with the base without context.
     """
 
     chance: Fraction

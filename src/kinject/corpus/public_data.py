@@ -274,9 +274,7 @@ def _article(title: str, date: str) -> dict[str, Any]:
         return {"title": title, "missing": True}
     digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     if slot.get("sha1") != digest:
-        raise InputError(
-            f"{title}: the text has SHA-1 {digest}, and Wikipedia says {slot.get('sha1')}. Fetch it again."
-        )
+        raise InputError(f"{title}: the text has SHA-1 {digest}, and Wikipedia has {slot.get('sha1')}. Fetch it again.")
     revision, timestamp = revisions[0]["revid"], revisions[0]["timestamp"]
     return {"title": title, "revision": revision, "date": timestamp[:10], "sha1": digest, "wikitext": text}
 

@@ -33,7 +33,7 @@ from kinject.results import (
     in_these_models,
 )
 
-_WIDEST_GAIN = 5.0  # interval of a gain that says something: a base near chance gives any number
+_WIDEST_GAIN = 5.0  # interval of a useful gain: a base near chance gives any number
 _MOST_NAMED = 4  # arms in one lead; more are counted
 _MOST_PLACES = 4  # question sets by models with a sentence each
 _LEARNED = ("learned", "no learning shown", "got worse")

@@ -160,7 +160,7 @@ Project = Callable[[torch.Tensor], torch.Tensor]
 def add_hidden_states(model: Any) -> None:
     """Let ``model(..., score=f)`` return ``f(hidden states [batch, length, width], project)`` instead of logits.
 
-    `model` is a causal language model without an adapter. Logits are scaled and capped as its config says, as in TRL.
+    `model` is a causal language model without an adapter. Logits are scaled and capped by its config, as in TRL.
     """
     text = model.config.get_text_config()
     cap, scale = getattr(text, "final_logit_softcapping", None), _logit_scale(text)

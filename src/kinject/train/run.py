@@ -49,7 +49,7 @@ _OPTIONAL_SECTIONS = ("distillation", "regularization", "guards", "techniques", 
 
 
 def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
-    """Train as `recipe` says. A finished run of the same recipe and inputs is not repeated.
+    """Train by `recipe`. A finished run of the same recipe and inputs is not repeated.
 
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.

@@ -180,7 +180,7 @@ def find_text_fault(question: str, passage: str, others: Iterable[str]) -> tuple
 
 
 def says_unanswered(answer: str) -> bool:
-    """Return whether a model's answer says that a passage does not answer a question."""
+    """Return whether, by a model's answer, a passage does not answer a question."""
     return re.match(r"\W*X(?:\W|\Z)", answer, re.IGNORECASE) is not None
 
 

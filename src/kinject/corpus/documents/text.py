@@ -333,8 +333,8 @@ def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
 def tables_of(rows: Sequence[Sequence[str]], wide: Sequence[bool] = ()) -> str:
     """Return a sheet's rows as text and tables: blank rows and blank columns part them, lone cells are lines of text.
 
-    `wide[i]` says that row i has a cell which spans some of the columns, so that the next row belongs to its header. A block
-    that follows a blank row under the same columns, and begins with a number, continues the table before it.
+    `wide[i]`: row i has a cell that spans some of the columns, so the next row belongs to its header. A block that follows
+    a blank row under the same columns, and begins with a number, continues the table before it.
     """
     blocks: list[tuple[tuple[int, int], list[tuple[list[str], bool]]]] = []
     for blank, group in groupby(range(len(rows)), key=lambda index: not any(map(str.strip, rows[index]))):
