@@ -277,7 +277,7 @@ class Rewriter:
         """Request the missing variants of one group in blocks. A block is judged in sample order, not arrival order."""
         if group.skipped or not group.n_samples:
             return
-        items = await self._prepare(group)
+        items = await self._request_preparations(group)
         if items is None:
             self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
@@ -312,7 +312,7 @@ class Rewriter:
                 schedule.count(variant.text for variant in self.store.variants(requests).values() if variant.text)
         self.progress.total += n_requests - n_announced
 
-    async def _prepare(self, group: Group) -> list[Item] | None:
+    async def _request_preparations(self, group: Group) -> list[Item] | None:
         """Return the items of the group's prompts, stored ones first. None without a usable answer."""
         items: list[Item] = [{}]
         for index, step in enumerate(group.style.prepare):
