@@ -49,7 +49,7 @@ def test_a_missing_input_is_to_be_made_by_the_recipe_that_makes_it(here: Path, t
     first, second = _check(maker, reader)
     assert not first.problems
     (problem,) = second.problems
-    assert problem.what == "runs/a/corpus.jsonl does not exist"
+    assert problem.message == "runs/a/corpus.jsonl does not exist"
     assert problem.where == "train.yaml:5"
     assert problem.fix == "Run kinject augment augment.yaml first."
     Path("runs/a").mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_what_training_would_run_on_is_reported(here: Path, tiny_model: Path) ->
     assert check.value == "trains on cpu in float32, eager"
     (check,) = _check(_write("t.yaml", run_dir="r", **_train({**model, "attention": "flash_attention_2"}, "c.jsonl")))
     (problem,) = check.problems
-    assert "flash_attention_2" in problem.what
+    assert "flash_attention_2" in problem.message
     assert problem.fix == "Set model.attention: auto."
 
 
@@ -85,7 +85,7 @@ def test_a_model_of_the_hub_that_is_out_of_reach_is_a_problem(here: Path) -> Non
     file = _write("t.yaml", run_dir="r", **_train({"path": "nobody-anywhere/no-model-at-all"}, "c.jsonl"))
     assert not _check(file, hub=True)[0].problems
     (problem,) = _check(file, hub=False)[0].problems
-    assert "nobody-anywhere/no-model-at-all is not cached" in problem.what
+    assert "nobody-anywhere/no-model-at-all is not cached" in problem.message
 
 
 def test_a_bad_recipe_is_reported_with_its_line(here: Path) -> None:

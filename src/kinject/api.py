@@ -72,7 +72,7 @@ def runs(folder: str | Path = ".") -> list[FoundRun]:
 
 
 def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
-    """Look at a folder of documents and write recipes for it, as ``kinject try``; no model is asked.
+    """Look at a folder of documents and write recipes for it, as ``kinject try``; no request is sent.
 
     kinject.try_("handbook/").to_frame()
     """
@@ -109,9 +109,7 @@ def documents(
 def augment(
     recipe: AugmentRecipe | str | Path, *, jobs: int | None = None, executor: Literal["local", "ray"] = "local"
 ) -> AugmentResult:
-    """Rewrite documents into a corpus, and write the report; a rerun asks only for what is missing.
-
-    `jobs` shares out the documents among processes.
+    """Rewrite documents into a corpus, in `jobs` processes, and write the report; a rerun requests only missing texts.
 
     kinject.augment("recipes/augment.yaml").to_frame()
     """

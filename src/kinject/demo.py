@@ -44,7 +44,9 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         duration = "15 minutes" if from_scratch else "two minutes"
-        _say(f"Can a model learn what 120 documents say, and what does it forget? About {duration} on 2 CPU cores.\n")
+        _say(
+            f"Can a model learn the facts of 120 documents, and what does it forget? About {duration} on 2 CPU cores.\n"
+        )
         start_fork_server()  # it imports the libraries while this process prepares the data
         _write_inputs()
         _write_base(from_scratch=from_scratch)
@@ -72,7 +74,7 @@ class _Task:
 
     @property
     def resources(self) -> ResourcesSection:
-        """What it takes: the default."""
+        """Resources: the default."""
         from kinject.recipe.study_section import ResourcesSection
 
         return ResourcesSection()
@@ -163,7 +165,7 @@ def _finish(
 
 @contextlib.contextmanager
 def _steps_shown(trainings: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Show how many steps `trainings` have done, as their timing.jsonl says, while the block runs."""
+    """Show the number of finished steps of `trainings`, from their timing.jsonl, while the block runs."""
     if not trainings:
         yield
         return

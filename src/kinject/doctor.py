@@ -56,7 +56,7 @@ class Problem:
     """Something that will not work: its place (a file, a line, a package), the fault, and the fix."""
 
     where: str
-    what: str
+    message: str
     fix: str
 
 
@@ -97,7 +97,7 @@ class Checkup(Tabular):
         checks: list[MachineCheck | RecipeCheck] = [*self.machine, *self.recipes]
         return [
             {
-                "check": one.name, "found": one.value, "problems": "; ".join(problem.what for problem in one.problems),
+                "check": one.name, "found": one.value, "problems": "; ".join(problem.message for problem in one.problems),
                 "fixes": "; ".join(problem.fix for problem in one.problems),
             } for one in checks
         ]  # fmt: skip
@@ -174,9 +174,9 @@ def _check_devices() -> Iterator[MachineCheck]:
     yield MachineCheck("device", f"{name}; bfloat16 multiplied in hardware: {bf16}")
     yield MachineCheck("attention", f"auto tries {', '.join((*fastest_attention(device), 'sdpa'))}{_slower(device)}")
     if device == "cpu" and shutil.which("nvidia-smi"):
-        what = f"this machine has an NVIDIA driver, but torch {torch.__version__} sees no GPU"
+        fault = f"this machine has an NVIDIA driver, but torch {torch.__version__} sees no GPU"
         fix = "Install a torch that is built for CUDA (pip install torch, without the CPU index)."
-        yield MachineCheck("torch", "sees no GPU", (Problem("torch", what, fix),))
+        yield MachineCheck("torch", "sees no GPU", (Problem("torch", fault, fix),))
 
 
 def _check_packages() -> Iterator[MachineCheck]:
@@ -262,7 +262,7 @@ def check_recipes(files: Sequence[Path], *, hub_reachable: bool, offline: bool) 
 
 
 def _recipe_problem(fault: Fault) -> Problem:
-    return Problem(fault.where, f"{fault.key}: {fault.what}", "Correct the recipe.")
+    return Problem(fault.where, f"{fault.key}: {fault.message}", "Correct the recipe.")
 
 
 def _commands_by_output(files: Sequence[Path]) -> dict[str, str]:
@@ -309,10 +309,10 @@ def _check_inputs(recipe: Recipe, commands: Mapping[str, str]) -> Iterator[Probl
             read_recipe(recipe.path, verb=verb)
         except RecipeError as error:
             for fault in error.faults:
-                if not fault.what.startswith("found '"):
+                if not fault.message.startswith("found '"):
                     yield _recipe_problem(fault)
                     continue
-                path = fault.what.split("'")[1]
+                path = fault.message.split("'")[1]
                 command = next((command for output, command in commands.items() if _is_within(path, output)), None)
                 yours = "This is your own input: put it there, or give another path (section.key=PATH)."
                 yield Problem(fault.where, f"{path} does not exist", f"Run {command} first." if command else yours)
@@ -330,10 +330,10 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
         device = "cpu" if trainer.get("use_cpu") else choose_device(model.device)
         attention = choose_attention(model.attention, device)
     except InputError as error:
-        what, separator, fix = str(error).rpartition(" Or set ")
+        fault, separator, fix = str(error).rpartition(" Or set ")
         if not separator:
-            what, _, fix = str(error).rpartition(" Set ")
-        return "cannot train here", [Problem(where, what, f"Set {fix}")]
+            fault, _, fix = str(error).rpartition(" Set ")
+        return "cannot train here", [Problem(where, fault, f"Set {fix}")]
     if attention is None:
         attention = next(iter(fastest_attention(device)), "sdpa")
     dtype = "float32" if model.dtype == "auto" else model.dtype
@@ -345,11 +345,11 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
     if needs_bitsandbytes and importlib.util.find_spec("bitsandbytes") is None:
         problems.append(Problem(where, "needs bitsandbytes, which is not installed", "pip install bitsandbytes"))
     if trainer.get("fp16") and device == "cpu":
-        what = "trainer.fp16: half precision with a scaler needs a GPU"
-        problems.append(Problem(where, what, "Set trainer.fp16: false."))
+        fault = "trainer.fp16: half precision with a scaler needs a GPU"
+        problems.append(Problem(where, fault, "Set trainer.fp16: false."))
     if trainer.get("bf16") and not fast_bf16:
-        what = f"trainer.bf16: {emulated_bf16(device) or f'this {device} only emulates bfloat16 (slow)'}"
-        problems.append(Problem(where, what, "Remove the line: kinject then chooses by the device."))
+        fault = f"trainer.bf16: {emulated_bf16(device) or f'this {device} only emulates bfloat16 (slow)'}"
+        problems.append(Problem(where, fault, "Remove the line: kinject then chooses by the device."))
     quantization = f", {model.quantization}" if model.quantization != "none" else ""
     return f"trains on {device} in {dtype}{f' with {mixed}' if mixed else ''}{quantization}, {attention}", problems
 
@@ -374,11 +374,11 @@ def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iter
     if retrieval is None or importlib.util.find_spec("sentence_transformers") is not None:
         return
     if retrieval.kind in ("dense", "both"):
-        what = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
-        yield Problem(str(recipe.path), what, "pip install 'kinject[rag]', or set kind: bm25 or lexical.")
+        fault = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
+        yield Problem(str(recipe.path), fault, "pip install 'kinject[rag]', or set kind: bm25 or lexical.")
     if retrieval.reranker is not None and retrieval.reranker.base_url is None:
-        what = "eval.retrieval.reranker needs sentence_transformers"
-        yield Problem(str(recipe.path), what, "pip install 'kinject[rag]', or name an endpoint in base_url.")
+        fault = "eval.retrieval.reranker needs sentence_transformers"
+        yield Problem(str(recipe.path), fault, "pip install 'kinject[rag]', or name an endpoint in base_url.")
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
@@ -418,7 +418,7 @@ def render(checkup: Checkup) -> str:
     for problem in checkup.problems:
         by_fix.setdefault(problem.fix, []).append(problem)
     for fix, problems in by_fix.items():
-        lines.append(f"- {_first_values([problem.what for problem in problems], '; ')}")
+        lines.append(f"- {_first_values([problem.message for problem in problems], '; ')}")
         lines.append(f"  where: {_first_values([problem.where for problem in problems], ', ')}")
         lines.append(f"  fix:   {fix}")
     return "\n".join(lines)

@@ -37,12 +37,13 @@ _AGAIN = "Delete it; kinject export makes its parts again."
 
 @dataclass
 class ExportOptions:
-    """What to export: a run, model or adapter `folder`, and the parts that are asked for.
+    """Options of an export: a run, model or adapter `folder`, and the requested parts.
 
-    `out` is the folder of the parts (None: export in `folder`), `report` an evaluation or study whose results the card shows,
-    `dtype` that of the weights (None: as they are stored), `license` an id for the cards. `gguf` is llama.cpp's output type,
-    and `llama_cpp` its folder. `data` asks for a data set of the corpus and these question files. `push` and `push_data` are
-    repositories of the hub, made `public` or private. What is None here has the value of the export before.
+    `out` is the folder of the parts (None: export in `folder`), `report` an evaluation or study whose results the card
+    shows, `dtype` that of the weights (None: as they are stored), `license` an id for the cards. `gguf` is llama.cpp's
+    output type, and `llama_cpp` its folder. `data` asks for a data set of the corpus and these question files. `push` and
+    `push_data` are repositories of the hub, made `public` or private. An option that is None has the value of the export
+    before.
     """
 
     folder: Path
@@ -67,7 +68,7 @@ class ExportResult:
 
 
 def export(options: ExportOptions) -> ExportResult:
-    """Make the parts that `options` ask for, and upload those that they name. A part that is there is not made again.
+    """Make the parts that `options` request, and upload those that they name. A part that is there is not made again.
 
     Raises `InputError` for options that do not fit together, a run that is not finished, and an upload that fails;
     `DiskError` if a part cannot be written.
@@ -118,7 +119,7 @@ def _check(options: ExportOptions) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """What is exported: the model or adapter, its hash, its base ("" if unknown), and the manifest of its run ({} without)."""
+    """The source: the model or adapter, its hash, its base ("" if unknown), and the manifest of its run ({} without)."""
 
     model: Path
     hash: str
@@ -128,12 +129,12 @@ class _Source:
 
     @property
     def published_base(self) -> str:
-        """The base's name on the hub; "" for a folder, whose path says nothing to others."""
+        """The base's name on the hub; "" for a folder, whose path means nothing to others."""
         return "" if not self.base or os.path.exists(self.base) else self.base
 
 
 def _read_source(folder: Path) -> _Source:
-    """Return what `folder`, of a run or a model, holds. Raises `InputError` if that is no finished model."""
+    """Return the source in `folder`, of a run or a model. Raises `InputError` if that is no finished model."""
     from kinject.models import ADAPTER_CONFIG, base_of_adapter, check_model, model_hash
 
     run = folder if (folder / "manifest.json").is_file() else None
@@ -311,7 +312,7 @@ def _model_card(title: str, source: _Source, options: ExportOptions) -> str:
         "## Use", "", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
         f'model = AutoModelForCausalLM.from_pretrained("{title}")',
         f'tokenizer = AutoTokenizer.from_pretrained("{title}")', "```", "",
-        "What it learned is what its corpus says; it may state wrong facts fluently. Accuracies hold for the question sets "
+        "It learned the statements of its corpus; it may state wrong facts fluently. Accuracies hold for the question sets "
         "above, asked as written there.", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -361,7 +362,7 @@ def _convert(converter: Path, model: Path, file: Path, kind: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not file.is_file():
         last = (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
-        raise InputError(f"--gguf: {_CONVERTER} failed ({last}). Its own words: {shlex.join(command)}")
+        raise InputError(f"--gguf: {_CONVERTER} failed ({last}). The command: {shlex.join(command)}")
 
 
 def _make_data(parts: _Parts, name: str, source: _Source, options: ExportOptions) -> None:
@@ -370,7 +371,7 @@ def _make_data(parts: _Parts, name: str, source: _Source, options: ExportOptions
 
     if not source.manifest:
         raise InputError(
-            f"--data: {options.folder}: a model, which does not say its corpus. Give the run_dir of kinject train."
+            f"--data: {options.folder}: a model, which does not name its corpus. Give the run_dir of kinject train."
         )
     corpus = Path(source.manifest["recipe"]["corpus"]["path"])
     if not corpus.is_file():
@@ -392,8 +393,9 @@ def _make_data(parts: _Parts, name: str, source: _Source, options: ExportOptions
     table = [f"| {key} | {files[key]} | {n:,} |" for key, n in n_rows.items()]
     card = "\n".join([
         front, f"# {name}: corpus and questions", "", "| configuration | file | rows |", "|---|---|---|", *table, "",
-        "A row of the corpus has `text`, `messages`, or `prompt` and `completion`; `origin` says whether it is a document or a "
-        "paraphrase. A question has `choices` and the index of the right one, `answer`. Paraphrases are written by a model: "
+        "A row of the corpus has `text`, `messages`, or `prompt` and `completion`; `origin` marks documents and "
+        "paraphrases. A question has `choices` and the index of the correct one, `answer`. Paraphrases are written "
+        "by a model: "
         "they may hold errors. The documents keep the rights of their authors.", "",
     ])  # fmt: skip
 

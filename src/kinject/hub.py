@@ -1,6 +1,6 @@
 """Names on the Hugging Face hub: reached, found in the local cache, or refused within two seconds.
 
-The libraries try an unreachable hub six times for each file, most of a minute in all. So it is asked for a connection
+The libraries try an unreachable hub six times for each file, most of a minute in all. So kinject tries a connection
 first. `HF_HUB_ETAG_TIMEOUT` (seconds) gives a slow one more time; once connected, the libraries' own limits hold.
 """
 

@@ -98,7 +98,7 @@ def _check_folders() -> None:
 
 
 def _expected(name: str, value: str) -> str:
-    """Return what the environment variable `name` may hold; "" if `value` is that, or if it is not checked."""
+    """Return the allowed values of the environment variable `name`; "" if `value` is one, or if it is not checked."""
     for pattern, words in _WORDS:
         if pattern.fullmatch(name):
             return "" if value.lower() in words else f"one of {', '.join(words)}"
@@ -143,7 +143,7 @@ def processes_per_row() -> int:
 
 
 def first_process_first(make: Callable[[], _Made]) -> _Made:
-    """Return what `make` returns; the others of a launch call it once the first process has written its files.
+    """Return the result of `make`; the others of a launch call it once the first process has written its files.
 
     A `KinjectError` of the first is raised in all. Accelerate's state must have been made.
     """
@@ -169,7 +169,7 @@ def first_process_first(make: Callable[[], _Made]) -> _Made:
 
 
 def made_by_first_process(make: Callable[[], _Made]) -> _Made:
-    """Return what `make` returns in the first process of a launch, which sends it to the others."""
+    """Return the result of `make` in the first process of a launch, which sends it to the others."""
     made: list[_Made | None] = [None]
 
     def make_once() -> None:

@@ -19,17 +19,16 @@ Verdict = Literal["shown", "opposite shown", "not shown", "cannot be tested"]
 Interval = Literal["Wilson", "Wilson over documents and seeds"]
 """How the 95% interval of an accuracy was computed: the second where documents have several questions, or arms several seeds."""
 Test = Literal["McNemar", "sign flips", "t over documents and seeds"]
-"""What decides whether a difference is significant: the first where no document has two questions and each arm has one
-seed, the second where documents have several, the third where an arm has several seeds."""
+"""The test of a difference: with one question a document and one seed an arm, several questions, several seeds."""
 Outcome = Literal["right", "wrong", "abstained", "answered"]
 """Outcomes of a written answer. right, wrong and abstained are parts of a whole: to abstain is right where a question
 has no answer, and elsewhere a part of its own. answered: the wrong ones among the questions that have no answer."""
 Scope = Literal["method", "these models"]
-"""What a difference speaks of: the way of training with any seed, or (one seed of a trained arm) the models at hand."""
+"""The scope of a difference: the way of training with any seed, or (one seed of a trained arm) these models only."""
 
 ALPHA = 0.05
 FEWEST = 10
-"""Documents (or questions without a document) below which no difference is judged: so few say little of others."""
+"""Documents (or questions without a document) below which no difference is judged: so few do not represent others."""
 
 
 def fewest_for(family: int) -> int:
@@ -41,7 +40,7 @@ def fewest_for(family: int) -> int:
 
 
 def in_these_models(scope: Scope) -> str:
-    """Return the words that limit a verdict to the trained models, "" where it speaks of the method."""
+    """Return the words that limit a verdict to the trained models, "" where it is about the method."""
     return "" if scope == "method" else " in these models"
 
 
@@ -77,9 +76,9 @@ class PromptFormat(NamedTuple):
 class ArmInfo:
     """One arm: `model` is its base model's name in the report, `trained` whether its weights differ from the base's.
 
-    `description` says in words what it is. `sweep` names the sweep for which the arm was made, "" for an arm of its own.
-    `recipe` holds where its training differs from the study's shared recipes (dotted key -> value). `step_matched_to`
-    names the arm whose number of steps (or tokens) it was given, "" if it has its own.
+    `description` is its description in words. `sweep` names the sweep for which the arm was made, "" for an arm of its
+    own. `recipe` holds where its training differs from the study's shared recipes (dotted key -> value).
+    `step_matched_to` names the arm whose number of steps (or tokens) it was given, "" if it has its own.
     """
 
     name: str
@@ -95,13 +94,14 @@ class ArmInfo:
 class Contrast:
     """A difference of accuracies on the same questions: `delta` = this arm - `other`, seeds averaged question by question.
 
-    `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of the same family. `low` and
-    `high` bound delta at 95%. `standard_error` and its degrees of freedom `df` hold the variance of documents and of seeds.
-    `n` counts questions, `n_clusters` their source documents; a question without one counts alone. `wrong_to_right` and
-    `right_to_wrong` count questions whose answer changed (the majority answer over seeds). `relative` is delta over what
-    the other answers above chance, bounded at 95% by `relative_low` and `relative_high`; None if that is not above chance.
-    `smallest` is the smallest difference that is found with 80% power at the corrected 5%. `family` counts the comparisons
-    that p_holm is corrected for. None where a number does not exist: one document has no variance.
+    `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of the same family. `low`
+    and `high` bound delta at 95%. `standard_error` and its degrees of freedom `df` hold the variance of documents and
+    of seeds. `n` counts questions, `n_clusters` their source documents; a question without one counts alone.
+    `wrong_to_right` and `right_to_wrong` count questions whose answer changed (the majority answer over seeds).
+    `relative` is delta over the other's accuracy above chance, bounded at 95% by `relative_low` and `relative_high`;
+    None if that is not above chance. `smallest` is the smallest difference that is found with 80% power at the
+    corrected 5%. `family` counts the comparisons that p_holm is corrected for. None where a number does not exist: one
+    document has no variance.
     """
 
     other: str
@@ -163,8 +163,8 @@ class Subject:
 class OutcomeResult:
     """How often written answers had one outcome: `rate` of `n` questions, with the fields of an `ArmResult`'s accuracy.
 
-    `answered` counts the questions that have no answer alone: how often the model answers what no document says. What is
-    right is the `ArmResult` itself.
+    `answered` counts only the questions that have no answer: how often the model answers one of them. The right answers
+    are in the `ArmResult` itself.
     """
 
     outcome: Outcome
@@ -198,13 +198,12 @@ class ArmResult(_AskedArm):
     """One arm on one question set in one prompt format, over all seeds.
 
     `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
-    (`interval` says how; one document bounds nothing: 0 to 1). An arm without training has one seed. `k` > 0: with K
-    retrieved passages before each question.
-    `n` counts every question. `n_unscored` of them have no score (`UnscoredResult`) and are left out of every other number.
-    `design_effect` is how many times as large clusters make the variance of an accuracy, None where no document has two
-    questions. `chance` is the mean of 1 / number of choices. `score` names the score compared between choices
-    (`kinject.eval.scores`); `mass` is the mean probability on the letters, for lettered formats. `to_base` compares with
-    the base without context.
+    (`interval` names the method; one document bounds nothing: 0 to 1). An arm without training has one seed. `k` > 0: with
+    K retrieved passages before each question. `n` counts every question. `n_unscored` of them have no score
+    (`UnscoredResult`) and are left out of every other number. `design_effect` is how many times as large clusters make the
+    variance of an accuracy, None where no document has two questions. `chance` is the mean of 1 / number of choices.
+    `score` names the score compared between choices (`kinject.eval.scores`); `mass` is the mean probability on the letters,
+    for lettered formats. `to_base` compares with the base without context.
     """
 
     chance: Fraction

@@ -30,13 +30,13 @@ _named: set[str] = set()
 
 
 def secret_in(value: str, kind: str) -> str:
-    """Return what is wrong with a text that should be a "url" or the name of a "variable", without repeating it; else ""."""
+    """Return the fault of a text that should be a "url" or the name of a "variable", without repeating it; else ""."""
     if kind == "variable":
         if _VARIABLE.match(value) and len(value) <= _LONGEST_VARIABLE:
             return ""
         return (
             "this is no name of an environment variable. Put the key into a variable, and the variable's name here, for "
-            "example OPENAI_API_KEY. (What was found is not repeated: it may be the key.)"
+            "example OPENAI_API_KEY. (The value found is not repeated: it may be the key.)"
         )
     try:
         parts = urlsplit(value)
@@ -190,27 +190,27 @@ class SecretFilter:
 
     @functools.cached_property
     def _table(self) -> Any:
-        """Which hashes of samples the forms have."""
+        """The hashes of the forms' samples."""
         import numpy as np
 
         table = np.zeros(1 << _TABLE_BITS, np.bool_)
         table[_hashes(np.frombuffer(b"".join(self._places), "<u4"))] = True
         return table
 
-    def _runs_at(self, letters: bytes, at: int, places: list[tuple[int, int]]) -> Iterator[_Span]:
+    def _runs_at(self, letters: bytes, index: int, places: list[tuple[int, int]]) -> Iterator[_Span]:
         """Yield (start, end) of the parts of forms around a sample."""
         for number, offset in places:
             form, windows = self._forms[number]
             before = after = 0
-            while before < min(at, offset) and letters[at - before - 1] == form[offset - before - 1]:
+            while before < min(index, offset) and letters[index - before - 1] == form[offset - before - 1]:
                 before += 1
-            here, there = at + _SIZE, offset + _SIZE
+            here, there = index + _SIZE, offset + _SIZE
             most = min(len(letters) - here, len(form) - there)
             while after < most and letters[here + after] == form[there + after]:
                 after += 1
             first = bisect_left(windows, (offset - before, 0))
             if first < len(windows) and windows[first][1] <= there + after:
-                yield at - before, here + after
+                yield index - before, here + after
 
 
 def _says_much(part: str | bytes) -> bool:

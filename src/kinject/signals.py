@@ -46,8 +46,8 @@ class _Clock:
 def running_time() -> float:
     """Return the monotonic time, in seconds, without that for which this process was stopped; for rates and time limits.
 
-    A pause is what passed between the last reading before SIGCONT and it, less the processor time of the main thread. It is
-    known in a `terminable` block only.
+    A pause is the time between the last reading before SIGCONT and it, less the processor time of the main thread. It
+    is known in a `terminable` block only.
     """
     now = time.monotonic()
     if abs(now - _Clock.read) > _PRECISION and threading.get_ident() == threading.main_thread().ident:

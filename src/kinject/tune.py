@@ -137,7 +137,7 @@ def _read_stored(path: Path, identity: str) -> RangeTest | None:
 
 
 def check_ramp(ramp: Ramp) -> None:
-    """Raise `InputError` for a number out of range, with what is allowed."""
+    """Raise `InputError` for a number out of range, with the allowed range."""
     if not 0 < ramp.low < ramp.high < math.inf:
         raise InputError(f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high, both finite.")
     for option, value, least in (

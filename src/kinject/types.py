@@ -5,7 +5,7 @@ Every ``id`` is a content hash (`kinject.disk.content_id`), so the same input gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from html import escape
@@ -18,8 +18,8 @@ Message = Mapping[str, str]
 class Tabular:
     """A result with rows. A notebook shows it as a table.
 
-    `ROWS` names the field that holds what the rows are about, and their attributes that are the columns (dots lead into
-    parts); or a class has a `to_rows` of its own.
+    `ROWS` names the field with the rows' objects, and their attributes that are the columns (dots lead into parts); or
+    a class has a `to_rows` of its own.
     """
 
     __slots__ = ()
@@ -117,10 +117,6 @@ class Completion:
     usage: Usage = Usage()
     thinking: str = ""
     generator: str = ""
-
-
-Generator = Callable[[list[Message], int], Completion]
-"""(messages, seed of this sample) -> completion. May cost money; raises `EndpointError` when there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Documents shared out among processes: the corpus is that of one process, and a kill costs nothing twice."""
+"""Documents divided among processes: the corpus is that of one process, and a kill costs nothing twice."""
 
 import json
 import multiprocessing
@@ -149,7 +149,7 @@ def test_limits_and_the_budget_are_shared_out(make_recipe: Make, hostile: Callab
     [
         ({"generator__concurrency": 2}, r"augment\.generator\.concurrency: found 2, .* 3 processes\. Raise it, or .*at most 2"),
         ({"generator__tokens_per_minute": 3000}, r"tokens_per_minute: found 3,000, .*--jobs to at most 2"),
-        ({"generator__batch": True}, "--jobs: batches cannot be shared out"),
+        ({"generator__batch": True}, "--jobs: batches cannot be divided"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shared_out_is_told(make_recipe: Make, fields: dict[str, Any], message: str) -> None:

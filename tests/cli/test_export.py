@@ -176,7 +176,9 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     with (tmp_path / "corpus.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
     assert "not the corpus of" in fails(str(run), "--data")
-    assert fails(str(tiny_model), "--data").startswith(f"--data: {tiny_model}: a model, which does not say its corpus.")
+    assert fails(str(tiny_model), "--data").startswith(
+        f"--data: {tiny_model}: a model, which does not name its corpus."
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert (
         fails(str(run), "--push", "me/m")

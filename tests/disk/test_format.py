@@ -103,7 +103,7 @@ def test_an_evaluation_without_a_version_is_read_as_it_stands(tmp_path: Path, ti
     make_unversioned(run)
     before = (run / "answers.jsonl").read_bytes()
     assert read_report(run / "report.json").results
-    assert read_run(run).ways
+    assert read_run(run).settings
     assert main(words) == 0
     assert (run / "answers.jsonl").read_bytes() == before
     manifest = read_manifest(run / "manifest.json")

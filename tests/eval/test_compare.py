@@ -94,7 +94,7 @@ def test_a_harness_samples_file_is_a_run(tmp_path, folder):
         path.write_text("".join(sample(i, i < n) for i in range(10)))
     (pair,) = compare_runs([read_run(tmp_path / name) for name in "ab"])
     assert (pair.result.question_set, pair.contrast.wrong_to_right) == ("mmlu_law", 5)
-    by_length = read_run(tmp_path / "a", "chars").ways["mmlu_law", "mmlu_law", 0, 0]["lm-evaluation-harness"]
+    by_length = read_run(tmp_path / "a", "chars").settings["mmlu_law", "mmlu_law", 0, 0]["lm-evaluation-harness"]
     assert by_length[0].log_probs == (-0.5, -2.0 / 3)
 
 

@@ -90,7 +90,7 @@ def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> Non
     with pytest.raises(InputError, match=r"answers\.jsonl: holds 11 rows, 12 were written .* Run kinject eval again"):
         read_run(recipe.run_dir)
     evaluate(recipe)
-    assert len(read_run(recipe.run_dir).ways) == 2
+    assert len(read_run(recipe.run_dir).settings) == 2
 
 
 def test_a_model_with_a_flipped_bit_is_not_asked(recipe: Recipe, tiny_model: Path) -> None:

@@ -20,7 +20,7 @@ from kinject.corpus.passages import sentences, split_passages, token_spans
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, InputError, RecipeError
 from kinject.eval.plan import check_section, read_plan
-from kinject.eval.retrieval import EndpointScorer, ShownRetriever, make_retriever, read_passages
+from kinject.eval.retrieval import EndpointReranker, ShownRetriever, make_retriever, read_passages
 from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
@@ -189,7 +189,7 @@ def test_scores_are_kept_by_content(cross_encoder: Path, tmp_path: Path, monkeyp
     again = reranking(tmp_path, section)
     asked: list[Any] = []
     monkeypatch.setattr(
-        again._searched._scorer, "scores", lambda items: iter(asked.append(items) or [[0.0] * 4] * len(items))
+        again._searched._reranker, "scores", lambda items: iter(asked.append(items) or [[0.0] * 4] * len(items))
     )
     assert again.rank(QUERIES, 5) == expected
     assert asked == [[]]  # nothing was scored again
@@ -307,7 +307,7 @@ def test_text_embeddings_inference_is_asked_in_its_format(serve: Callable[..., E
     assert server.asked[0][0] == "/v1/rerank"
     assert server.asked[0][2].keys() == {"query", "texts", "raw_scores", "truncate"}
     texts = ["e" * n for n in range(70)]
-    assert list(EndpointScorer(section).scores([("q", texts)])) == [[float(n) for n in range(70)]]
+    assert list(EndpointReranker(section).scores([("q", texts)])) == [[float(n) for n in range(70)]]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from kinject.eval.run import show_prompts
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.encode import Encoder
-from kinject.eval.scoring.generate import Generator
+from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.models import load_model
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, write_report
@@ -302,7 +302,7 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
 
 def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_be(recipe, tmp_path, monkeypatch):
     texts = iter(["The answer is (A).", "**B**", "Who knows.", "I don't know."])
-    monkeypatch.setattr(Generator, "score", lambda self, prompts, done: (
+    monkeypatch.setattr(AnswerGenerator, "score", lambda self, prompts, done: (
         (i, PromptScore((), (), next(texts), 3, 5, thinking_cut=i == 0)) for i in range(len(prompts)) if i not in done
     ))  # fmt: skip
     path = recipe(formats=["letters-written"])

@@ -59,7 +59,7 @@ def test_it_shows_yield_refusals_with_examples_doubts_the_judge_and_the_cost(
     page = Elements((run_dir / "report.html").read_text("utf-8"))
     assert "22 November 2026" in page.text
     assert (
-        "2 of 4 rewritings asked for are in the corpus (50.0%), 1 had nothing to write; 1 answers were refused on the way "
+        "2 of 4 requested rewritings are in the corpus (50.0%), 1 had nothing to write; 1 answers were refused on the way "
         "(fact 1); 1 got no answer; it cost 1.25. The budget ended the run."
     ) in page.text
     assert ["plain", "4", "2", "50.0%", "1", "1", "1", "fact 1"] in page.rows

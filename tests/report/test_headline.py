@@ -84,7 +84,7 @@ def test_where_no_question_asks_what_was_lost_the_perplexity_of_held_out_texts_d
     lead = render_verdict(View(report))[1].lead
     assert lead == "Perplexity of stories, without a test: 4.0 for base, 800.0 for cpt (x 200)."
     other_tokens = replace(report, perplexities=(texts[0], replace(texts[1], n_tokens=901)))
-    assert "what it lost was not asked" in headline(other_tokens)[0]
+    assert "its forgetting was not measured" in headline(other_tokens)[0]
 
 
 def test_several_base_models_are_counted() -> None:
@@ -176,6 +176,8 @@ def test_questions_without_an_answer_have_a_clause_and_a_question_of_their_own()
         "it declines fewer questions that no document answers, of nobody (50.0% → 10.0%).",
         "no change in declining what no document answers is shown on nobody (50.0% → 50.5%).",
     ]
-    assert texts[1][1] == ("On nobody, cpt (−40.0 points) declined less often, and answered what no document says.")
+    assert texts[1][1] == (
+        "On nobody, cpt (−40.0 points) declined less often, and answered questions that no document answers."
+    )
     assert texts[1][2].startswith("To decline is correct here: from 50.0% to 10.0% (95% interval ")
     assert "0 questions became right, 80 wrong" in texts[1][2]

@@ -173,6 +173,6 @@ def test_test_questions_may_not_decide_what_an_arm_reads(monkeypatch: pytest.Mon
     leaking = [shared, "study.overrides={probes.questions: {new: eval/sandbox/new.jsonl}}"]
     recipe = read_recipe("recipes/studies/sandbox-quick.yaml", leaking, verb="study", check_inputs=False)
     with pytest.raises(
-        RecipeError, match=r"600 of 600 questions that decide what is read are test questions \(eval/sandbox/n"
+        RecipeError, match=r"600 of 600 questions that decide which rows are read are test questions \(eval/sandbox/n"
     ):
         check_shared_recipes(recipe, expand_arms(recipe), tests)

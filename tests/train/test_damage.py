@@ -188,7 +188,7 @@ def test_a_run_folder_that_vanishes_half_way_is_told(
         shutil.rmtree(checkpoint.parent)
 
     monkeypatch.setattr(trainer, "mark_complete", vanish)
-    with pytest.raises(KinjectError, match=r"run: the disk refuses what training writes \(the run folder is missing\)"):
+    with pytest.raises(KinjectError, match=r"run: the disk refuses a file of training \(the run folder is missing\)"):
         train(make_recipe(trainer=SAVE))
 
 

@@ -107,11 +107,11 @@ def test_a_run_goes_on_after_a_skipped_update_and_stops_past_the_limit(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"trainer": {"learning_rate": 1e-30}}, "is what it was before training"),  # weights at 0 move by any rate
+        ({"trainer": {"learning_rate": 1e-30}}, "is the same as before training"),  # weights at 0 move by any rate
         ({"trainer": {"max_steps": 1, "warmup_steps": 5}}, "no weight differs from its start"),
         (
             {"trainer": {"learning_rate": 1e-30}, "adapter": {"r": 2, "target_modules": ["q_proj"]}},
-            "is what it was before training",
+            "is the same as before training",
         ),
     ],
 )

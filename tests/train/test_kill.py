@@ -54,7 +54,7 @@ def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(make_recipe
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
-    assert "the disk refuses what training writes" in line
+    assert "the disk refuses a file of training" in line
     assert "The newest complete checkpoint is checkpoint-4" in line
     assert [path.name for path in full.glob("checkpoint-*")] == ["checkpoint-4"]  # what was half written is gone
     resumed = train(make_recipe(run_dir=str(full), trainer=save), resume=True)

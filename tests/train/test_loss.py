@@ -313,5 +313,5 @@ def test_the_logits_of_a_long_row_are_never_whole(make_recipe: MakeRecipe) -> No
 
 def test_a_head_that_does_more_is_refused(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinject.train.loss._logit_scale", lambda text: 1.5)
-    with pytest.raises(RecipeError, match="head does more than kinject knows"):
+    with pytest.raises(RecipeError, match="head has a step that kinject does not know"):
         make_trainer(make_recipe(techniques={"loss_tile": 8}))

@@ -218,7 +218,7 @@ def open_questions(write_rows: WriteRows) -> Path:
 def test_written_answers_are_those_of_kinject_eval(tiny_model: Path, open_questions: Path, batch_tokens: int) -> None:
     from kinject.eval.prompts import Generation
     from kinject.eval.scoring.encode import encode_requests
-    from kinject.eval.scoring.generate import Generator
+    from kinject.eval.scoring.generate import AnswerGenerator
     from kinject.eval.scoring.scorer import Scorer
 
     loaded, asked = load_model(str(tiny_model)), read_questions(open_questions, "open")
@@ -235,7 +235,7 @@ def test_written_answers_are_those_of_kinject_eval(tiny_model: Path, open_questi
     assert loaded.model.generation_config.repetition_penalty == 2.0
     requests = [PromptRequest(question, "generate", generation=Generation(6, None)) for question in asked]
     prompts = encode_requests(Encoder(loaded.tokenizer), requests, 30)
-    written = dict(Generator(Scorer(loaded.model, 512), loaded.tokenizer).score(prompts))
+    written = dict(AnswerGenerator(Scorer(loaded.model, 512), loaded.tokenizer).score(prompts))
     assert found == [written[i].text for i in range(len(asked))]
     assert len(set(found)) > 3
     right = sum(matches(text, question.accepted) for text, question in zip(found, asked, strict=True))

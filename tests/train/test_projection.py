@@ -202,7 +202,7 @@ def test_what_cannot_be_combined_is_refused(
     model = {"path": str(tiny_model), **sections.pop("model", {})}
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(model=model, **sections, **_section(kept)))
-    assert any(fault.key == "regularization.projection" and words in fault.what for fault in caught.value.faults)
+    assert any(fault.key == "regularization.projection" and words in fault.message for fault in caught.value.faults)
 
 
 def test_a_model_of_which_no_matrix_trains_is_refused(make_recipe: MakeRecipe, tiny_model: Path, kept: Path) -> None:

@@ -295,7 +295,7 @@ def test_a_wrong_schedule_is_told_with_its_line(
         train(make_recipe(trainer=options))
     (fault,) = caught.value.faults
     assert fault.key == f"trainer.{key}"
-    assert said in fault.what
+    assert said in fault.message
     path, _, line = fault.where.rpartition(":")
     assert key.rpartition(".")[2] in Path(path).read_text("utf-8").splitlines()[int(line) - 1]
 

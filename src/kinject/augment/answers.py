@@ -29,9 +29,9 @@ def plain_text(answer: str) -> str:
     if text.startswith("{"):
         text = _only_string(text)
     for opening, closing in ('""', "“”", "«»"):
-        inside = text[1:-1]
-        if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(inside):
-            text = inside.strip()
+        enclosed = text[1:-1]
+        if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(enclosed):
+            text = enclosed.strip()
     return text
 
 
@@ -115,7 +115,7 @@ def sections_of(answer: str) -> list[str]:
 
 
 def says_none(answer: str) -> bool:
-    """Return whether `answer` is the word with which a writer says that there is nothing to write."""
+    """Return whether `answer` is NONE: there is nothing to write."""
     return re.fullmatch(r"\W*none\W*", answer, re.IGNORECASE) is not None
 
 

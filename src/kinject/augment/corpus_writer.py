@@ -29,8 +29,8 @@ _TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 class StyleCount:
     """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without an answer.
 
-    `in_doubt` counts accepted texts that the checks could not decide, by the first reason, `refused_in_doubt` those refused.
-    `nothing` counts answers that there is nothing to write, `skipped` passages that lack what the style needs, by need.
+    `in_doubt` counts accepted texts that the checks could not decide, by the first reason, `refused_in_doubt` those
+    refused. `nothing` counts the answers NONE, `skipped` passages without a need of the style, by need.
     """
 
     asked: int
@@ -319,7 +319,7 @@ class _RaftRows:
     def fields(self, gold: Passage, row_id: str, question: str, quotation: str, answer: str) -> dict[str, str]:
         """Return ``prompt`` and ``completion``: passages in an order of the seed, the question, the answer with its quotation.
 
-        Without the passage that answers it, the answer alone is learned: nothing on show can be quoted.
+        Without the passage that answers it, the answer alone is learned: no passage has the quotation.
         """
         section = self._section
         rng = Random(content_id("raft", self._seed, row_id))

@@ -31,9 +31,9 @@ from kinject.types import Document, Message, Passage
 class Group:
     """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
 
-    `target`, if there is one, is the number of tokens that the variants are to have together; else there are `n_samples`
-    of them. `texts` holds variants that a file provides; None if a generator writes them. `skipped` is what the passage
-    lacks for the style; then nothing is requested.
+    `target`, if there is one, is the number of tokens that the variants are to have together; else there are
+    `n_samples` of them. `texts` holds variants that a file provides; None if a generator writes them. `skipped` is the
+    need of the style that the passage lacks; then nothing is requested.
     """
 
     document: Document
@@ -46,7 +46,7 @@ class Group:
 
     @property
     def source(self) -> Source:
-        """What the prompts show of the passage."""
+        """The part of the passage that prompts show."""
         return source_of(self.document, self.passage)
 
     def checker(self) -> Checker:
@@ -255,7 +255,7 @@ class Plan:
         return replace(group, skipped=skipped) if skipped else group
 
     def items(self, group: Group, notes: Notes) -> list[Item] | None:
-        """Return what the prompts of a group are about, from stored `notes`; None if a preparation is not answered yet."""
+        """Return the items of a group's prompts, from stored `notes`; None if a preparation is not answered yet."""
         items: list[Item] = [{}]
         for step in group.style.prepare:
             answers = [notes(self.notes_id(group, step, item)) for item in items]

@@ -1,4 +1,4 @@
-"""Before a run: what `augment` would request and cost, by estimate; and a style on one passage: prompts, answer, verdict."""
+"""Before a run: the estimated requests and cost of `augment`; and a style on one passage: prompts, answer, verdict."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Expense:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run would request, by estimate. `n_stored` of the `n_asked` variants are stored and need no request.
+    """The requests of a run, by estimate. `n_stored` of the `n_asked` variants are stored and need no request.
 
     `cost` is that of the requests, `spent` that of the answers in the run folder. `crossed_at` names the document at which
     both together exceed the `budget`, "" if they do not. `dearest` holds the most expensive files, or documents of one file.
@@ -119,7 +119,7 @@ def _push(heap: list[Expense], expense: Expense) -> None:
 
 
 def preview(recipe: AugmentRecipe) -> Preview:
-    """Return what `augment` would do. Sends nothing and writes nothing.
+    """Return the estimate for a run of `augment`. Sends nothing and writes nothing.
 
     Raises as `augment` does for documents and recipes.
     """
@@ -276,7 +276,7 @@ def render_preview(preview: Preview) -> str:
     if preview.spent:
         lines.append(f"spent       {preview.spent:>12,.4f}  so far, for the answers in the run folder")
     if preview.budget is not None:
-        crossed = f"exceeded at {preview.crossed_at}: raise augment.budget, or ask for less"
+        crossed = f"exceeded at {preview.crossed_at}: raise augment.budget, or request less"
         note = crossed if preview.crossed_at else "enough, by estimate"
         lines.append(f"budget      {preview.budget:>12,.4f}  {note}")
     if preview.seconds:

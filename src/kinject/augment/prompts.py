@@ -1,4 +1,4 @@
-"""The prompts: what they show of a passage, the templates of the styles, and the prompt of the judge.
+"""The prompts: the passage in them, the templates of the styles, and the prompt of the judge.
 
 Their text is part of every variant's id and seed.
 """
@@ -41,7 +41,7 @@ _MOST_QUESTIONS = 12
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a prompt shows of a passage: the title of its document, the headings above it, its text."""
+    """The passage in a prompt: the title of its document, the headings above it, its text."""
 
     title: str
     text: str
@@ -49,7 +49,7 @@ class Source:
 
 
 def source_of(document: Document, passage: Passage) -> Source:
-    """Return what prompts show of a passage."""
+    """Return the passage as prompts show it."""
     path = passage.path
     return Source(document.title, passage.shown, path[path[:1] == (document.title.strip(),) :])
 
@@ -183,7 +183,7 @@ def _compiled(template: str) -> tuple[Template, frozenset[str], str | None]:
 
 
 def first_words(template: str) -> str:
-    """Return the first line of a template up to what is filled in: it tells the prompts of the styles apart."""
+    """Return the first line of a template up to its first variable: it differs between the prompts of the styles."""
     texts = (node.data.strip() for node in environment().parse(template).find_all(nodes.TemplateData))
     return next(text.splitlines()[0] for text in texts if text)
 
@@ -199,9 +199,10 @@ _SENTENCE_NUMBER = re.compile(r"\[(\d+)\] ")
 def judge_messages(
     title: str, passage: str, text: str, rules: Rules | None = None, statements: str = ""
 ) -> list[Message]:
-    """Return the messages that ask whether `text` keeps the facts of `passage`, as a style's `rules` want it.
+    """Return the messages that ask whether `text` keeps the facts of `passage`, as a style's `rules` require.
 
-    `statements` is a list of what the passage states, "" without one. It comes before the text, so that servers can reuse it.
+    `statements` lists the statements of the passage, "" without a list. It comes before the text, so that servers can
+    reuse it.
     """
     rules = rules or Rules()
     shown = {

@@ -59,15 +59,16 @@ _MOST_EQUAL = 3
 """Answers in a row that are refused at the same point before a style pauses for a passage."""
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
-_INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
+_INJECTED = Verdict(
+    "injection", "the passage has prompt injection, so that the model's own yes to this text proves nothing"
+)
 
 
 def augment(recipe: AugmentRecipe, *, part_of: Path | None = None) -> AugmentResult:
-    """Write the variants and the corpus of `recipe`; a rerun requests only what is missing.
+    """Write the variants and the corpus of `recipe`; a rerun requests only missing texts.
 
-    A run whose budget is spent ends short, with the corpus of what it has. With `part_of`, it is a shard of the run in that
-    folder: over the documents that were kept in its own run folder, with the answers that were paid for there.
-
+    A run without budget left ends short, with the corpus of its texts so far. With `part_of`, it is a shard of the run in
+    that folder: over the documents kept in its own run folder, with the answers that were paid for there.
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
@@ -276,7 +277,7 @@ class Rewriter:
         """Request the missing variants of one group in blocks. A block is judged in sample order, not arrival order."""
         if group.skipped or not group.n_samples:
             return
-        items = await self._prepare(group)
+        items = await self._request_preparations(group)
         if items is None:
             self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
@@ -311,8 +312,8 @@ class Rewriter:
                 schedule.count(variant.text for variant in self.store.variants(requests).values() if variant.text)
         self.progress.total += n_requests - n_announced
 
-    async def _prepare(self, group: Group) -> list[Item] | None:
-        """Return what the group's prompts are about, from the store as far as it is there. None without a usable answer."""
+    async def _request_preparations(self, group: Group) -> list[Item] | None:
+        """Return the items of the group's prompts, stored ones first. None without a usable answer."""
         items: list[Item] = [{}]
         for index, step in enumerate(group.style.prepare):
             answers = await _gather(group, (self._ask_items(group, step, item) for item in items))

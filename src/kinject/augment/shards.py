@@ -1,9 +1,10 @@
-"""Shares out the documents of an augmentation among processes, each with a run folder of its own, and merges what they store.
+"""Divides the documents of an augmentation among processes, each with its own run folder, and merges the results.
 
-A shard is a normal run over a part of the documents, with a part of the limits and of the budget, in RUN/shards/NUMBER. It
-reads the answers that the whole run has paid for. When all have ended, their rows and answers are moved into RUN, and the
-run continues in this process: it finds everything stored, asks for what is still missing, and writes the corpus. So the
-corpus is that of one process, byte for byte, and a run that was killed resumes with any number of processes.
+A shard is a normal run over a part of the documents, with a part of the limits and of the budget, in RUN/shards/NUMBER.
+It reads the answers that the whole run has paid for. When all have ended, their rows and answers are moved into RUN,
+and the run continues in this process: it finds everything stored, requests texts that are still missing, and writes the
+corpus. So the corpus is that of one process, byte for byte, and a run that was killed resumes with any number of
+processes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Shard:
     resources: ResourcesSection = ResourcesSection()
 
     def run(self) -> Mapping[str, Any]:
-        """Request what is missing; return the counts of the manifest."""
+        """Request missing texts; return the counts of the manifest."""
         recipe = read_recipe(self.recipe, self.overrides, "augment", check_inputs=False)
         result = augment(recipe, part_of=self.folder.parent.parent)
         manifest = read_manifest(result.manifest_path)
@@ -56,16 +57,14 @@ class Shard:
 
 
 def augment_in_shards(recipe: AugmentRecipe, start_executor: Callable[[int], Executor], n_jobs: int) -> AugmentResult:
-    """Do as `augment`, with the documents shared out among `n_jobs` processes of the executor.
+    """Do as `augment`, with the documents divided among `n_jobs` processes of the executor.
 
     Raises as `augment`; `EndpointError` with the first shard's error if one fails: the same command resumes.
     """
     section = augment_section(recipe)
     if section.generator.kind not in _KINDS or section.generator.batch:
-        what = "batches" if section.generator.batch else f"kind: {section.generator.kind}"
-        raise InputError(
-            f"--jobs: {what} cannot be shared out among processes; {' and '.join(_KINDS)} can. Leave it out."
-        )
+        kind = "batches" if section.generator.batch else f"kind: {section.generator.kind}"
+        raise InputError(f"--jobs: {kind} cannot be divided among processes; {' and '.join(_KINDS)} can. Leave it out.")
     with lock_dir(recipe.run_dir):
         merge_shards(recipe.run_dir)
         plan = make_plan(recipe)
@@ -127,7 +126,7 @@ def _is_done(plan: Plan, store: Store, document: PlannedDocument) -> bool:
 def _shards(recipe: AugmentRecipe, folders: Sequence[Path]) -> Iterator[Shard]:
     """Yield the shards, each with its part of every limit and of the budget that is left.
 
-    Raises `InputError` if a limit is too small to be shared out.
+    Raises `InputError` if a limit is too small to be divided.
     """
     section, n = recipe.augment, len(folders)
     generators = {"generator": section.generator, "judge": section.judge}
@@ -161,7 +160,7 @@ def _part(recipe: AugmentRecipe, name: str, generator: GeneratorSection, n: int)
             least = generator.max_tokens + 1 if limit == "tokens_per_minute" else 1
             if most // n < least:
                 raise InputError(
-                    f"{where}.{limit}: found {most:,}, which cannot be shared out among {n} processes. Raise it, or lower "
+                    f"{where}.{limit}: found {most:,}, which cannot be divided among {n} processes. Raise it, or lower "
                     f"--jobs to at most {max(1, most // least)}."
                 )
             values[limit] = most // n
@@ -188,7 +187,7 @@ def _run_shards(shards: Iterator[Shard], start_executor: Callable[[int], Executo
                     counts.append(outcome.done)
     if errors:
         more = f" So did {len(errors) - 1} more." if len(errors) > 1 else ""
-        raise EndpointError(f"{errors[0]}{more} What is stored is kept; the same command resumes.", fatal=True)
+        raise EndpointError(f"{errors[0]}{more} Stored answers are kept; the same command resumes.", fatal=True)
     return counts
 
 

@@ -147,7 +147,7 @@ class Store:
 
 
 def _doubts(verdict: Verdict) -> Row:
-    """Return the field of a row that holds what is in doubt, none without a doubt."""
+    """Return the field of a row with its doubts, none without a doubt."""
     return {"in_doubt": [list(doubt) for doubt in verdict.doubts]} if verdict.doubts else {}
 
 

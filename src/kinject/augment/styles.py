@@ -34,14 +34,14 @@ from kinject.recipe.yaml_lines import YamlFile, read_yaml
 from kinject.types import Message
 
 Item = Mapping[str, Any]
-"""What a prompt is about beside the passage: name of a preparation -> one of its items, or several of them."""
+"""The items in a prompt beside the passage: name of a preparation -> one of its items, or several of them."""
 _ALL_IN_MEMORY = 20_000
 """Combinations that are listed and shuffled; of more, this many are drawn."""
 SKIPPED = {
     "prose": "they are mostly a table, a list or keys and values",
     "relations": "they relate no two names or numbers",
 }
-"""What a style needs -> the reason for which a passage without it is skipped."""
+"""Need of a style -> the reason for which a passage without it is skipped."""
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _EXAMPLE = Source("Title", "Mara Lind was born in Arvika in 1931. She built a bridge.", ("Heading",))
@@ -57,7 +57,7 @@ class Preparation:
     parser: Literal["lines", "sections", "text"] = option("lines", help="How the answer is read.")
     in_passage: bool = option(False, help="Keep only items that are in the passage word for word.")
     expected: int = option(1, help="Items that an answer is expected to have, for --dry-run.", min=1)
-    per: Literal["answer", "sentence", "name"] = option("answer", help="What `expected` is counted for.")
+    per: Literal["answer", "sentence", "name"] = option("answer", help="The unit for which `expected` counts.")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Variation:
     """A line by which the samples of a passage differ, for passages that have what it `needs`."""
 
     text: str = option(help="The line.")
-    needs: tuple[Literal["prose", "relations"], ...] = option((), help="What a passage must have.")
+    needs: tuple[Literal["prose", "relations"], ...] = option((), help="Needs of the passage.")
 
 
 @dataclass(frozen=True)
 class Style:
-    """A style file: how a model is asked for variants, how its answers are read and checked, which rows they become."""
+    """A style file: the prompts for variants, the parser and checks of the answers, and their corpus rows."""
 
     name: str = option(help="Its name in augment.styles.", nonempty=True)
     about: str = option(help="One line for lists.", nonempty=True)
@@ -78,7 +78,7 @@ class Style:
     system: str = option('{% include "system" %}', help="Template of the system message.")
     user: str = option("", help="Template of the user message. It must use {{ source }}, the passage in its tags.")
     variations: tuple[Variation | str, ...] = option((), help="Lines for {{ variation }}, one after the other.")
-    scope: Literal["passage", "document"] = option("passage", help="What one prompt shows.")
+    scope: Literal["passage", "document"] = option("passage", help="The text in one prompt.")
     needs: tuple[Literal["prose", "relations"], ...] = option((), help="Other passages are skipped.")
     prepare: tuple[Preparation, ...] = option((), help="Requests before those for the variants.")
     combine: tuple[int, ...] = option((), help="Prompts are about all subsets of these sizes of the items.", min=1)
@@ -91,7 +91,7 @@ class Style:
         "text", help="Corpus rows of a text; or a list of templates of instructions that it answers, for SFT rows."
     )
     chat: Literal["none", "turns"] | tuple[str, ...] = option(
-        "none", help="With augment.messages: its questions and answers are turns; or templates of what the user asks."
+        "none", help="With augment.messages: its questions and answers are turns; or templates of the user's question."
     )
 
     @property
@@ -100,7 +100,7 @@ class Style:
         return MECHANICAL[self.name][1] if self.name in MECHANICAL else None
 
     def missing_need(self, source: Source) -> str:
-        """Return what a passage lacks for this style, "" if it has all."""
+        """Return the need of this style that a passage lacks, "" if it has all."""
         return _missing(self.needs, source)
 
     def parse(self, answer: str) -> str:
@@ -172,7 +172,7 @@ class Style:
         return self.makes_instructions or self.chat != "none"
 
     def schedule(self, items: Sequence[Item], seed: str) -> Iterator[Item]:
-        """Yield what the prompts are about, in order: each item, or all subsets of the sizes in `combine`.
+        """Yield the items of each prompt, in order: each item, or all subsets of the sizes in `combine`.
 
         All subsets of a size come before those of the next, in an order drawn by `seed`; of very many, a sample.
         """
@@ -192,7 +192,7 @@ class Style:
 
     @property
     def identity(self) -> str:
-        """A hash of all that its file says, descriptions apart: a part of its variants' ids."""
+        """A hash of its file without the descriptions: a part of its variants' ids."""
         return _identity(self)
 
 
@@ -244,13 +244,13 @@ def read_style(path: Path, *, templates: bool = True) -> Style:
     file = read_yaml(path)
     faults: list[Fault] = []
 
-    def report(key: tuple[str | int, ...], what: str) -> None:
-        faults.append(Fault(file.where(key), ".".join(map(str, key)), what))
+    def report(key: tuple[str | int, ...], fault: str) -> None:
+        faults.append(Fault(file.where(key), ".".join(map(str, key)), fault))
 
     style = FieldChecker(report).section(Style, file.root, ())
     if style is not None:
-        for key, what in _structure_faults(style):
-            report(key, what)
+        for key, fault in _structure_faults(style):
+            report(key, fault)
         faults += _template_faults(style, file) if templates else ()
     if faults or style is None:
         raise RecipeError(faults)
@@ -258,7 +258,7 @@ def read_style(path: Path, *, templates: bool = True) -> Style:
 
 
 def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield (key, fault) of what does not fit together."""
+    """Yield (key, fault) of keys that do not fit together."""
     if not _NAME.fullmatch(style.name):
         yield ("name",), f"found {style.name!r}, allowed: small letters, digits and _, beginning with a letter."
     names = [step.name for step in style.prepare]
@@ -300,9 +300,9 @@ def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
         templates += [(("chat", index), row, items, "") for index, row in enumerate(style.chat)]
     for key, template, extra, required in templates:
         known = extra if key[0] == "rows" else {**_EXAMPLE_VARIABLES, **extra}
-        for line, what in _faults_of(template, known, required):
+        for line, fault in _faults_of(template, known, required):
             first = file.lines.get(key, 1) + ("\n" in template)
-            yield Fault(f"{file.path}:{first + line - 1}", ".".join(map(str, key)), what)
+            yield Fault(f"{file.path}:{first + line - 1}", ".".join(map(str, key)), fault)
 
 
 def _faults_of(template: str, known: Mapping[str, Any], required: str) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""What a run of `augment` reports: its progress, its result, and the table at its end."""
+"""The reports of a run of `augment`: its progress, its result, and the table at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AugmentProgress(Progress):
         self._described = 0.0
 
     def watch(self, status: Callable[[], str]) -> None:
-        """Show what `status` returns (tokens, cost) beside the count."""
+        """Show the text of `status` (tokens, cost) beside the count."""
         self._status = status
 
     def count_stored(self, n: int) -> None:
@@ -104,7 +104,7 @@ class AugmentResult(Tabular):
 
     @property
     def short(self) -> bool:
-        """Whether there are fewer variants than requested, answers counted that say there is nothing to write."""
+        """Whether there are fewer variants than requested, the answers NONE included."""
         return self.got + sum(count.nothing for count in self.styles.values()) < self.asked
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -176,10 +176,10 @@ def render_summary(result: AugmentResult) -> str:
 
 
 def _short_lines(result: AugmentResult) -> list[str]:
-    """Return how many rewritings are missing and what to do about it; nothing for a complete result."""
+    """Return the number of missing rewritings and the fixes; nothing for a complete result."""
     if not result.short:
         return []
-    fixes = ["run again for what failed"] if result.failed else []
+    fixes = ["run again for the failed requests"] if result.failed else []
     if result.refused and result.n_sent:
         n_in_doubt = sum(sum(count.refused_in_doubt.values()) for count in result.styles.values())
         if not result.judge and n_in_doubt >= _DOMINANT * sum(result.refused.values()):
@@ -192,7 +192,7 @@ def _short_lines(result: AugmentResult) -> list[str]:
 
 
 def _doubt_lines(result: AugmentResult) -> list[str]:
-    """Return the counts of what the checks could not decide, and what they do not check in the languages of the texts."""
+    """Return the counts of texts in doubt, and the checks that are off in the languages of the texts."""
     accepted, refused = Counter[str](), Counter[str]()
     for count in result.styles.values():
         accepted.update(count.in_doubt)
@@ -213,7 +213,7 @@ _ADVICE: Mapping[str, str] = {
     "truncated": "raise generator.max_tokens (thinking counts), or lower augment.passage_tokens",
     "filtered": "take another endpoint for these passages: its content filter stops them at each attempt",
     "no answer": "look at the endpoint's log: it answers without text, as with a wrong chat template",
-    "secret": "take the keys out of the documents, or read rejected.jsonl for what the endpoint repeats",
+    "secret": "take the keys out of the documents, or read in rejected.jsonl which secret the endpoint repeats",
     "empty": "look at the prompt with `kinject styles`: the model does not write in the style's form",
     "refusal": "take a model that does not decline these texts; more attempts change little",
     "prompt": "take a model that follows instructions: this one repeats the request",
@@ -222,18 +222,18 @@ _ADVICE: Mapping[str, str] = {
     "at each attempt (see rejected.jsonl)",
     "language": "take a model that writes the language of the documents",
     "echo": "raise generator.temperature: the model copies the passage",
-    "duplicate": "ask for fewer samples of a passage, or raise generator.temperature: the texts repeat one another",
+    "duplicate": "request fewer samples of a passage, or raise generator.temperature: the texts repeat one another",
     "length": "lower augment.passage_tokens: the model shortens or stretches passages of this length",
-    "inconsistent": "ask for fewer samples of such styles, or take a stronger model: it does not confirm its own statements",
+    "inconsistent": "request fewer samples of such styles, or take a stronger model: it does not confirm its own statements",
     "injection": "take the text that speaks to a language model out of the documents",
     "judge": "read the judge's reasons in rejected.jsonl, and its precision above: it may be the judge that errs",
 }
-"""Reason of refusals -> what helps; others are helped by `_DRAW_AGAIN`."""
+"""Reason of refusals -> its fix; others have the fix `_DRAW_AGAIN`."""
 _DOMINANT = 0.25
 
 
 def refusal_advice(refused: Mapping[str, int]) -> list[str]:
-    """Return what to do about the reasons that make up a quarter or more of the refusals, the most frequent first."""
+    """Return the fixes for the reasons that make up a quarter or more of the refusals, the most frequent first."""
     n_refused = sum(refused.values())
     ranked = sorted(refused.items(), key=lambda item: -item[1])
     dominant = [reason for reason, number in ranked if number >= _DOMINANT * n_refused] or [ranked[0][0]]

@@ -1,4 +1,4 @@
-"""`kinject try`: what kinject makes of a person's documents before any model is asked, and recipes for them."""
+"""`kinject try`: a survey of a person's documents without any request, and recipes for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_SHOWN, _MOST_LINES = 12, 30
 
 @dataclass(frozen=True)
 class Skipped:
-    """What could not be read: the file, and the reason with its place."""
+    """An unreadable part: the file, and the reason with its position."""
 
     file: str
     reason: str
@@ -39,7 +39,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Survey(Tabular):
-    """What `try_documents` found.
+    """The result of `try_documents`.
 
     `files` counts the documents of each file that was read. `n_tokens` are the model's if `tokenizer` is given, else an
     estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear; `alike` are the copies that were left out:
@@ -94,8 +94,8 @@ class _Reading:
 def try_documents(path: Path, *, tokenizer: str | None = None, root: Path = Path()) -> Survey:
     """Collect the documents at `path` into `root`/runs/NAME/documents, and write recipes/NAME/*.yaml and runs/NAME/prompts.txt.
 
-    NAME is that of the folder or file. The recipes read what was collected. Recipes that are there already stay as they are.
-    No model is asked and nothing is sent. Raises as `collect`.
+    NAME is that of the folder or file. The recipes read the collected documents. Existing recipes stay as they are.
+    Nothing is sent. Raises as `collect`.
     """
     if not path_exists(path) and not is_hub_name(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")

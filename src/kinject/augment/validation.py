@@ -32,7 +32,7 @@ def check_sections(recipe: Recipe) -> None:
 
 def _raise_faults(recipe: Recipe, faults: list[tuple[str, str]]) -> None:
     if faults:
-        raise RecipeError([recipe.fault(key, what) for key, what in faults])
+        raise RecipeError([recipe.fault(key, fault) for key, fault in faults])
 
 
 def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
@@ -83,8 +83,8 @@ def _questions_faults(section: QuestionsSection) -> list[tuple[str, str]]:
     if section.generator.kind == "file":
         faults.append(("questions.generator.kind", "questions need a model to ask; kind: file has none."))
     if set(section.kinds) == {"unanswerable"}:
-        what = "found unanswerable alone; such questions are near others on the passage. Add choices or open."
-        faults.append(("questions.kinds", what))
+        message = "found unanswerable alone; such questions are near others on the passage. Add choices or open."
+        faults.append(("questions.kinds", message))
     if section.budget is not None and not has_prices(section.generator):
         fault = "needs questions.generator.price_in and price_out: without prices all is free."
         faults.append(("questions.budget", fault))

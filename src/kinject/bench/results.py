@@ -78,7 +78,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """One strategy of the table. Without runs, `reason` says why not.
+    """One strategy of the table. Without runs, `reason` has the cause.
 
     `spread` is the range of `time_ratio` divided by its mean; for vanilla, the largest difference between its two runs of a
     round.

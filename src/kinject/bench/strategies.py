@@ -30,7 +30,7 @@ VANILLA: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What strategies depend on: the recipe and this machine.
+    """The inputs of strategies: the recipe and this machine.
 
     `batch` is the recipe's rows per device and step, `block` its max_length (0 for none), `row_tokens` the mean tokens of a
     document (0 until the first vanilla run has counted them), `adapter` the recipe's own, `n_devices` the GPUs or cores.
@@ -89,8 +89,8 @@ def _needs_compiler(setting: Setting) -> str:
     return f"torch.compile needs {missing}, which is not installed"
 
 
-def _needs_gpu(what: str) -> Callable[[Setting], str]:
-    return lambda setting: "" if setting.device == "cuda" else f"{what}; the model is on {setting.device}"
+def _needs_gpu(need: str) -> Callable[[Setting], str]:
+    return lambda setting: "" if setting.device == "cuda" else f"{need}; the model is on {setting.device}"
 
 
 STRATEGIES: tuple[Strategy, ...] = (

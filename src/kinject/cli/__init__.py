@@ -67,7 +67,7 @@ _STOPPED = {
 _MOST_RUNS = 20
 _STEPS = (
     ("runs/sandbox/base-corpus.jsonl", "kinject sandbox corpus", "write the base model's training corpus"),
-    ("runs/sandbox/base/model", "kinject sandbox base", "lay down the base model that ships"),
+    ("runs/sandbox/base/model", "kinject sandbox base", "copy the base model that ships"),
     ("runs/augment/corpus.jsonl", "kinject augment", "paraphrase the documents"),
     ("runs/cpt/model", "kinject train recipes/cpt.yaml", "train on the paraphrases"),
     ("runs/sandbox/repeat/model", "kinject train recipes/sandbox/repeat.yaml", "the control: the originals, repeated"),
@@ -247,7 +247,7 @@ def _render_own(own: Sequence[FoundRun]) -> str:
     if len(own) > _MOST_RUNS:
         lines.append(f"  and {len(own) - _MOST_RUNS} more")
     if any(run.state == "short" for run in own):
-        lines.append("short: some of what was asked for is missing; the same command asks for it again.")
+        lines.append("short: some requested texts are missing; the same command requests them again.")
     return "\n".join([*lines, *([f"\nNext: {following.command}"] if following else [])])
 
 

@@ -39,7 +39,7 @@ def add_augment(verbs: Any) -> None:
         "--jobs",
         type=int,
         metavar="N",
-        help="share out the documents among N processes, each with its part of the limits",
+        help="divide the documents among N processes, each with its part of the limits",
     )
     parser.add_argument(
         "--executor",
@@ -59,7 +59,7 @@ def _augment(arguments: argparse.Namespace) -> int:
         show(render_preview(preview(recipe)))
         return 0
     if arguments.jobs is None and arguments.executor != "local":
-        raise InputError("--executor ray: give --jobs N, the number of processes to share out the documents among.")
+        raise InputError("--executor ray: give --jobs N, the number of processes that divide the documents.")
     from kinject.api import augment
     from kinject.augment.summary import render_summary
 

@@ -42,8 +42,8 @@ def _try(arguments: argparse.Namespace) -> int:
 
 
 _DOCUMENTS = """\
-Collect a heap of files into documents.jsonl: each file is read once, in parallel, and whatever cannot be
-read is listed with its reason instead of ending the run. A second run reads only what changed.
+Collect a heap of files into documents.jsonl: each file is read once, in parallel, and every unreadable file
+is listed with its reason instead of ending the run. A second run reads only changed files.
 PATH is a folder, a pattern in quotes, a file, or a text file that lists a path a line. In the run folder:
   documents.jsonl    a row for each document; augment, questions and eval read it
   skipped.jsonl      every file, page or row that was not read, with the reason
@@ -90,8 +90,8 @@ def _documents(arguments: argparse.Namespace) -> int:
 
 _DATA = """\
 Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size, revision and
-checksums are said first. What was fetched is checked, written whole or not at all, and left alone the
-next time; a download that was stopped resumes.
+checksums are printed first. Downloaded files are checked, written completely or not at all, and kept the next
+time; a stopped download resumes.
 
 examples:
   kinject data                                           what there is

@@ -51,7 +51,7 @@ def add_sandbox(verbs: Any) -> None:
     corpus.set_defaults(run=_corpus)
     for name in ("base", "instruct"):
         model = actions.add_parser(
-            name, help=f"lay down the {name} model that ships, as the run of recipes/sandbox/{name}.yaml"
+            name, help=f"copy the {name} model that ships, as the run of recipes/sandbox/{name}.yaml"
         )
         model.add_argument("--out", type=Path, help=f"run folder (default: runs/sandbox/{name})")
         model.set_defaults(run=_model)

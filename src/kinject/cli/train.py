@@ -134,7 +134,7 @@ def _check_way(arguments: argparse.Namespace) -> None:
 
 
 def _merge(arguments: argparse.Namespace, out: Path) -> dict[str, Path]:
-    """Do what the arguments ask for; return name -> folder of each result."""
+    """Merge models as the arguments request; return name -> folder of each result."""
     from kinject.train.difference import add_difference
     from kinject.train.merge import apply_adapter, merge
 

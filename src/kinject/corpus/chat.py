@@ -36,11 +36,9 @@ _THINKING = re.compile(
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How conversations become tokens.
-
-    `template` replaces the tokenizer's own, with `kwargs` as its arguments. `assistant_only`: only the assistant's turns
-    are learned, and with `thinking` mask not its thinking. `allow_dropped`: text that the template leaves out is counted
-    instead of refused.
+    """The settings by which conversations become tokens. `template` replaces the tokenizer's own, with `kwargs` as its
+    arguments. `assistant_only`: only the assistant's turns are learned, and with `thinking` mask not its thinking.
+    `allow_dropped`: text that the template leaves out is counted instead of refused.
     """
 
     assistant_only: bool = False

@@ -60,7 +60,7 @@ _BESIDE_DATES = frozenset("of the st nd rd th de le el den der del du il den am 
 def normalize_answer(text: str) -> str:
     """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English articles, single spaces.
 
-    What the text quotes in front of its answer, in RAFT's marks, is left out.
+    A quotation in RAFT's marks in front of the answer is left out.
     """
     bare = "".join(character for character in final_answer(text).lower() if character not in _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())

@@ -36,7 +36,7 @@ Order = Literal["shuffled", "interleaved", "massed"]
 
 @dataclass(frozen=True)
 class PackingConfig:
-    """How token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
+    """Settings by which token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
 
     `order` is that of an epoch: ``shuffled``; ``interleaved``, which spreads the rows of one document evenly and lets no
     packed row hold two of them (paraphrases in one row would be learned as one text); ``massed``, which reads the rows
@@ -325,7 +325,7 @@ def _best_fit(
 ) -> tuple[list[list[Segment]], list[Segment]]:
     """Group segments into bins of `block` tokens: longest first, each into the fullest bin that still has room.
 
-    `apart`: no bin holds two segments of one document. At most `n_rows` bins are opened; what fits nowhere is returned
+    `apart`: no bin holds two segments of one document. At most `n_rows` bins are opened; segments without room are returned
     beside them. Ties keep the order of `segments`. There is one stack of bins for each size of free room, so a step costs
     O(log block).
     """

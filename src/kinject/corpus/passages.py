@@ -47,8 +47,8 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans, overlap
     None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A passage ends at the
     last end of a sentence, list item, table row or code block that fits, else at a line's end, and just after a heading
     only if what follows does not fit. A sentence, row or block that is longer than a passage is cut, between words if
-    possible, and `Passage.cut` says so. Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one
-    before, whole sentences if possible.
+    possible, and `Passage.cut` is set. Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one before,
+    whole sentences if possible.
 
     A cut depends on the text before it and on the line that it falls into, so that a change of the text does not change
     earlier passages.
@@ -165,9 +165,9 @@ class _Splitter:
         most = overlap + self._header(own, n_tokens)[0]
         earliest = _skip_space(self._text, self._starts[before])
         by_space = own
-        for at in range(max(before + 1, bisect_left(self._indices, self._indices[cut] - overlap)), cut):
-            start = self._starts[at]
-            n_more = self._indices[cut] - self._indices[at] + self._header(start, n_tokens)[0]
+        for index in range(max(before + 1, bisect_left(self._indices, self._indices[cut] - overlap)), cut):
+            start = self._starts[index]
+            n_more = self._indices[cut] - self._indices[index] + self._header(start, n_tokens)[0]
             if n_more > most or _skip_space(self._text, start) <= earliest:
                 continue
             if self._layout.follows_end(start):
@@ -183,7 +183,7 @@ class _Splitter:
         head = self._layout.table_head(_skip_space(self._text, start))
         if head is None:
             return 0, ""
-        low, high = (bisect_left(self._tokens, at, key=itemgetter(0)) for at in head)
+        low, high = (bisect_left(self._tokens, index, key=itemgetter(0)) for index in head)
         return (high - low, self._text[slice(*head)].rstrip()) if 2 * (high - low) <= n_tokens else (0, "")
 
     def _passage(self, span: tuple[int, int, bool], path: tuple[str, ...], header: str) -> Passage:
@@ -227,7 +227,7 @@ class _Layout:
     def paths(self, starts: Iterable[int]) -> Iterator[tuple[str, ...]]:
         """Yield for each of `starts` (ascending) the headings above it, from the topmost down.
 
-        A heading at the start itself belongs to what follows; it ends the sections of its own level and below.
+        A heading at the start itself belongs to the text below it; it ends the sections of its own level and below.
         """
         above: list[tuple[int, str]] = []
         n = 0
@@ -340,10 +340,10 @@ def _group_rows(text: str, rows: Sequence[tuple[int, int]]) -> list[list[tuple[i
     return groups
 
 
-def _is_inside(blocks: Sequence[tuple[int, int]], at: int) -> bool:
-    """Return whether `at` is within one of `blocks` (ascending), its borders not included."""
-    i = bisect_left(blocks, at, key=itemgetter(0)) - 1
-    return i >= 0 and at < blocks[i][1]
+def _is_inside(blocks: Sequence[tuple[int, int]], index: int) -> bool:
+    """Return whether `index` is within one of `blocks` (ascending), its borders not included."""
+    i = bisect_left(blocks, index, key=itemgetter(0)) - 1
+    return i >= 0 and index < blocks[i][1]
 
 
 def _skip_space(text: str, start: int) -> int:

@@ -1,4 +1,4 @@
-"""Language profiles: what the checks know of a language. A new language is one entry in profiles.yaml.
+"""Language profiles: the data of the checks on each language. A new language is one entry in profiles.yaml.
 
 Names of months, units, countries and cities, and the decimal sign, come from CLDR (through Babel), for every language. How
 common a word is comes from wordfreq. An entry adds what they lack: number words, words that imply a number, and which
@@ -29,15 +29,13 @@ Japanese; only where they are in Latin letters."""
 
 @dataclass(frozen=True)
 class Profile:
-    """What the checks know of a language.
-
-    `code` is its ISO 639-1 code, "" for an unknown language. `names` is the rule for names. `numbers` has number words as
-    ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
-    `joins` are the words between those of a number; with `compound`, number words are written as one word. `added_to` are tens to
-    which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
-    number, `vague` patterns of words that say a quantity without one (half, the rest, the next year);
-    `units` more spellings of units, ``unit: word|word``; `regions`
-    places that CLDR lacks; `generic` words that are said to a person or before a name, without accents.
+    """The data of the checks on one language. `code` is its ISO 639-1 code, "" for an unknown language. `names` is the rule
+    for names. `numbers` has number words as ``value word word ...; ...``: a word that ends in ~ takes each of the
+    `endings`. `scales` are factors, written alike. `joins` are the words between those of a number; with `compound`, number
+    words are written as one word. `added_to` are tens to which French adds 10 to 19. `ambiguous` number words have another,
+    common meaning. `implied` has words that imply a number, `vague` patterns of words for a quantity without one (half, the
+    rest, the next year); `units` more spellings of units, ``unit: word|word``; `regions` places that CLDR lacks; `generic`
+    words that are said to a person or before a name, without accents.
     """
 
     code: str
@@ -58,7 +56,7 @@ class Profile:
 
     @property
     def checks_off(self) -> tuple[str, ...]:
-        """What is not checked in this language, for the manifest and the summary."""
+        """The checks that are off in this language, for the manifest and the summary."""
         off = []
         if not self.code:
             off.append("names are only in doubt")

@@ -39,7 +39,7 @@ from kinject.web import download, get_json
 
 WIKIPEDIA = "https://en.wikipedia.org/w/api.php"
 RECORDS = "sources"
-"""Folder, beside the data, of what was fetched: NAME.json has revision, licence and the hash of every file written."""
+"""Folder, beside the data, of the records: NAME.json has revision, licence and the hash of every file written."""
 GENERAL_TEXT = "HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9:sample-10BT"
 """General text on the hub: web pages on many subjects (English, ODC-By 1.0)."""
 _SPLITS = {"dev": "dev", "validation": "val", "test": "test"}
@@ -88,9 +88,8 @@ def find_data(names: Sequence[str]) -> list[DataSet]:
 def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
     """Fetch a data set into `folder`, or read a `copy` of its files as they are at the source.
 
-    A set that is there, as its record says, is left alone. A download that was stopped continues; what is written is
-    complete or not there. Raises `InputError` if other files are in the way or a checksum differs, `EndpointError` and
-    `DiskError`.
+    A set that agrees with its record is kept. A stopped download continues; files are written completely or not at all.
+    Raises `InputError` if other files are in the way or a checksum differs, `EndpointError` and `DiskError`.
     """
     record = folder / RECORDS / f"{data.name}.json"
     with lock_dir(folder / RECORDS):
@@ -117,7 +116,7 @@ def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
 
 
 def _check_there(data: DataSet, folder: Path, record: Path) -> tuple[Path, ...]:
-    """Return the files of a data set. Raises `InputError` if they are not as its record says."""
+    """Return the files of a data set. Raises `InputError` if they differ from its record."""
     try:
         found = parse_json(read_bytes(record))
         revision, hashes = found["revision"], dict(found["files"])
@@ -275,9 +274,7 @@ def _article(title: str, date: str) -> dict[str, Any]:
         return {"title": title, "missing": True}
     digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     if slot.get("sha1") != digest:
-        raise InputError(
-            f"{title}: the text has SHA-1 {digest}, and Wikipedia says {slot.get('sha1')}. Fetch it again."
-        )
+        raise InputError(f"{title}: the text has SHA-1 {digest}, and Wikipedia has {slot.get('sha1')}. Fetch it again.")
     revision, timestamp = revisions[0]["revid"], revisions[0]["timestamp"]
     return {"title": title, "revision": revision, "date": timestamp[:10], "sha1": digest, "wikitext": text}
 
@@ -361,7 +358,7 @@ DATA_SETS: Mapping[str, DataSet] = {
             "bdd27f4d94b9c1f951818a7da7fd7aeea5dbff1a", ("instructions.jsonl",), _write_instructions, _DOLLY,
         ),
         DataSet(
-            "replay", "general text: 20,000 web pages to replay, 500 others to watch what is forgotten",
+            "replay", "general text: 20,000 web pages to replay, 500 others to measure forgetting",
             "ODC-By 1.0 (name the source)",
             "100 MB from the hub", "HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
             ("general.jsonl", "general-held-out.jsonl"), _write_replay,
@@ -372,7 +369,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 
 def describe(data: DataSet, folder: Path) -> list[str]:
-    """Return what is to be known of a data set before it is fetched: source, size, licence, revision, checksums, files."""
+    """Return the description of a data set before it is fetched: source, size, licence, revision, checksums, files."""
     lines = [
         f"{data.name}: {data.about}", f"  licence   {data.licence}", f"  size      {data.size}",
         f"  source    {data.source}, {'as of' if data.categories else 'revision'} {data.revision}",

@@ -368,7 +368,7 @@ def _labelled_gold(texts: Any, labels: Any, key: Any, where: str) -> int:
 
 
 def _label(value: Any) -> str:
-    """Return a label as text, "" for what is none."""
+    """Return a label as text, "" for any other value."""
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 BEGIN_QUOTE, END_QUOTE = "##begin_quote##", "##end_quote##"
-"""The marks around what an answer quotes, as RAFT writes them (arXiv 2403.10131)."""
+"""The marks around an answer's quotation, as RAFT writes them (arXiv 2403.10131)."""
 _WORD = re.compile(r"\w+")
 
 

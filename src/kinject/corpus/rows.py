@@ -79,7 +79,7 @@ class CorpusFile(Sequence[CorpusRow]):
 
     @property
     def cache_key(self) -> tuple[object, ...]:
-        """The hash of the file, for the name of what is made from it."""
+        """The hash of the file, for the names of files made from it."""
         if not self._sha256:
             self._sha256 = file_hash(self.path)
         return (self._sha256,)
@@ -277,7 +277,7 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
 
 
 def _message_fault(message: Row) -> str:
-    """Return what is wrong with a message, "" if nothing is."""
+    """Return the fault of a message, "" without one."""
     unknown = [key for key in message if key not in _OF_MESSAGE]
     if unknown:
         return f"found the unknown key {unknown[0]!r:.80}. Allowed: {', '.join(_OF_MESSAGE)}."

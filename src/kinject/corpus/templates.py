@@ -64,7 +64,7 @@ def read_template(path: Path) -> str:
 
 
 def question_variables(question: Question) -> dict[str, Any]:
-    """Return what the template of a prompt can name of `question`: question, choices, letters, subject."""
+    """Return the variables of a prompt's template from `question`: question, choices, letters, subject."""
     choices = list(question.choices)
     letters = list(ascii_uppercase[: len(choices)])
     return {"question": question.question, "choices": choices, "letters": letters, "subject": question.subject}

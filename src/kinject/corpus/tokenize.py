@@ -110,10 +110,10 @@ class TokenAccount:
 
 @dataclass(frozen=True)
 class Tokenization:
-    """How rows become tokens: BOS and EOS at document boundaries, and the parts of SFT rows in the loss.
+    """Settings by which rows become tokens: BOS and EOS at document boundaries, and the parts of SFT rows in the loss.
 
     `completion_only` None means: only the completion of prompt+completion rows. `chat` is for rows with messages.
-    `second_part`: of a row with text only what `split_text` leaves to the student.
+    `second_part`: of a row with text only the part after `split_text` is learned.
     """
 
     bos: bool = True

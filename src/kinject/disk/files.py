@@ -85,7 +85,7 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def part_path(path: Path) -> Path:
-    """Return a new name beside `path` for what is to replace it; `delete_parts` deletes it if the process is killed."""
+    """Return a new name beside `path` for its replacement; `delete_parts` deletes it if the process is killed."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}{_PART}"
 
 
@@ -124,7 +124,7 @@ def open_to_read(path: Path) -> BufferedReader:
     """Return the file `path`, open for reading bytes.
 
     Raises `DiskError` if it cannot be opened or `check_regular` refuses it: anything else cannot be read twice, or to an
-    end. What was opened is checked again, and opening never waits, so that a pipe put there meanwhile cannot stop it.
+    end. The open file is checked again, and opening never waits, so that a pipe put there meanwhile cannot stop it.
     """
     try:
         check_regular(path)
@@ -173,7 +173,7 @@ def refuse_existing(paths: Iterable[Path]) -> None:
 
 
 def kind_of(mode: int) -> str:
-    """Return what a `st_mode` is, in words: "a pipe", "a folder"; "" for a file."""
+    """Return the kind of a `st_mode` in words: "a pipe", "a folder"; "" for a file."""
     if stat.S_ISREG(mode):
         return ""
     kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))

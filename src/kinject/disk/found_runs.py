@@ -1,4 +1,4 @@
-"""The runs of a folder: which are done, which are not, and the command that continues each. Quick: it checks no content."""
+"""The runs of a folder, finished and unfinished, and the command that continues each. Quick: it checks no content."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OTHERS = frozenset({"stages", "tokens", "parsed", "model", "figures"})
 class FoundRun:
     """One run: its folder, its verb, its state, the command that starts or continues it, and its recipe ("" if unknown).
 
-    `short` means finished, with less than was asked for; the command asks for the rest.
+    `short` means finished with less than requested; the command requests the rest.
     """
 
     run_dir: Path
@@ -74,7 +74,7 @@ def find_runs(folder: Path = Path()) -> list[FoundRun]:
 def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
     """Yield (run_dir, (verb, path)) of each recipe in the folder and below its recipes/; of two with a run_dir, the first."""
     for path in (*sorted(folder.glob("*.yaml")), *sorted((folder / "recipes").rglob("*.yaml"))):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # kinject check says what is wrong with it
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # kinject check reports its faults
             text = path.read_text("utf-8")
             run_dir, keys = _RUN_DIR.search(text), set(_KEY.findall(text))
             verb = next((verb for section, verb in _SECTIONS.items() if section in keys), "")

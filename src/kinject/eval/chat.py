@@ -23,7 +23,7 @@ Write = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ChatSetup:
-    """What is asked: models by label, the documents that are searched, and the bounds of an answer."""
+    """The set-up of a chat: models by label, the documents that are searched, and the bounds of an answer."""
 
     models: Mapping[str, str]
     documents: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ def _streamer(tokenizer: Any, write: Write) -> Any:
 
 
 def open_chat(setup: ChatSetup) -> Chat:
-    """Load the models, and index the documents. Raises `InputError` for what cannot be used."""
+    """Load the models, and index the documents. Raises `InputError` for unusable inputs."""
     retriever = None
     if setup.documents:
         section = RetrievalSection(documents=setup.documents, k=(setup.k,))

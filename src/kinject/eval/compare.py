@@ -1,4 +1,4 @@
-"""Two or more runs side by side, kinject's or lm-evaluation-harness's; and what the base of a run knows already."""
+"""Two or more runs side by side, kinject's or lm-evaluation-harness's; and the questions that the base knows already."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kinject.terminal import aligned as columns
 from kinject.terminal import show
 from kinject.types import Answer, Tabular
 
-_Way = tuple[str, str, int, int]
+_Setting = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Run:
     """One run's answers by (question set, format, shots, K), then by arm, both in the order of the file."""
 
     name: str
-    ways: dict[_Way, dict[str, list[Answer]]]
+    settings: dict[_Setting, dict[str, list[Answer]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +81,25 @@ def read_run(path: Path, score: Score = "sum") -> Run:
                 "(lm-evaluation-harness, --log_samples), or one such file."
             )
         found = [answer for file in files for answer in read_samples(file)]
-    ways: dict[_Way, dict[str, list[Answer]]] = {}
+    settings: dict[_Setting, dict[str, list[Answer]]] = {}
     for answer in found:
-        way = (answer.question_set, answer.format, answer.shots, answer.k)
-        ways.setdefault(way, {}).setdefault(answer.arm, []).append(answer)
-    if not ways:
+        setting = (answer.question_set, answer.format, answer.shots, answer.k)
+        settings.setdefault(setting, {}).setdefault(answer.arm, []).append(answer)
+    if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
-    for way, arms in ways.items():
+    for setting, arms in settings.items():
         for arm, own in arms.items():
             try:
-                arms[arm] = rescored(own, score, _without(ways, way, arm) if score == "pmi" else ())
+                arms[arm] = rescored(own, score, _without(settings, setting, arm) if score == "pmi" else ())
             except InputError as error:
                 raise InputError(f"{path}: {error}") from error
-    return Run(path.name or str(path), ways)
+    return Run(path.name or str(path), settings)
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     """Return every comparison to the first run, Holm-corrected as one family.
 
-    In each way of asking (question set, format, shots, K) an arm is compared with the first run's arm of the same
+    In each setting (question set, format, shots, K) an arm is compared with the first run's arm of the same
     name, or else with its first arm. One run alone: its other arms with its first. Raises `InputError` when there is
     nothing to compare.
     """
@@ -107,8 +107,10 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     pairs: list[Pair] = []
     unscored: list[str] = []
     for run in others:
-        for way, arms in run.ways.items():
-            there = base.ways.get(way) or base.ways.get((*way[:3], 0)) or _by_questions(base, way, arms)
+        for setting, arms in run.settings.items():
+            there = (
+                base.settings.get(setting) or base.settings.get((*setting[:3], 0)) or _by_questions(base, setting, arms)
+            )
             if not there:
                 continue
             for arm, answers in arms.items():
@@ -120,7 +122,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
                 pair = _pair(names, answers, there[base_arm])
                 if pair is None:
                     unscored.append(
-                        f"{names[0]} and {names[1]} on {way[0]} ({way[1]}): no question has a score in both"
+                        f"{names[0]} and {names[1]} on {setting[0]} ({setting[1]}): no question has a score in both"
                     )
                 else:
                     pairs.append(pair)
@@ -131,7 +133,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     for line in unscored:
         show(f"not compared: {line}", file=sys.stderr)
     if not pairs:
-        asked = "; ".join(sorted({f"{name}: {way[0]}, {way[1]}" for name, way in _all_ways(runs)}))
+        asked = "; ".join(sorted({f"{name}: {setting[0]}, {setting[1]}" for name, setting in _all_settings(runs)}))
         raise InputError(f"nothing to compare: no question set and format in common. Found {asked}.")
     results = correct_family([pair.result for pair in pairs])
     return [
@@ -167,7 +169,7 @@ _HEAD = (
 )  # fmt: skip
 _LEGEND = (
     "change: paired by question; interval and p: by source document (a question without one counts alone), in these models: "
-    "another\ntraining may differ; gain: change over what base answers above chance; w>r, r>w: wrong to right, right to wrong; "
+    "another\ntraining may differ; gain: change over base's accuracy above chance; w>r, r>w: wrong to right, right to wrong; "
     "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons; detectable: least change "
     "found with 80%\npower at the corrected 5%"
 )
@@ -190,20 +192,20 @@ def _outcome_block(own: Sequence[Pair]) -> str:
     return columns(rows, frozenset(range(3, 10)))
 
 
-def _by_questions(base: Run, way: _Way, arms: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
-    """Return the base's arms in the one way that asks the same questions, where one run is the harness's; else {}.
+def _by_questions(base: Run, setting: _Setting, arms: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
+    """Return the base's arms in the one setting that asks the same questions, where one run is the harness's; else {}.
 
-    The harness has only task names. Of several ways, the one whose question set begins the other's name.
+    The harness has only task names. Of several settings, the one whose question set begins the other's name.
     """
     ids = {answer.question_id for answers in arms.values() for answer in answers}
     found = [
         (other, there)
-        for other, there in base.ways.items()
-        if (way[0] == way[1]) != (other[0] == other[1])
+        for other, there in base.settings.items()
+        if (setting[0] == setting[1]) != (other[0] == other[1])
         and any(answer.question_id in ids for answers in there.values() for answer in answers)
     ]
     if len(found) > 1:
-        found = [(o, there) for o, there in found if way[0].startswith(o[0]) or o[0].startswith(way[0])]
+        found = [(o, there) for o, there in found if setting[0].startswith(o[0]) or o[0].startswith(setting[0])]
     return found[0][1] if len(found) == 1 else {}
 
 
@@ -231,7 +233,7 @@ def _row(pair: Pair) -> tuple[str, ...]:
 
 
 def _seed_block(own: Sequence[Pair]) -> str:
-    """Return the change over runs that differ in their seed, for each arm and way asked in several, as in a study."""
+    """Return the change over runs that differ in their seed, for each arm and setting asked in several, as in a study."""
     import numpy as np
 
     groups: dict[tuple[str, str, str, str], list[Pair]] = {}
@@ -272,17 +274,19 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
     return Pair(*names, accuracy, result, contrast, matrices, n_left_out, len(shared & unscored))
 
 
-def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> list[Answer]:
+def _without(settings: dict[_Setting, dict[str, list[Answer]]], setting: _Setting, arm: str) -> list[Answer]:
     """Return the answers of the same model to the prompts without the question."""
     model = arm.removesuffix("+rag")
-    found = ways.get((way[0], PMI_BASELINE, 0, 0), {}).get(model)
+    found = settings.get((setting[0], PMI_BASELINE, 0, 0), {}).get(model)
     if found is None:
-        raise InputError(f"{way[0]}: pmi needs answers of {model} in the format {PMI_BASELINE}. Ask for it as well.")
+        raise InputError(
+            f"{setting[0]}: pmi needs answers of {model} in the format {PMI_BASELINE}. Ask for it as well."
+        )
     return found
 
 
-def _all_ways(runs: Sequence[Run]) -> list[tuple[str, _Way]]:
-    return [(run.name, way) for run in runs for way in run.ways]
+def _all_settings(runs: Sequence[Run]) -> list[tuple[str, _Setting]]:
+    return [(run.name, setting) for run in runs for setting in run.settings]
 
 
 @dataclass(frozen=True, slots=True)

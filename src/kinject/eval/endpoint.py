@@ -57,7 +57,7 @@ class EndpointPrompt(Encoded):
 
 
 class EndpointScorer:
-    """The model `name` of an evaluation, which an endpoint has. `notes` holds what the user should know of it."""
+    """The model `name` of an evaluation, which an endpoint has. `notes` are its notes for the user."""
 
     def __init__(self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int) -> None:
         """Load the tokenizer, if the table names one. Raises `InputError` if that fails."""
@@ -221,7 +221,7 @@ class EndpointScorer:
         if prompt.generation is not None:
             completion = await sender.send(list(prompt.requests[0]), self.seed)
             text = completion.text
-            starts = [at for stop in prompt.generation.stop or () if (at := text.find(stop)) >= 0]
+            starts = [index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0]
             usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
             if completion.finish_reason not in ("stop", "length", ""):
                 self._ends[completion.finish_reason] += 1
@@ -284,7 +284,7 @@ class EndpointScorer:
         }  # fmt: skip
 
     def notes(self) -> list[str]:
-        """Return what the user should know of its answers."""
+        """Return notes for the user on its answers."""
         usage, cost = used(self.name, self.table, self.run_dir)
         price = f", cost {cost:.4f}" if cost else ""
         lines = [
@@ -319,20 +319,20 @@ def used(name: str, table: EndpointModelSection, run_dir: Path) -> tuple[Usage, 
 
 
 def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None:
-    """Return eval.budget without what the other endpoints, the judge among them, have cost; `cache` is one's own file."""
+    """Return eval.budget less the cost of the other endpoints and the judge; `cache` is the file of this one."""
     if section.budget is None:
         return None
     return max(0.0, section.budget - money_spent(section, run_dir, {*_paid_by_cache(section)} - {cache}))
 
 
 def money_spent(section: EvalSection, run_dir: Path, caches: Collection[str] | None = None) -> float:
-    """Return what all answers in the run folder have cost, of endpoints and of the judge, or of those in `caches` alone."""
+    """Return the cost of all answers in the run folder, of endpoints and of the judge, or of those in `caches` alone."""
     paid = {path: one for path, one in _paid_by_cache(section).items() if caches is None or path in caches}
     return math.fsum(spent_so_far(one, limits_of(one, None), run_dir / path) for path, one in paid.items())
 
 
 def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:
-    """Return all that may cost in an evaluation, by the file of its answers."""
+    """Return the endpoints and the judge of an evaluation, by the file of their answers."""
     found = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
     return found | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
 

@@ -20,7 +20,7 @@ from kinject.disk import read_checked_json, write_checked_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
-from kinject.recipe import EvalRecipe
+from kinject.recipe import EvalRecipe, GeneratorSection
 from kinject.recipe.eval_section import EvalSection
 from kinject.requests.chat import judge_faults
 from kinject.requests.generator import request_seed
@@ -77,7 +77,7 @@ _AND = re.compile(r"\s(?:and|und|et|y|e|en|и|&)\s|[、和]")
 
 @dataclass(frozen=True, slots=True)
 class PlantedAnswer:
-    """A text whose grade is known, made for a question; `kind` says how."""
+    """A text of known grade, made for a question in the way `kind`."""
 
     kind: str
     grade: Grade
@@ -214,7 +214,7 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str, str], int]) -> Ju
 
 
 def accuracy_faults(accuracy: JudgeResult) -> list[str]:
-    """Return which precision and recall are below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
+    """Return the precisions and recalls below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
     return [
         f"{name} of {grade!r} {values[grade] or 0.0:.2f}"
         for grade in accuracy.recall
@@ -228,6 +228,7 @@ class AnswerJudge:
     """The judge of a recipe: `measure` first, then `grade`. Its answers are cached in the run folder."""
 
     section: EvalSection
+    judge: GeneratorSection
     run_dir: Path
     seed: int
     accuracy: JudgeResult = field(default_factory=lambda: JudgeResult("", {}, {}, ()))
@@ -247,7 +248,7 @@ class AnswerJudge:
         counts = Counter[tuple[str, str, str]](
             (one.kind, one.grade, verdict) for one, verdict in zip(planted, verdicts, strict=True)
         )
-        self.accuracy = judge_accuracy(str(self.section.judge and self.section.judge.model), counts)
+        self.accuracy = judge_accuracy(str(self.judge.model), counts)
         faults = accuracy_faults(self.accuracy)
         if faults:
             kinds = ", ".join(
@@ -264,8 +265,8 @@ class AnswerJudge:
     def grade(self, items: Iterable[Written]) -> dict[Written, Grade]:
         """Return the grade of each written text; an item without a grade is missing, and counted.
 
-        An empty text abstains. What addresses a model counts as correct or abstained only if it is so by the rules as well,
-        without the part that does.
+        An empty text abstains. A text that addresses a model counts as correct or abstained only if it is so by the
+        rules as well, without that part.
         """
         unique = list(dict.fromkeys(items))
         empty: dict[Written, Grade] = {item: "abstained" for item in unique if not item[2].strip()}
@@ -295,7 +296,7 @@ class AnswerJudge:
             results[key] = [with_grade(answer, grades) for answer in answers]
 
     def notes(self) -> list[str]:
-        """Return a note on what has no grade."""
+        """Return a note on answers without a grade."""
         missing = f"judge: it gave no grade to {self.n_missing} written answers; scores: [judge] leaves them out"
         return [missing] if self.n_missing else []
 
@@ -309,13 +310,11 @@ class AnswerJudge:
 
     async def _ask(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
         """Return the grades of `items`, None where the judge gives none. Raises `InputError` if the budget ends first."""
-        judge = self.section.judge
-        assert judge is not None
         found: dict[Written, Grade | None] = {}
-        limits = limits_of(judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
+        limits = limits_of(self.judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
         unique = dict.fromkeys(items)
         with Progress(f"judge: {label}", len(unique), "answers") as progress:
-            async with open_sender(judge, self.run_dir, limits, cache=JUDGE_CACHE) as sender:
+            async with open_sender(self.judge, self.run_dir, limits, cache=JUDGE_CACHE) as sender:
 
                 async def process(item: Written) -> None:
                     found[item] = await self._ask_one(sender, item)
@@ -356,7 +355,7 @@ def measured_judge(
     """
     if recipe.eval.judge is None:
         return None
-    judge = AnswerJudge(recipe.eval, recipe.run_dir, recipe.seed)
+    judge = AnswerJudge(recipe.eval, recipe.eval.judge, recipe.run_dir, recipe.seed)
     if folder is None:
         judge.measure(list(asked.values()))
     else:

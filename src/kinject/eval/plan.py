@@ -178,7 +178,7 @@ def _as_section(value: str | QuestionSetSection) -> QuestionSetSection:
 
 
 def question_set_section(section: EvalSection, name: str) -> QuestionSetSection:
-    """Return what the recipe says of one question set."""
+    """Return the recipe's section of one question set."""
     return _as_section(section.questions[name])
 
 

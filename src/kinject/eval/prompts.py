@@ -23,7 +23,7 @@ NO_ANSWER = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class FormatTraits:
-    """What a prompt of one format shows, and whether its answers are letters or the choices' texts.
+    """The parts of a prompt in one format, and whether its answers are letters or the choices' texts.
 
     `rotates`: the question is asked once for each rotation of its options. `from_task`: the text is that of an
     lm-evaluation-harness task, unchanged. `generates`: the model writes its answer.
@@ -235,7 +235,7 @@ def _with_answer(shot: Question, request: PromptRequest) -> str:
 
 
 def _delimiter(asked: str, prefix: str, request: PromptRequest) -> str:
-    """Return what stands between a question and the beginning of its answer: nothing if either has white space there."""
+    """Return the text between a question and the beginning of its answer: nothing if either has white space there."""
     is_joined = not (asked and prefix) or asked[-1].isspace() or prefix[0].isspace()
     return "" if is_joined else request.style.target_delimiter
 

@@ -115,9 +115,9 @@ def summarize_arm(
 
 
 def correctness(answers: Sequence[Answer], outcome: Outcome = "right") -> CorrectnessMatrix:
-    """Return which questions `answers` answer correctly, sorted by id, as one seed's; those without a score are left out.
+    """Return whether each of `answers` with a score has `outcome`, sorted by question id, as one seed's.
 
-    With another `outcome`, which of them have it; guessing has a chance of being right only.
+    Guessing has a chance of being right only.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Passages for questions: read, retrieved, reranked, shown with what surrounds them, or prepared; and their recall."""
+"""Passages for questions: read, retrieved, reranked, shown with their surroundings, or prepared; and their recall."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[
 def make_retriever(section: RetrievalSection, pairs: Pairs) -> Retriever:
     """Return the retriever that `section` describes, over `pairs` as `read_passages` returns them.
 
-    Raises `InputError` as `DenseRetriever` and `make_scorer` do.
+    Raises `InputError` as `DenseRetriever` and `make_reranker` do.
     """
     passages = [searched for searched, _ in pairs]
     retriever: Retriever
@@ -126,7 +126,7 @@ def make_retriever(section: RetrievalSection, pairs: Pairs) -> Retriever:
         if section.kind == "both":
             retriever = FusedRetriever(retriever, DenseRetriever(passages, section))
     if section.reranker is not None:
-        retriever = RerankedRetriever(retriever, section)
+        retriever = RerankedRetriever(retriever, section, section.reranker)
     note = cut_note(sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens")
     return ShownRetriever(retriever, [shown for _, shown in pairs], note)
 
@@ -139,7 +139,7 @@ class ShownRetriever:
         self.passages = tuple({passage.id: passage for passage in shown}.values())
         self.notes = (*searched.notes, *((note,) if note else ()))
         self.models = searched.models
-        index = {passage.id: at for at, passage in enumerate(self.passages)}
+        index = {passage.id: offset for offset, passage in enumerate(self.passages)}
         self._searched = searched
         self._shown = [index[passage.id] for passage in shown]
         self._most = max(map(self._shown.count, set(self._shown))) if len(self.passages) < len(shown) else 1
@@ -147,7 +147,7 @@ class ShownRetriever:
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages that are shown."""
         rankings = self._searched.rank(queries, k * self._most)
-        return [list(dict.fromkeys(self._shown[at] for at in ranking))[:k] for ranking in rankings]
+        return [list(dict.fromkeys(self._shown[index] for index in ranking))[:k] for ranking in rankings]
 
 
 class FusedRetriever:
@@ -179,17 +179,16 @@ def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
 class RerankedRetriever:
     """The best passages of a retriever, in the order of the scores that a reranker gives them; the others after them."""
 
-    def __init__(self, first: Retriever, section: RetrievalSection) -> None:
-        """Take a retriever and the section that has the reranker. Raises `InputError` as `make_scorer` does."""
-        assert section.reranker is not None
+    def __init__(self, first: Retriever, section: RetrievalSection, reranker: RerankerSection) -> None:
+        """Take a retriever, its section and the section of the reranker. Raises `InputError` as `make_reranker` does."""
         self.passages = first.passages
-        self._first, self._n = first, section.reranker.candidates
+        self._first, self._n = first, reranker.candidates
         self._texts = [search_text(passage, section.heading_path) for passage in first.passages]
-        self._scorer = make_scorer(section.reranker)
+        self._reranker = make_reranker(reranker)
         self._path = Path(section.cache_dir) / "reranked.sqlite"
-        self.models: Mapping[str, str] = {**first.models, self._scorer.name: self._scorer.identity}
-        read = f"the best {min(self._n, len(self._texts)):,} passages of each question were reranked by {self._scorer.name}"
-        self.notes = (*first.notes, read, *self._scorer.notes(self._texts))
+        self.models: Mapping[str, str] = {**first.models, self._reranker.name: self._reranker.identity}
+        read = f"the best {min(self._n, len(self._texts)):,} passages of each question were reranked by {self._reranker.name}"
+        self.notes = (*first.notes, read, *self._reranker.notes(self._texts))
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages; equal scores in the order of the first ranking.
@@ -198,26 +197,26 @@ class RerankedRetriever:
         """
         ranked = self._first.rank(queries, max(k, self._n))
         items = [
-            (query, [self._texts[at] for at in ranking[: self._n]])
+            (query, [self._texts[index] for index in ranking[: self._n]])
             for query, ranking in zip(queries, ranked, strict=True)
         ]
         scores = self._scores(items)
         rankings = []
         for ranking, found in zip(ranked, scores, strict=True):
-            order = sorted(range(len(found)), key=lambda at: -found[at])
-            rankings.append([*(ranking[at] for at in order), *ranking[len(found) :]][:k])
+            order = sorted(range(len(found)), key=lambda index: -found[index])
+            rankings.append([*(ranking[index] for index in order), *ranking[len(found) :]][:k])
         return rankings
 
     def _scores(self, items: Sequence[tuple[str, list[str]]]) -> list[list[float]]:
         """Return the scores of the texts of each query, from the cache where they are there."""
-        keys = [content_id("rerank", self._scorer.identity, query, texts) for query, texts in items]
+        keys = [content_id("rerank", self._reranker.identity, query, texts) for query, texts in items]
         try:
             database = open_database(self._path, "CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, value TEXT)")
             try:
                 known = {key: self._stored(database, key) for key in keys}
                 missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
                 with Progress("rerank", len(missing), "questions") as progress:
-                    for key, scores in zip(missing, self._scorer.scores(list(missing.values())), strict=True):
+                    for key, scores in zip(missing, self._reranker.scores(list(missing.values())), strict=True):
                         write_rows(
                             database, self._path, "INSERT OR REPLACE INTO scores VALUES (?, ?)", [(key, str(scores))]
                         )
@@ -236,7 +235,7 @@ class RerankedRetriever:
         return None if row is None else [float(score) for score in parse_json(row[0].encode())]
 
 
-class Scorer(Protocol):
+class Reranker(Protocol):
     """Scores texts for a query; the higher, the better. `identity` changes with everything that changes a score."""
 
     name: str
@@ -251,19 +250,19 @@ class Scorer(Protocol):
         ...
 
 
-def make_scorer(section: RerankerSection) -> Scorer:
+def make_reranker(section: RerankerSection) -> Reranker:
     """Return the reranker of a section.
 
     Raises `InputError` when the model cannot be loaded, the extra `rag` is missing, or the endpoint's key is not set.
     """
-    return CrossEncoderScorer(section.model) if section.base_url is None else EndpointScorer(section)
+    return CrossEncoderReranker(section.model) if section.base_url is None else EndpointReranker(section)
 
 
-class CrossEncoderScorer:
+class CrossEncoderReranker:
     """A cross-encoder of sentence-transformers in this process."""
 
     def __init__(self, model: str) -> None:
-        """Load `model`, a folder or a name on the hub. Raises `InputError` as `make_scorer` says."""
+        """Load `model`, a folder or a name on the hub. Raises `InputError` as `make_reranker`."""
         key = "eval.retrieval.reranker.model"
         self._model = load_sentence_model("reranker", model, key)
         inner = self._model.model
@@ -302,7 +301,7 @@ class CrossEncoderScorer:
         return [f"{count}; it does not see the rest. Lower eval.retrieval.passage_tokens"]
 
 
-class EndpointScorer:
+class EndpointReranker:
     """A reranker behind a /rerank route: that of Jina (vLLM, Cohere, Infinity too), or text-embeddings-inference."""
 
     def __init__(self, section: RerankerSection) -> None:
@@ -342,7 +341,7 @@ class EndpointScorer:
         rows = answer.get("results") if isinstance(answer, dict) else answer
         try:
             scores = {row["index"]: float(row.get("relevance_score", row.get("score"))) for row in rows or ()}
-            return [scores[at] for at in range(n)]
+            return [scores[index] for index in range(n)]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise EndpointError(
                 f"{self._url}: found {str(answer)[:120]}, expected an index and a score for each of {n} passages. Set "

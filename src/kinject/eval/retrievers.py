@@ -107,7 +107,7 @@ def _pairs(text: str) -> list[str]:
 def _pieces(text: str) -> list[str]:
     """Return the runs of 4 characters of each word, its borders marked; shorter words whole."""
     marked = (f" {word} " for word in words_of(text))
-    return [word[at : at + _PIECE] for word in marked for at in range(max(1, len(word) - _PIECE + 1))]
+    return [word[index : index + _PIECE] for word in marked for index in range(max(1, len(word) - _PIECE + 1))]
 
 
 _TERMS = {"words": words_of, "pieces": _pieces, "pairs": _pairs}

@@ -46,7 +46,7 @@ from kinject.eval.scoring.answers import (
     prompt_key,
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests, render_tokens
-from kinject.eval.scoring.generate import Generator
+from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.hub import local_folder
 from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash, window_of
@@ -84,13 +84,13 @@ class LoadedScorer:
         return found if adapter is None else found | {adapter: model_hash(local_folder(adapter))}
 
     @cached_property
-    def generator(self) -> Generator:
+    def generator(self) -> AnswerGenerator:
         """Writes answers with the model."""
-        return Generator(self.scorer, self.loaded.tokenizer)
+        return AnswerGenerator(self.scorer, self.loaded.tokenizer)
 
     def score(self, prompts: Sequence[Encoded]) -> dict[int, PromptScore]:
         """Return the score, or the written answer, of each of `prompts` by its index; nothing is stored."""
-        parts: dict[bool, Generator | Scorer] = {True: self.generator, False: self.scorer}
+        parts: dict[bool, AnswerGenerator | Scorer] = {True: self.generator, False: self.scorer}
         found: dict[int, PromptScore] = {}
         for writes, scorer in parts.items():
             indices = [index for index, prompt in enumerate(prompts) if (prompt.generation is not None) == writes]
@@ -116,7 +116,7 @@ class LoadedScorer:
         return prompt_key(weights, f"{self.loaded.dtype} {self.table.label}".rstrip(), prompt)
 
     def notes(self) -> list[str]:
-        """Return what was decided while the model was loaded and used."""
+        """Return the decisions made while the model was loaded and used."""
         return [*self.loaded.notes, *(f"{self.name}: {note}" for note in (*self.encoder.notes, *self.scorer.notes))]
 
 
@@ -192,13 +192,13 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
 def measure_judge(recipe: EvalRecipe) -> float:
     """Measure the judge of `recipe` on its questions and write its accuracy to the run folder, for `evaluate`.
 
-    Returns what it has cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to
-    grade answers.
+    Returns its cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to grade
+    answers.
     """
     with lock_dir(recipe.run_dir):
         judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)
-        assert judge is not None
-        write_accuracy(recipe.run_dir, judge.accuracy)
+        if judge:
+            write_accuracy(recipe.run_dir, judge.accuracy)
     return money_spent(recipe.eval, recipe.run_dir)
 
 
@@ -228,7 +228,7 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
 
 
 def preview(recipe: EvalRecipe) -> Iterator[str]:
-    """Yield a line for each model: its prompts, and for an endpoint what it is still to answer and may cost."""
+    """Yield a line for each model: its prompts, and for an endpoint the missing answers and their greatest cost."""
     plan = read_plan(recipe)
     path = recipe.run_dir / "answers.jsonl"
     stored = {row["key"] for _, row in read_journal(path)} if path.exists() else set()

@@ -140,7 +140,7 @@ def declines(answer: Answer) -> bool:
 
 
 def summarize_written(answers: Sequence[Answer]) -> Written | None:
-    """Return what the texts are that the model wrote; None if it chose among options.
+    """Return the counts of the texts that the model wrote; None if it chose among options.
 
     They are graded already (`rescored`).
     """
@@ -167,7 +167,8 @@ def is_unread(answer: Answer) -> bool:
 def outcome_of(answer: Answer) -> Outcome:
     """Return the outcome of a graded answer: right, wrong or abstained; a choice is right or wrong.
 
-    A text that declines is right if the question has no answer, by a grader that says so (`kinject.corpus.grading.matches`).
+    A text that declines is right if the question has no answer and the grader accepts that
+    (`kinject.corpus.grading.matches`).
     """
     if answer.text is None:
         return "right" if best_choice(answer.log_probs) == answer.gold else "wrong"

@@ -42,7 +42,7 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class DifferenceEstimate:
     """A difference of means over documents and seeds with its 95% bounds.
 
     `standard_error` and its degrees of freedom `df` (Satterthwaite 1946) hold the variance of documents and, of arms with
@@ -75,9 +75,9 @@ def _variance(weighted: Sequence[tuple[float, CorrectnessMatrix]], seeds: _Seeds
     """Return the variance of the sum of weighted accuracies on the same questions; None for one document.
 
     The variance between documents is that of the seeds' mean (linearised: documents may differ in size); that between
-    seeds is added for each arm. Both hold the noise of single answers: with `seeds` "own" it counts twice, so that the sum
-    is too large rather than too small; "net" takes it out once, as in two crossed random factors (Cameron, Gelbach and
-    Miller 2011). "pooled" is "own" with what a study's other arms say of an arm's seeds.
+    seeds is added for each arm. Both hold the noise of single answers: with `seeds` "own" it counts twice, so that the
+    sum is too large rather than too small; "net" takes it out once, as in two crossed random factors (Cameron, Gelbach
+    and Miller 2011). "pooled" is "own" with the information of a study's other arms on an arm's seeds.
     """
     counts = weighted[0][1].per_cluster[1]
     n = len(counts)
@@ -144,7 +144,7 @@ def _tail(value: float, df: float) -> float:
 
 
 def bounded_mean(matrix: CorrectnessMatrix, lowest: float, highest: float) -> Bounded:
-    """Return the mean of any values in place of right and wrong, bounded by Student's t.
+    """Return the mean of any values, bounded by Student's t.
 
     One document bounds nothing: `lowest` to `highest`.
     """
@@ -190,20 +190,20 @@ def design_effect(matrix: CorrectnessMatrix) -> float | None:
     return float(np.mean(found)) if found else None
 
 
-def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Estimate:
+def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> DifferenceEstimate:
     """Return the difference of two accuracies on the same questions with its 95% interval.
 
     An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one seed) for the effective
     number of questions, with the variance of seeds and Student's t; for one seed and no document with two questions it
     is theirs but for the quantile. The interval counts the noise of answers once, the standard error of the test twice
-    (`_variance`): at the small alpha of a family, few seeds tell too little of their own variance.
+    (`_variance`): at the small alpha of a family, few seeds estimate their own variance badly.
     """
     differences = matrix.correct.mean(0) - other.correct.mean(0)
     value = float(differences.mean())
     weighted = [(1.0, matrix), (-1.0, other)]
     net, tested = _variance(weighted, "net"), _variance(weighted, "pooled")
     if net is None or tested is None:
-        return Estimate(value)
+        return DifferenceEstimate(value)
     squares = float((differences**2).mean())
     naive = squares - value**2
     effective = naive / net.documents if net.documents and naive > 1e-12 else float(matrix.members[1])
@@ -212,7 +212,7 @@ def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> 
     documents = max(0.0, ((squares * effective + added) / (effective + 2) - middle**2) / (effective + 2))
     half = _quantile(0.025, net.df) * math.sqrt(documents + net.seeds)
     low, high = max(-1.0, middle - half), min(1.0, middle + half)
-    return Estimate(value, low, high, math.sqrt(documents + tested.seeds), tested.df)
+    return DifferenceEstimate(value, low, high, math.sqrt(documents + tested.seeds), tested.df)
 
 
 def difference_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float | None:
@@ -349,7 +349,7 @@ def make_contrast(
 ) -> Contrast | None:
     """Return the difference of two arms on the questions of both, before any correction; None if they share none.
 
-    `scope` says what it speaks of (`kinject.results.Scope`).
+    `scope` is its scope (`kinject.results.Scope`).
     """
     matrix, other = aligned(matrix, other)
     if not matrix.question_ids:
@@ -459,11 +459,11 @@ def format_p(p: float) -> str:
 
 
 def relative_gain(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Bounded | None:
-    """Return the difference of two arms over what `other` answers above chance, with its 95% interval (Fieller 1954).
+    """Return the difference of two arms over `other`'s accuracy above chance, with its 95% interval (Fieller 1954).
 
-    Each question counts with its own chance. The interval holds the variance of both accuracies and what they share, and
-    one more answer of each, so that 100% is bounded too. None where `other` is not above chance (then any
-    gain is possible) or with fewer than two documents.
+    Each question counts with its own chance. The interval holds the variance of both accuracies, their covariance, and
+    one more answer of each, so that 100% is bounded too. None where `other` is not above chance (then any gain is
+    possible) or with fewer than two documents.
     """
     own, base = matrix.above_chance, other.above_chance
     x, y = own.mean(), base.mean()

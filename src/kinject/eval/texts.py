@@ -1,4 +1,4 @@
-"""What is read from a text that a model wrote: the letter of an option, and what lm-evaluation-harness's filters leave."""
+"""Reads a text that a model wrote: the letter of an option, and the result of lm-evaluation-harness's filters."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _masked_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor,
     *, window: int | None, scaling: float | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return what `varlen_attention` returns, computed by sdpa; `starts` [batch, length] marks first tokens."""
+    """Return the result of `varlen_attention`, computed by sdpa; `starts` [batch, length] marks first tokens."""
     document = starts.cumsum(-1)
     index = torch.arange(starts.shape[1], device=starts.device)
     distance = index[:, None] - index[None, :]

@@ -1,4 +1,4 @@
-"""What a causal language model reads and writes: how much at once, up to which tokens, and nothing from later ones.
+"""Limits of a causal language model: its window, its end tokens, and the test that it reads no later tokens.
 
 A model that reads later tokens learns to copy them, and has none to copy when it writes: its training loss and its log-probs
 mean nothing.
@@ -39,14 +39,14 @@ def window_of(config: Any) -> int | None:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end what `model` writes: those of its generation config, then the tokenizer's; [] without any."""
+    """Return the tokens that end a text of `model`: those of its generation config, then the tokenizer's; [] without any."""
     own = model.generation_config.eos_token_id
     ends = [own] if isinstance(own, int) else own or ()
     return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
 
 
 def generation_settings(model: Any) -> dict[str, Any]:
-    """Return what the model's own generation_config.json sets of how a text is drawn, {} where that is plain greedy search.
+    """Return the settings of the model's own generation_config.json that shape a text, {} for plain greedy search.
 
     Lengths, special tokens and values that change nothing are left out, and those of sampling where it does not sample.
     """

@@ -184,7 +184,7 @@ def read_header(path: Path) -> Header:
 
 
 def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> None:
-    """Raise `InputError` if config.json at `path` declares what the weights with `header` cannot be."""
+    """Raise `InputError` if config.json at `path` contradicts the weights with `header`."""
     n_layers = config.get("num_hidden_layers")
     if isinstance(n_layers, int) and n_layers > len(header):
         raise InputError(
@@ -261,7 +261,7 @@ def base_of_adapter(adapter: Path) -> str:
 
 
 def pickle_fix(folder: Path) -> str:
-    """Return how to replace pickled weights in `folder`, or "" if there are none."""
+    """Return the fix for pickled weights in `folder`, or "" if there are none."""
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if not pickles:
         return ""

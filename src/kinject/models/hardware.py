@@ -126,7 +126,7 @@ def choose_attention(requested: str, device: str, section: str = "model") -> str
 
 
 def fastest_attention(device: str) -> tuple[str, ...]:
-    """Return the attention that `auto` tries on `device` for training, fastest first: what this GPU has and is installed.
+    """Return the attention that `auto` tries on `device` for training, fastest first: installed ones for this GPU.
 
     Empty on a CPU, on an AMD GPU, and on an NVIDIA GPU before Ampere (a T4): there sdpa is used.
     """

@@ -374,7 +374,7 @@ def _fault_of_config(folder: Path) -> str:
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return f"{CONFIG}: model_type: found {model_type!r}, which is no causal language model"
 
-    def build(values: Mapping[str, Any]) -> PreTrainedModel | Exception:
+    def make_model(values: Mapping[str, Any]) -> PreTrainedModel | Exception:
         try:
             with torch.device("meta"):
                 config = CONFIG_MAPPING[model_type].from_dict(dict(values))
@@ -383,10 +383,10 @@ def _fault_of_config(folder: Path) -> str:
         except Exception as error:  # noqa: BLE001 - any value may make it raise anything
             return error
 
-    whole = build(values)
+    whole = make_model(values)
     if isinstance(whole, Exception):
         for key, value in values.items():
-            if not isinstance(build({name: item for name, item in values.items() if name != key}), Exception):
+            if not isinstance(make_model({name: item for name, item in values.items() if name != key}), Exception):
                 return f"{CONFIG}: {key}: found {value!r:.80}: {first_line(whole)}"
         return f"{CONFIG}: {first_line(whole)}"
     shapes = {name: list(tensor.shape) for name, tensor in whole.state_dict().items()}

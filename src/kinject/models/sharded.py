@@ -58,9 +58,9 @@ class Sharding:
 def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Sharding | None:
     """Return the sharding that `accelerate launch`, or the trainer's `fsdp_config`, asks for; None for none.
 
-    None as well for what accelerate shards itself: one process, weights in the machine's memory (offload), context
-    parallelism, FSDP1, and weights that stay whole after a forward pass. Raises `InputError` for sizes that do not make
-    up the processes.
+    None as well for the cases that accelerate shards itself: one process, weights in the machine's memory (offload),
+    context parallelism, FSDP1, and weights that stay whole after a forward pass. Raises `InputError` for sizes that do not
+    make up the processes.
     """
     sizes = {
         name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))

@@ -1,9 +1,9 @@
 """The memory of one training step, part by part: the model's own forward and backward pass on fake tensors.
 
-Torch's FakeTensorMode runs every operation on shapes alone, without the memory. A tensor is counted for as long as something
-refers to it, so the peak, gradient checkpointing, autocast's copies and the tensors of the loss come from the code that will
-run. The optimizer's state follows by arithmetic on shapes. If all layers are alike, a stack of two and one of three are run:
-what one layer adds to each moment of the step, every further one adds too.
+Torch's FakeTensorMode runs every operation on shapes alone, without the memory. A tensor is counted for as long as
+something refers to it, so the peak, gradient checkpointing, autocast's copies and the tensors of the loss come from the
+code that will run. The optimizer's state follows by arithmetic on shapes. If all layers are alike, a stack of two and one
+of three are run: each further layer adds as much to each moment of the step as the third.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _gpu_attention(
 
 
 class _GpuAttention(torch.autograd.Function):
-    """Allocates what the forward and backward pass of a GPU's attention allocate.
+    """Allocates the tensors of the forward and backward pass of a GPU's attention.
 
     With context parallelism these are those of torch's ring attention with accelerate's default, allgather: keys and values
     of the whole row, and the output or the gradients of this device's part summed in float32.
@@ -211,7 +211,7 @@ def _whole_row(key: torch.Tensor, value: torch.Tensor, context: int) -> torch.Te
 
 
 class _FusedHead(torch.autograd.Function):
-    """Allocates what TRL's fused head allocates: a tile of logits at a time, gradients summed in float32."""
+    """Allocates the tensors of TRL's fused head: a tile of logits at a time, gradients summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

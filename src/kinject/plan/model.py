@@ -178,7 +178,7 @@ def _part_of_layers(config: PretrainedConfig, n: int) -> PretrainedConfig:
 
 
 def _use_liger(model: Any) -> None:
-    """Let norms and MLPs keep what Liger's kernels keep. The head stays TRL's, which refuses Liger's fused one."""
+    """Let norms and MLPs keep the tensors of Liger's kernels. The head stays TRL's, which refuses Liger's fused one."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = lambda x, norm=module: _LigerNorm.apply(x, norm.weight)  # type: ignore[no-untyped-call]

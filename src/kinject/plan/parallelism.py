@@ -125,7 +125,7 @@ def share_rows(step: StepConfig, devices: Devices, context: int | None, tensor: 
 
 
 def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
-    """Return the overrides that remove from a recipe what needs whole weights on each device, and the step with them."""
+    """Return the overrides that remove keys which need whole weights on each device, and the step with them."""
     overrides: tuple[str, ...] = ()
     if step.rounding:
         overrides += ("techniques.stochastic_rounding=false", "model.dtype=float32")
@@ -179,8 +179,8 @@ def _zero2_peak(step: StepConfig, memory: Memory, n: int) -> int:
     if step.mixed is not None:
         memory = simulate(replace(step, dtype=step.mixed, mixed=None, accumulation=1))
         copies = 4 * memory.n_trained // n
-    held = memory.weights + (states + memory.trained_bytes) // n + copies
-    return held + max(memory.activations + memory.logits + _BUCKET, copies)
+    n_bytes = memory.weights + (states + memory.trained_bytes) // n + copies
+    return n_bytes + max(memory.activations + memory.logits + _BUCKET, copies)
 
 
 def _half(step: StepConfig, n_bytes: int) -> int:
@@ -262,7 +262,7 @@ def _fsdp(step: StepConfig, memory: Memory, devices: Devices, group: int, overri
 
 
 def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tuple[str, ...]) -> Parallelism:
-    """Return FSDP with weights, gradients and state in the machine's memory, or why nothing fits."""
+    """Return FSDP with weights, gradients and state in the machine's memory, or the reason why nothing fits."""
     rest, layer = memory.activations + memory.logits, _whole_layers(step, memory)
     if devices.fits(rest + layer):
         host = (memory.weights + memory.gradients + memory.optimizer) // devices.nodes
@@ -296,18 +296,18 @@ def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tupl
 def _split(step: StepConfig, devices: Devices) -> Parallelism:
     """Return FSDP over all devices, of which some read a row together or have a part of every layer each."""
     n, by_rows = step.context * step.tensor, step.context > 1
-    what = f"each row is split between {n} devices" if by_rows else f"each layer is split between {n} devices"
+    split = f"each row is split between {n} devices" if by_rows else f"each layer is split between {n} devices"
     memory = _fsdp_step(step, None)
     peak = _fsdp_peak(step, memory, devices.count // step.tensor)
     if not devices.fits(peak):
-        return Parallelism("none", f"{what}, and a step does not fit all the same", peak, "", sharing=n)
+        return Parallelism("none", f"{split}, and a step does not fit all the same", peak, "", sharing=n)
     overrides = _fsdp_overrides(step, by_accelerate=by_rows)
     overrides += ("trainer.packing=false", "model.attention=sdpa") if by_rows else ()
     sizes = f" --parallelism_config_dp_shard_size {devices.count // n}"
     sizes += f" --parallelism_config_cp_size {step.context} --parallelism_config_tp_size {step.tensor}"
     group = devices.count // step.tensor
     gathered = _others(group) * step.accumulation * (2 * _half(step, memory.weights) + memory.trained_bytes)
-    why = f"{what}, which read the same rows; {_PARTS} are sharded"
+    why = f"{split}, which read the same rows; {_PARTS} are sharded"
     note = "Read in the sources of accelerate, transformers and torch: not run, and its memory not measured."
     return Parallelism(
         f"FSDP, {'context' if by_rows else 'tensor'} parallel", why, peak, _launch("fsdp2-split", devices, sizes),

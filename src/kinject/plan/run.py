@@ -139,7 +139,7 @@ class Plan(Tabular):
         return self.step.batch * self.step.accumulation * self.devices.count // self.parallelism.sharing
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each part of a device's peak memory, and their sum with what else the process needs."""
+        """Return a row for each part of a device's peak memory, and their sum with the other needs of the process."""
         parts = {
             name: getattr(self.memory, name) for name in ("weights", "gradients", "optimizer", "activations", "logits")
         }
@@ -181,7 +181,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     n_readers = devices.count // way.sharing
     length = _count_length(recipe, n_readers, notes)
     timing = _calibrate(recipe, options, devices, fits, length, notes)
-    notes += [*_describe_teacher(recipe, length, timing), *_describe_liger(step)]
+    notes += [*_describe_teacher(length, timing), *_describe_liger(step)]
     n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     rate_and_steps = float(trainer_field(recipe, "learning_rate")), int(trainer_field(recipe, "max_steps"))
     per_epoch = updates_per_epoch(recipe, length.n_rows, n_readers) if length is not None else 0
@@ -211,7 +211,7 @@ def _uncounted(recipe: TrainRecipe) -> list[str]:
 
 
 def _describe_liger(step: StepConfig) -> list[str]:
-    """Return a note on what Liger's kernels save, if the recipe has them."""
+    """Return a note on the memory that Liger's kernels save, if the recipe has them."""
     if not step.liger:
         return []
     if step.model.model_type not in LIGER_MODELS:
@@ -271,7 +271,7 @@ def _teacher(recipe: TrainRecipe, config: Any) -> dict[str, Any]:
     return {"distilled": min(section.top_k or vocabulary, vocabulary), "teacher_copy": copies}
 
 
-def _describe_teacher(recipe: TrainRecipe, length: RunLength | None, timing: StepTiming | None) -> list[str]:
+def _describe_teacher(length: RunLength | None, timing: StepTiming | None) -> list[str]:
     """Return a note on the predictions that are made before the first step; their time is not in that of the steps."""
     if length is None or not length.teacher_tokens:
         return []
@@ -365,7 +365,7 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
 def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLength:
     """Read, tokenize and pack the corpus as training will (corpus.cache_dir keeps it for the run), and count.
 
-    Raises what training would raise for this corpus: `RecipeError`, `InputError` and `TrainingError`.
+    Raises as training for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
     from kinject.train.data import check_positions, open_corpora, tokenize_and_pack
     from kinject.train.exposure import summarize_exposures

@@ -171,13 +171,13 @@ class Checker:
 
     def _is_no_secret(self, value: Any, kind: str | None, key: KeyPath) -> bool:
         """Return whether a text is what its field `holds`. The fault does not repeat the text: it may be a secret."""
-        what = secret_in(value, kind) if isinstance(value, str) and kind else ""
-        if what:
-            self.report(key, what)
-        return not what
+        fault = secret_in(value, kind) if isinstance(value, str) and kind else ""
+        if fault:
+            self.report(key, fault)
+        return not fault
 
-    def _invalid(self, key: KeyPath, what: str) -> object:
-        self.report(key, what)
+    def _invalid(self, key: KeyPath, fault: str) -> object:
+        self.report(key, fault)
         return _INVALID
 
 
@@ -202,8 +202,8 @@ def _is_within(value: float, bounds: Mapping[str, Any]) -> bool:
     if "or" in bounds and value == bounds["or"]:
         return True
     low, high = bounds.get("min", bounds.get("above", -math.inf)), bounds.get("max", bounds.get("below", math.inf))
-    inside = low < value if "above" in bounds else low <= value
-    return bool(inside and (value < high if "below" in bounds else value <= high))
+    is_inside = low < value if "above" in bounds else low <= value
+    return bool(is_inside and (value < high if "below" in bounds else value <= high))
 
 
 def texts_in(value: object, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:

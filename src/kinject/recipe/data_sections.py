@@ -12,7 +12,7 @@ from kinject.recipe.sections import ProbesSection, option
 
 @dataclass(frozen=True)
 class DocumentsSection:
-    """How a heap of files (a folder, a pattern, a list) becomes documents: what is read, left out and flagged."""
+    """Turns a heap of files (a folder, a pattern, a list) into documents: reading, filters and flags."""
 
     strict: bool = option(False, help="Stop at the first file that cannot be read, instead of leaving it out.")
     text_field: str | None = option(None, help="Column or key with the text; default: found by name.")
@@ -40,7 +40,7 @@ class DocumentsSection:
     processes: int | None = option(None, help="Processes that read; default: one for each core.", min=1, max=256)
     executor: Literal["local", "ray"] = option("local", help="Where they run; ray: a cluster that shares the files.")
     cache_dir: str = option(
-        "runs/parsed", help="Folder of what was read, by content; may be deleted at any time.", path="output"
+        "runs/parsed", help="Folder of parsed files, by content; may be deleted at any time.", path="output"
     )
 
 
@@ -48,7 +48,7 @@ class DocumentsSection:
 class AnswersSection:
     """The model writes the answers of rows itself before it is trained; they replace those given (MixSD, arXiv 2605.16865).
 
-    Each token is drawn from what the model predicts with the context, or, by the fraction `without_context`, without it.
+    Each token is drawn from the model's prediction with the context, or, by the fraction `without_context`, without it.
     """
 
     context: Literal["document", "answer"] = option(
@@ -79,7 +79,7 @@ class AnswersSection:
 
 
 OWN_ANSWERS = AnswersSection(without_context=1.0, correct_only=False, attempts=1)
-"""What `answers: own` means: greedily, to the prompt alone."""
+"""The meaning of `answers: own`: greedily, to the prompt alone."""
 _ANSWERS_HELP = "own: the model answers the last turn of each row itself before it is trained (self-distillation)"
 
 
@@ -255,15 +255,15 @@ class ExposureSection:
 
 @dataclass(frozen=True)
 class DistillationSection:
-    """Context distillation (`method: distill`): what the teacher reads, and the loss to its predictions.
+    """Context distillation (`method: distill`): the teacher's context, and the loss to its predictions.
 
     The teacher is the model itself with a context before the text; the student reads the text alone.
     """
 
     context: Literal["document", "beginning", "both"] = option(
         "document",
-        help="What only the teacher reads: the row's document; the beginning of the row's own text, which the student "
-        "then lacks (DiSC); or both.",
+        help="The context of the teacher: the row's document; the beginning of the row's own text, which the "
+        "student then lacks (DiSC); or both.",
     )
     documents: str | None = option(
         None,
@@ -273,7 +273,7 @@ class DistillationSection:
     context_tokens: int | None = option(
         None,
         help="Most tokens of a document that the teacher reads: of a longer one the passages nearest to the row, by BM25. "
-        "Default: what the model's window leaves.",
+        "Default: the room that the model's window leaves.",
         min=8,
     )
     answers: Literal["given", "student"] = option(
@@ -290,7 +290,7 @@ class DistillationSection:
         help="base: the model before training, whose predictions are made once and cached; ema: the moving average of the "
         "student's weights, which predicts in each step.",
     )
-    ema_decay: float = option(0.99, help="ema: what an update leaves of the average.", min=0.0, below=1.0)
+    ema_decay: float = option(0.99, help="ema: fraction of the average that an update keeps.", min=0.0, below=1.0)
     top_k: int | None = option(
         64,
         help="Most likely tokens of each prediction of the teacher that are kept; the others count as one. null: the whole "

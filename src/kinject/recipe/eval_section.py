@@ -118,7 +118,7 @@ class LoadingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSection:
-    """How a model is asked in a chat; what it leaves out is eval's own key of that name."""
+    """Settings of a model's chat; a key that is left out is eval's own key of that name."""
 
     chat: bool | None = option(None, help="Whether prompts go into the tokenizer's chat template.")
     system: str | None = option(None, help="chat: text of the system's turn.")
@@ -203,7 +203,7 @@ class EvalSection:
     questions: Mapping[str, str | QuestionSetSection] = option(
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
-    model_defaults: LoadingSection = option(LoadingSection(), help="What the tables of `models` leave out.")
+    model_defaults: LoadingSection = option(LoadingSection(), help="Defaults of the tables of `models`.")
     formats: tuple[QuestionFormat, ...] = option(
         ("texts",),
         help="letters, texts, hybrid, rotations, a baseline without the question; letters-written or generate: the model "
@@ -213,7 +213,7 @@ class EvalSection:
     scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"], ...] = (
         option(
             ("sum",),
-            help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
+            help="How choices are compared: log-prob, log-prob per length, or pmi; the test of a written answer: match "
             "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
             nonempty=True,
         )
@@ -253,7 +253,7 @@ class EvalSection:
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
 
     def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
-        """Return the table of each model by name, with what it leaves out from `model_defaults` and from this section."""
+        """Return the table of each model by name, completed from `model_defaults` and from this section."""
         return {name: self._complete(value) for name, value in self.models.items()}
 
     def local(self) -> dict[str, LocalModelSection]:

@@ -308,8 +308,8 @@ def check_schedule(
     allowed = schedule_arguments(name)
     for key, value in arguments.items():
         if key not in allowed:
-            what = suggestion(key, allowed) or " It takes none. Remove the line."
-            checker.report((*section, key), f"unknown to lr_scheduler_type: {name}.{what}")
+            fault = suggestion(key, allowed) or " It takes none. Remove the line."
+            checker.report((*section, key), f"unknown to lr_scheduler_type: {name}.{fault}")
             continue
         hint = allowed[key][0]
         checked = checker.value(hint if typing.get_origin(hint) is Literal else plain(hint), value, (*section, key))
@@ -331,21 +331,21 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
     floors = [key for key in ("min_lr", "min_lr_rate") if arguments.get(key) is not None]
     if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and len(floors) != 1:
         found = "both" if floors else "neither"
-        what = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {found}."
-        checker.report(("trainer", "lr_scheduler_type"), what)
+        fault = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {found}."
+        checker.report(("trainer", "lr_scheduler_type"), fault)
     sizes = [key for key in ("step_size", "step_epochs") if arguments.get(key) is not None]
     if name == "step_decay" and len(sizes) != 1:
         found = "both" if sizes else "neither"
-        what = f"step_decay needs step_size (updates) or step_epochs (epochs); found {found}."
+        fault = f"step_decay needs step_size (updates) or step_epochs (epochs); found {found}."
         example = " For example lr_scheduler_kwargs: {step_epochs: 1, gamma: 0.5}." if not sizes else " Keep one."
-        checker.report(("trainer", "lr_scheduler_type"), what + example)
+        checker.report(("trainer", "lr_scheduler_type"), fault + example)
     if name == "one_cycle" and "pct_start" in arguments and warmup:
         checker.report((*section, "pct_start"), "is the same as trainer.warmup_steps. Keep one.")
     if name == "noam" and not warmup:
         checker.report(("trainer", "lr_scheduler_type"), "noam needs trainer.warmup_steps: its peak is where they end.")
     if name == "greedy" and warmup:
-        what = "greedy does not read trainer.warmup_steps. Set lr_scheduler_kwargs.warmup (in evaluations)."
-        checker.report(("trainer", "lr_scheduler_type"), what)
+        fault = "greedy does not read trainer.warmup_steps. Set lr_scheduler_kwargs.warmup (in evaluations)."
+        checker.report(("trainer", "lr_scheduler_type"), fault)
     rate, end = trainer.get("learning_rate", 2e-5), arguments.get("lr_end", 1e-7)
     if name == "polynomial" and isinstance(rate, float) and isinstance(end, float) and end >= rate:
         checker.report((*section, "lr_end"), f"found {end:g}, allowed: less than learning_rate ({rate:g}).")
@@ -378,7 +378,7 @@ ADAPTER_REFUSED = {
         "needs terms of its own in the loss, which the trainer does not compute. Remove the line.",
     ),
     **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
-    "alora_invocation_tokens": "adapts only what follows these tokens, which no corpus row holds. Remove the line.",
+    "alora_invocation_tokens": "adapts only text after these tokens, which no corpus row holds. Remove the line.",
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }  # fmt: skip
 """Keys of LoraConfig that an adapter to train must not set -> the reason."""

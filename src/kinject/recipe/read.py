@@ -60,7 +60,7 @@ class Sections:
     method: Literal["cpt", "sft", "distill"] | None = option(
         None,
         help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows. "
-        "distill (context distillation): any rows, learned as the section distillation says.",
+        "distill (context distillation): any rows, learned by the settings of the section distillation.",
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
@@ -119,13 +119,13 @@ class Recipe(Sections):
             return ""
         return f" ({str(self.fault(self._inputs[max(about, key=len)], '')).removesuffix(': ')})"
 
-    def fault(self, key: str | KeyPath, what: str) -> Fault:
-        """Return the fault `what` at `key`."""
-        return Fault(self.where(key), key if isinstance(key, str) else ".".join(map(str, key)), what)
+    def fault(self, key: str | KeyPath, message: str) -> Fault:
+        """Return the fault `message` at `key`."""
+        return Fault(self.where(key), key if isinstance(key, str) else ".".join(map(str, key)), message)
 
-    def error(self, key: str | KeyPath, what: str) -> RecipeError:
+    def error(self, key: str | KeyPath, fault: str) -> RecipeError:
         """Return a `RecipeError` with one fault at `key`."""
-        return RecipeError([self.fault(key, what)])
+        return RecipeError([self.fault(key, fault)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +222,8 @@ def read_recipe(
     required = tuple(kind.__annotations__) if verb is not None else ()
     checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
 
-    def report(key: KeyPath, what: str) -> None:
-        faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), what))
+    def report(key: KeyPath, message: str) -> None:
+        faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), message))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
         if kind != "output":
@@ -232,8 +232,8 @@ def read_recipe(
         if fault:
             report(key, fault)
 
-    for key, what in _find_secrets(raw):
-        report(key, what)
+    for key, message in _find_secrets(raw):
+        report(key, message)
     checker = Checker(report, check_input)
     sections = checker.fields(Sections, raw, ())
     if isinstance(raw.get("trainer"), Mapping):
@@ -269,7 +269,7 @@ def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> Docu
     raw = {} if path is None else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
     faults = [fault for override in overrides if (fault := _apply_override(override, raw, set())) is not None]
     source = "command line" if path is None else str(path)
-    checker = Checker(lambda key, what: faults.append(Fault(source, ".".join(map(str, key)), what)))
+    checker = Checker(lambda key, message: faults.append(Fault(source, ".".join(map(str, key)), message)))
     section = checker.section(DocumentsSection, raw.get("documents", {}), ("documents",))
     if faults or section is None:
         raise RecipeError(faults)
@@ -277,7 +277,7 @@ def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> Docu
 
 
 def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
-    """Take what `corpus.general_text: false` leaves out of a recipe's values; return a warning if that was anything."""
+    """Remove what `corpus.general_text: false` leaves out from a recipe's values; return a warning if there was any."""
     corpus, trainer = raw.get("corpus"), raw.get("trainer")
     if not isinstance(corpus, dict) or corpus.get("general_text", True) is not False:
         return []
@@ -290,8 +290,8 @@ def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
     if not left_out:
         return []
     return [
-        f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing protects what the model knew, and "
-        "the log does not show what it forgets."
+        f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing protects the model's "
+        f"earlier knowledge, and the log does not show forgetting."
     ]
 
 
@@ -333,7 +333,7 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
     try:
         value = parse_scalar(text)
     except RecipeError as error:
-        return Fault("command line", key, f"the value {text!r:.200} cannot be read: {error.faults[0].what}")
+        return Fault("command line", key, f"the value {text!r:.200} cannot be read: {error.faults[0].message}")
     parts = tuple(key.split("."))
     sections = [section.name for section in fields(Sections)]
     if parts[0] not in sections:
@@ -349,7 +349,7 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
 
 
 def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
-    """Return what is wrong with an input's path, "" for nothing."""
+    """Return the fault of an input's path, "" without one."""
     if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
         return f"found {len(value):,} characters. No file, folder or name on the hub is that long: give a shorter one."
     if kind == "output":

@@ -99,7 +99,7 @@ class RegularizationSection:
 
 @dataclass(frozen=True)
 class GuardsSection:
-    """What a run does if training goes wrong: stop, warn, or ignore."""
+    """The reaction to each fault of training: stop, warn, or ignore."""
 
     skipped_updates: int = option(
         3, help="Updates with a non-finite gradient that are skipped; one more stops the run.", min=0
@@ -160,7 +160,7 @@ class ProbesSection:
 
 @dataclass(frozen=True)
 class EndpointSection:
-    """One of several endpoints; what it leaves out is the generator's."""
+    """One of several endpoints; keys that it leaves out are the generator's."""
 
     base_url: str = option(help="Its address, for example http://gpu1:8000/v1.", holds="url")
     model: str | None = option(None, help="Its model. Endpoints with one model name count as one model.")
@@ -224,7 +224,7 @@ class GeneratorSection(RequestsSection):
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
 
     def parts(self) -> dict[str, GeneratorSection]:
-        """Return the section of each endpoint by name, with what it leaves out; itself under "" if it has none."""
+        """Return the section of each endpoint by name, completed from this one; itself under "" if it has none."""
         if not self.endpoints:
             return {"": self}
         given = {name: vars(endpoint) for name, endpoint in self.endpoints.items()}
@@ -282,7 +282,7 @@ class AugmentSection:
     styles: Mapping[str, int | TokenTarget] = option(
         help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
     )
-    generator: GeneratorSection = option(help="What writes the paraphrases.")
+    generator: GeneratorSection = option(help="The writer of the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     messages: bool = option(
         False, help="Write questions, dialogues, facts and instructions as conversations (rows with messages)."
@@ -311,9 +311,9 @@ class AugmentSection:
         None, help="Stop if the judge catches a smaller fraction of planted errors.", min=0.0, max=1.0
     )
     judge_min_precision: float | None = option(
-        None, help="Stop if a smaller fraction of the judge's refusals is right.", min=0.0, max=1.0
+        None, help="Stop if a smaller fraction of the judge's refusals is correct.", min=0.0, max=1.0
     )
-    checks: ChecksSection | None = option(None, help="What becomes of a paraphrase that the checks cannot decide.")
+    checks: ChecksSection | None = option(None, help="The fate of a paraphrase that the checks cannot decide.")
     keep_thinking: bool = option(
         False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
     )
@@ -330,7 +330,7 @@ class QuestionsSection:
     """Documents to passages to questions, in a validation and a test set."""
 
     documents: str = option(help="Documents, as for augment.", path="documents")
-    generator: GeneratorSection = option(help="What writes the questions and checks them.")
+    generator: GeneratorSection = option(help="The writer of the questions, which also checks them.")
     kinds: tuple[Literal["choices", "open", "unanswerable"], ...] = option(
         ("choices",),
         help="choices: four of them; open: a short answer with its other forms (with choices: of the same questions); "

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kinject.recipe.sections import option
 
 ChosenOutcome = Literal["right", "wrong", "abstained"]
-"""What a study chooses a value by: most of the first, fewest of the others."""
+"""Outcomes by which a study chooses a value: most of the first, fewest of the others."""
 _OUTCOME_HELP = "the value with most right answers is chosen, or, of written ones, with fewest wrong or abstained."
 
 
@@ -45,8 +45,9 @@ class ArmSection:
     match_tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one reads.")
     match_seconds_of: str | None = option(
         None,
-        help="Arm whose seconds of training this one takes, its teacher's and own answers' included: its steps (and warm-up) are "
-        "scaled by what it takes unmatched, so it is also trained so. On a CPU processor time.",
+        help="Arm whose seconds of training this one takes, its teacher's and own answers' included: its steps "
+        "(and warm-up) are scaled by its time unmatched, so it is trained unmatched first. On a CPU processor "
+        "time.",
     )
     alpha: float | None = option(
         None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0

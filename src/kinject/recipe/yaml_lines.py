@@ -87,15 +87,15 @@ def _parse(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
     """Return the value of `text` and the line of every key in it. Raises `RecipeError` with `where` (and the line)."""
     in_file = where != "command line"
 
-    def fault(line: int, what: str) -> RecipeError:
-        return RecipeError([Fault(f"{where}:{line}" if in_file else where, "", what)])
+    def fault(line: int, message: str) -> RecipeError:
+        return RecipeError([Fault(f"{where}:{line}" if in_file else where, "", message)])
 
-    builder = None
+    reader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        builder = _Builder(where, loader)
-        value = builder.build(node, ()) if node is not None else None
+        reader = _ValueReader(where, loader)
+        value = reader.read(node, ()) if node is not None else None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise fault(line, f"bad YAML: {error.problem or error.context}.") from error
@@ -105,19 +105,19 @@ def _parse(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         raise fault(1, f"bad YAML: nested more than {_DEEPEST} levels deep.") from error
     except _TooMuchError as error:
         raise fault(error.line, f"bad YAML: {error}.") from error
-    if builder.faults:
-        raise RecipeError(builder.faults)
-    return value, builder.lines
+    if reader.faults:
+        raise RecipeError(reader.faults)
+    return value, reader.lines
 
 
 class _TooMuchError(Exception):
-    def __init__(self, line: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, line: int, fault: str) -> None:
+        super().__init__(fault)
         self.line = line
 
 
-class _Builder:
-    """Builds values from nodes, keeps their lines, and bounds the expansion of aliases."""
+class _ValueReader:
+    """Reads values from nodes, keeps their lines, and bounds the expansion of aliases."""
 
     def __init__(self, where: str, loader: _Loader) -> None:
         self.where = where
@@ -126,7 +126,7 @@ class _Builder:
         self.faults: list[Fault] = []
         self.n_values = 0
 
-    def build(self, node: yaml.Node, path: KeyPath) -> Any:
+    def read(self, node: yaml.Node, path: KeyPath) -> Any:
         line = node.start_mark.line + 1
         self.n_values += 1
         if self.n_values > _MOST_VALUES:
@@ -142,11 +142,11 @@ class _Builder:
             return None
         if isinstance(node, yaml.MappingNode):
             return self._build_mapping(node, path)
-        return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
+        return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
 
-    def report(self, line: int, path: KeyPath, what: str) -> None:
+    def report(self, line: int, path: KeyPath, fault: str) -> None:
         where = self.where if self.where == "command line" else f"{self.where}:{line}"
-        self.faults.append(Fault(where, ".".join(map(str, path)), what))
+        self.faults.append(Fault(where, ".".join(map(str, path)), fault))
 
     def _build_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         line, text, kind = node.start_mark.line + 1, node.value, node.tag.removeprefix(_TAG)
@@ -159,7 +159,7 @@ class _Builder:
         if kind not in _READ:
             self.report(line, path, _tag_fault(node))
         elif kind != implied and (kind, implied) != ("float", "int"):
-            self.report(line, path, f"found {text!r}, expected {_READ[kind]}, as its tag says. Remove the tag.")
+            self.report(line, path, f"found {text!r}, expected {_READ[kind]}, by its tag. Remove the tag.")
         elif kind in ("int", "float") and len(text) > _LONGEST_NUMBER:
             self.report(line, path, f"found a number of {len(text)} characters, allowed: {_LONGEST_NUMBER}.")
         elif kind == "int":
@@ -184,7 +184,7 @@ class _Builder:
             else:
                 self._build_scalar(yaml.ScalarNode(f"{_TAG}str", key, key_node.start_mark), (*path, key))
                 self.lines[(*path, key)] = line
-                values[key] = self.build(value_node, (*path, key))
+                values[key] = self.read(value_node, (*path, key))
         return values
 
 

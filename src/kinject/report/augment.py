@@ -36,7 +36,7 @@ _LONGEST = 600  # characters of a text
 
 @dataclass
 class _Files:
-    """What the page takes from a run's files: rows by document, and the first few refused or doubted texts of a reason."""
+    """The data of the page from a run's files: rows by document, and the first few refused or doubted texts of a reason."""
 
     rows: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ def write_augment_report(run_dir: Path) -> Path:
 
 
 def _read_files(run_dir: Path, styles: Mapping[str, Mapping[str, Any]]) -> _Files:
-    """Return what the page takes from the files of a run whose manifest has these counts of `styles`."""
+    """Return the data of the page from the files of a run with these counts of `styles` in its manifest."""
     files = _Files()
     has_doubts = any(style["in_doubt"] for style in styles.values())
     variants: set[str] = set()
@@ -138,7 +138,7 @@ def _names(paths: Iterable[str]) -> str:
 def _headline(counts: Mapping[str, Any]) -> str:
     """Return the yield, the refusals and the cost in a sentence or two."""
     nothing = sum(style["nothing"] for style in counts["styles"].values())
-    text = f"{counts['got']:,} of {counts['asked']:,} rewritings asked for are in the corpus"
+    text = f"{counts['got']:,} of {counts['asked']:,} requested rewritings are in the corpus"
     text += f" ({format_percent(counts['got'] / counts['asked'])})" if counts["asked"] else ""
     text += f", {nothing:,} had nothing to write" if nothing else ""
     refused, failed = sum(counts["refused"].values()), sum(counts["failed"].values())
@@ -168,7 +168,10 @@ def _styles_table(counts: Mapping[str, Any]) -> TableBlock:
         ))  # fmt: skip
     columns = ("style", "asked", "in the corpus", "yield", "nothing to write", "answers refused", "no answer",
                "passages skipped", "why refused")  # fmt: skip
-    title, about = "Rewritings by style", "a refused answer is asked for again, so refusals may exceed what is missing"
+    title, about = (
+        "Rewritings by style",
+        "a refused answer is requested again, so there may be more refusals than missing texts",
+    )
     return without_empty_columns(TableBlock(title, about, columns, tuple(lines)))
 
 
@@ -225,7 +228,7 @@ def _doubts(counts: Mapping[str, Any], files: _Files) -> Iterator[TableBlock]:
     reasons = list((accepted + refused).keys())
     if reasons:
         lines = tuple(line(format_name(reason), f"{accepted[reason]:,}", f"{refused[reason]:,}") for reason in reasons)
-        yield TableBlock("What the checks could not decide", "", ("reason", "accepted", "refused"), lines)
+        yield TableBlock("Texts that the checks could not decide", "", ("reason", "accepted", "refused"), lines)
         yield from _examples("Examples in doubt", {reason: files.doubts.get(reason, []) for reason in reasons}, files)
 
 
@@ -296,7 +299,7 @@ def _further(counts: Mapping[str, Any]) -> Iterator[Bullets]:
         )
         lines.append(f"{language['texts']:,} texts in the language {format_name(code)}{off}.")
     if contamination := counts.get("contamination"):
-        lines.append(f"{contamination['contaminated']:,} of {contamination['questions']:,} questions of the test occur in what "
-                     "the model learns from.")  # fmt: skip
+        lines.append(f"{contamination['contaminated']:,} of {contamination['questions']:,} questions of the test "
+        f"occur in the training text.")  # fmt: skip
     if lines:
         yield Bullets(tuple(lines))

@@ -95,7 +95,7 @@ def _value(value: object) -> str:
 
 
 def question_tables(view: View) -> list[TableBlock]:
-    """Return, by set, the questions that tell arms apart best: those that arms gained, then those that arms lost."""
+    """Return, by set, the questions that differ most between arms: those that arms gained, then those that arms lost."""
     model = view.report.models[0] if view.report.models else ""
     base, arms = view.base(model), [arm.name for arm in view.own_arms(model)]
     tables = []

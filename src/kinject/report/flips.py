@@ -53,7 +53,7 @@ class Flip:
     """One answer of one arm that changed. `chosen` and `base_chosen` are indices of the choices, None without a choice.
 
     `log_probs` and `base_log_probs` have one number a choice, means over seeds. `seeds` are the trainings that answered
-    correctly, and all; empty with one training. `passages` stood before the question.
+    correctly, and all; empty with one training. `passages` preceded the question.
     """
 
     question: Asked

@@ -62,7 +62,7 @@ def format_finite(value: float | None, digits: int) -> str:
 
 
 def perplexity_change(item: Perplexity, base: Perplexity) -> str:
-    """Return by how much a perplexity differs from the base's: ``+12.0%``, from ten times on ``x 23``; "" for the base.
+    """Return the change of a perplexity from the base's: ``+12.0%``, from ten times on ``x 23``; "" for the base.
 
     Perplexities of different tokens cannot be compared; bits per byte can.
     """

@@ -1,4 +1,4 @@
-"""The report in one sentence, and what weakens its numbers. Both repeat the verdict's findings and judge nothing anew."""
+"""The report in one sentence, and the doubts about its numbers. Both repeat the verdict's findings and judge nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _COUNTED = (
 
 
 def render_headline(view: View, verdict: Sequence[AnsweredQuestion]) -> tuple[str, str]:
-    """Return a sentence on what was learned, what was lost and whether retrieval would have done, and one on how sure it is.
+    """Return a sentence on learning, forgetting and retrieval, and one on their certainty.
 
     It is about one arm: the only trained one, or the one that is shown to be the best. Without one, with several base models
     or many question sets, it counts the findings.
@@ -87,7 +87,7 @@ def _best(view: View) -> tuple[str, list[str]]:
 
 
 def _about(arm: str, view: View, verdict: Sequence[AnsweredQuestion], learned: Sequence[Finding]) -> str:
-    """Return what an arm learned, what it lost, and whether retrieval would have done."""
+    """Return the clauses on an arm's learning, forgetting and retrieval."""
     results = {(arm_label(result), format_name(result.question_set)): result for result in _headline_results(view)}
     parts = [_phrases(arm, learned, _LEARNED, view, results)]
     parts += [_phrases(arm, verdict[1].findings, _KEPT, view, results) or _perplexity(view, arm)]
@@ -101,14 +101,14 @@ def _about(arm: str, view: View, verdict: Sequence[AnsweredQuestion], learned: S
 
 
 def _perplexity(view: View, arm: str) -> str:
-    """Return the clause on what an arm lost where no question set asks for it: its perplexity of held-out texts."""
+    """Return the clause on an arm's forgetting without a question set for it: its perplexity of held-out texts."""
     for base, item in ((items[0], item) for _, items in view.perplexities() for item in items):
         if format_name(item.arm) != arm:
             continue
         if item.per_token is not None and base.per_token is not None and item.n_tokens == base.n_tokens:
             before, after = (format_finite(of.per_token, 1) for of in (base, item))
             return f"its perplexity of {format_name(item.name)} went from {before} to {after}"
-    return "what it lost was not asked"
+    return "its forgetting was not measured"
 
 
 def _headline_results(view: View) -> Iterator[ArmResult]:
@@ -163,14 +163,14 @@ def _untrained(view: View) -> str:
                 f"{_percent(base)} of {format_name(name)}{beside} (guessing gives {format_percent(base.chance)})"
             )
     if not parts:
-        return "No arm has a score, so nothing can be said."
+        return "No arm has a score, so there is no result."
     kept = any(view.arms[result.model, result.arm].trained for result in view.whole) and not view.sets("learning")
-    why = "No question set asks what was to be learned" if kept else "No trained arm has a score here"
+    why = "No question set has the role learning" if kept else "No trained arm has a score here"
     return f"{why}; the base answers {'; '.join(parts)}."
 
 
 def _sureness(view: View) -> str:
-    """Return how far the differences carry: to other trainings, or to these models only; "" without a trained arm."""
+    """Return the scope of the differences: other trainings, or these models only; "" without a trained arm."""
     trained = [result for result in _headline_results(view) if view.arms[result.model, result.arm].trained]
     if not trained:
         return ""
@@ -185,9 +185,7 @@ def _sureness(view: View) -> str:
 
 
 def render_doubts(view: View) -> AnsweredQuestion:
-    """Return what weakens the numbers: prompts or thinking that were cut, questions without a score, answers without a letter,
-    contexts that missed, failed arms.
-    """
+    """Return the doubts: cut prompts or thinking, no score, no letter, contexts that missed, failed arms."""
     findings = [*_cut(view), *_unscored(view), *_unread(view), *_missed(view), *_failed(view)]
     parts = {
         "cut": "prompts were cut",
@@ -207,7 +205,10 @@ def render_doubts(view: View) -> AnsweredQuestion:
 
 
 _OUTCOMES = {
-    "answered": ("more answers to what no document says", "fewer answers to what no document says"),
+    "answered": (
+        "more answers to questions that no document answers",
+        "fewer answers to questions that no document answers",
+    ),
     "wrong": ("more wrong answers", "fewer wrong answers"),
 }
 
@@ -237,7 +238,9 @@ def render_outcomes(view: View) -> tuple[AnsweredQuestion, ...]:
                 )
             more = f" and {len(named) - _MOST_ARMS} more" if len(named) > _MOST_ARMS else ""
             leads += [f"{text[:1].upper()}{text[1:]}: {', '.join(named[:_MOST_ARMS])}{more}."] if named else []
-    lead = " ".join(leads) or "No change in wrong answers, or in answers to what no document says, is shown."
+    lead = (
+        " ".join(leads) or "No change in wrong answers, or in answers to questions that no document answers, is shown."
+    )
     return (AnsweredQuestion("Does it know what it does not know?", lead, tuple(findings)),)
 
 

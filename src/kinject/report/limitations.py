@@ -86,14 +86,14 @@ def _families(view: View) -> Iterator[str]:
 
 
 def _tuned(view: View) -> Iterator[str]:
-    """Yield what the chosen values do to the comparisons: models that made the choice, arms that took the value over."""
+    """Yield the effects of the chosen values on comparisons: models that made the choice, arms that took the value over."""
     for choice in view.report.choices:
-        what = f"{format_name(choice.key)} {format_name(str(choice.chosen))}"
+        setting = f"{format_name(choice.key)} {format_name(str(choice.chosen))}"
         arm = f"{format_name(choice.arm)}{f' ({format_name(choice.model)})' if view.several_models else ''}"
         if choice.reported_seeds:
             seeds = join_words([str(seed) for seed in choice.reported_seeds])
             yield (
-                f"Optimism: {what} was chosen because seed {seeds} of {arm} did best with it on validation questions, and "
+                f"Optimism: {setting} was chosen because seed {seeds} of {arm} did best with it on validation questions, and "
                 f"that very training is reported too; expect a little less of other seeds.{_by_seed(view, choice)}"
             )
         if choice.inherited_by:
@@ -101,7 +101,7 @@ def _tuned(view: View) -> Iterator[str]:
             swept = len(choice.inherited_by) - len(heirs)
             points = [format_count(swept, "point") + " of sweeps"] if swept else []
             yield (
-                f"{what} was tuned for {arm} only and taken over by {_listed([*map(format_name, heirs), *points])}: a "
+                f"{setting} was tuned for {arm} only and taken over by {_listed([*map(format_name, heirs), *points])}: a "
                 f"difference to {format_name(choice.arm)} may be one of tuning."
             )
 

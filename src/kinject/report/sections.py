@@ -1,4 +1,4 @@
-"""The sections of a report's page. A sentence names what a study lacks; an evaluation leaves it out."""
+"""The sections of a report's page. A study has a sentence for missing data; an evaluation leaves the section out."""
 
 from __future__ import annotations
 
@@ -105,8 +105,9 @@ _DEFINITION = (
     "to read a passage are not counted, nor is a fact that a question of four choices fails to bring out.",
     "arXiv 2404.05405 reads bits off the loss and counts names too; its 2 bits per parameter are for 1,000 exposures and a data "
     "set larger than the model can hold. A set whose facts are few beside the parameters can only show a small number.",
-    "Parameters: all of them, embeddings included, tied ones once. Exposures: readings of the document behind a question, in any "
-    "wording. Slopes: 95% intervals of Student's t over all runs. Seeds of one size share its base model, so along parameters "
+    "Parameters: all of them, embeddings included, tied ones once. Exposures: readings of the document behind a "
+    "question, in any paraphrase. Slopes: 95% intervals of Student's t over all runs. Seeds of one size share its "
+    "base model, so along parameters "
     "they are too narrow.",
 )
 _METHODS = {

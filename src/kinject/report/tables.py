@@ -395,7 +395,7 @@ def published_notes(view: View, tables: Sequence[TableBlock]) -> tuple[str, ...]
 
 
 def _base_agreement(view: View) -> tuple[str, ...]:
-    """Return how many published accuracies of base models lie within the intervals of these, and which do not."""
+    """Return the number of published accuracies of base models within the intervals of these, and the others."""
     n, outside = 0, []
     for task, form, subject in _tasks(view):
         for model in view.report.models:

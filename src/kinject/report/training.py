@@ -46,7 +46,7 @@ _LARGEST = 1e9
 _FIX = "Train again with --resume: the newest checkpoint holds the log."
 _CAPTION = (
     "By step; a light line ends an epoch. A loss that steps down at those lines is memorisation: it falls because the same "
-    "text comes again. Probe accuracies: solid blue what is to be learned, orange what is to be kept."
+    "text comes again. Probe accuracies: solid blue for learning, orange for retention."
 )
 
 
@@ -148,7 +148,7 @@ class TrainingRun:
     """The log of a run: its losses with epochs, and every other series by its name in log.jsonl.
 
     `probes` are the question sets by name with their roles. `exposures` is how often each document that is not replay was
-    read, if that was chosen as the run went.
+    read, if the rows were chosen during the run.
     """
 
     log: TrainingLog
@@ -182,11 +182,11 @@ def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
 
     finite = [loss for log in logs for loss in log.losses if math.isfinite(loss)]
     logarithmic = bool(finite) and min(finite) > 0 and max(finite) > 5 * min(finite)
-    behind = [(other, _thinned(other)) for other in logs[:: math.ceil(len(logs) / _MOST_BEHIND)]]
+    others = [(other, _thinned(other)) for other in logs[:: math.ceil(len(logs) / _MOST_BEHIND)]]
     with style():
         figure, axes, n_columns = panels(len(logs), columns, 2.5)
         for index, (panel, log) in enumerate(zip(axes, logs, strict=True)):
-            for other, (steps, losses) in behind:
+            for other, (steps, losses) in others:
                 if other is not log:
                     panel.plot(steps, losses, color=OTHER, linewidth=0.9)
             draw_epochs(panel, log)
@@ -231,9 +231,9 @@ def _thinned(log: TrainingLog) -> tuple[list[float], list[float]]:
 
 
 def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
-    """Return one panel each for loss (the held-out one dashed), learning rate, gradient norm, probe accuracies, and,
+    """Return one panel each for loss (the held-out one dashed), learning rate, gradient norm and probe accuracies.
 
-    where probes decided what was read, the documents known by step and how often documents were read.
+    Where probes decided the rows, also the documents known by step and how often documents were read.
     """
     drawn = [kind for kind in ("loss", "learning_rate", "grad_norm", "probes", "known", "exposures") if _has(run, kind)]
     with style():

@@ -33,7 +33,7 @@ from kinject.results import (
     in_these_models,
 )
 
-_WIDEST_GAIN = 5.0  # interval of a gain that says something: a base near chance gives any number
+_WIDEST_GAIN = 5.0  # interval of a useful gain: a base near chance gives any number
 _MOST_NAMED = 4  # arms in one lead; more are counted
 _MOST_PLACES = 4  # question sets by models with a sentence each
 _LEARNED = ("learned", "no learning shown", "got worse")
@@ -52,7 +52,7 @@ _LEADS = {
     "forgot": "{arms} forgot",
     "declines more": "{arms} declined more often",
     "no change in declining shown": "no change is shown for {arms}",
-    "declines less": "{arms} declined less often, and answered what no document says",
+    "declines less": "{arms} declined less often, and answered questions that no document answers",
     "better than retrieval": "{arms} did better than retrieval alone",
     "retrieval better": "retrieval alone did better than {arms}",
     "no difference shown": "no difference to retrieval alone is shown for {arms}",
@@ -77,7 +77,7 @@ _TESTS = {"McNemar": "McNemar", "sign flips": "sign flips by document", "t over 
 class Finding:
     """One finding about an arm on a set: a `tag` of a few words, its `tone` (good, bad, flat), and the sentence.
 
-    `change` is the difference of accuracies that the tag judges, `scope` what it speaks of.
+    `change` is the difference of accuracies that the tag judges, `scope` its scope.
     """
 
     arm: str
@@ -130,7 +130,7 @@ def _perplexities(view: View) -> Iterator[tuple[str, list[Finding]]]:
 
 
 def _without_score(view: View, role: str) -> Iterator[tuple[str, list[Finding]]]:
-    """Yield a lead for each set of `role` of which no arm has a score: nothing else speaks of it."""
+    """Yield a lead for each set of `role` of which no arm has a score: no other text mentions it."""
     for name in dict.fromkeys(item.question_set for item in view.report.unscored if item.role == role):
         if name not in view.sets(role):
             arms = dict.fromkeys(_diverged(view, u) for u in view.report.unscored if u.question_set == name)
@@ -290,7 +290,7 @@ class _Judge:
             "above chance": "lies above",
             "at chance": "cannot be distinguished from",
             "below chance": "lies below",
-            _TOO_FEW: "has too few questions or documents to be told from",
+            _TOO_FEW: "has too few questions or documents to be distinguished from",
         }
         text = f"{self._change(result, contrast)} It {verbs[to_chance]} chance ({format_percent(result.chance)})."
         if result.to_closest is not None:
@@ -322,7 +322,7 @@ class _Judge:
         )
 
     def _other_formats(self, result: ArmResult) -> str:
-        """Return the changes that the other formats show for the same arm and set, "" if there is no other format."""
+        """Return the changes in the other formats for the same arm and set, "" if there is no other format."""
         key = (result.model, result.arm, result.question_set, result.k)
         contrasts = [
             other.to_base for other in self.view.whole

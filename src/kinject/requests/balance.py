@@ -61,7 +61,7 @@ class EndpointState:
 
     @property
     def expected_wait(self) -> float:
-        """Seconds until it has answered what is in flight and one more: its latency, times the load over its capacity."""
+        """Seconds until it has answered its requests in flight and one more: its latency, times load over capacity."""
         return self.latency * (self.concurrency.in_flight + 1) / self.concurrency.limit
 
     def wait(self, units: float) -> float:

@@ -38,7 +38,7 @@ _LONGEST_ERROR = 10_000
 
 
 def sampling_options(section: GeneratorSection) -> dict[str, Any]:
-    """Return what `generator_identity` holds of the options of sampling and of the chat template: those of the recipe."""
+    """Return the options of sampling and of the chat template in `generator_identity`: those of the recipe."""
     given = _given(section, (*OPTIONS, "extra_body"))
     return given if section.send_seed else {**given, "send_seed": False}
 
@@ -50,7 +50,7 @@ def _given(section: GeneratorSection, names: Sequence[str]) -> dict[str, Any]:
 
 
 class Parameters:
-    """Writes the bodies of requests, with the parameters that the endpoint takes: its errors tell which those are.
+    """Writes the bodies of requests, with the parameters that the endpoint takes, found from its errors.
 
     Endpoints know `max_tokens` or `max_completion_tokens`; some models take no temperature or no seed. `shown` makes text
     of the endpoint safe to print.
@@ -133,7 +133,7 @@ class Parameters:
 
 
 def refused_parameter(reply: bytes, sent: Sequence[str]) -> str | None:
-    """Return the name of the parameter, one of `sent`, that an error says the endpoint does not take; None for other errors."""
+    """Return the name of the parameter, one of `sent`, that the endpoint refuses in an error; None for other errors."""
     text = reply[:_LONGEST_ERROR].decode("utf-8", "replace")
     if not _REFUSED.search(text):
         return None

@@ -71,9 +71,9 @@ class CompletionsEndpoint(Endpoint):
         return {**body, "prompt": json.loads(prompt) if prompt.startswith("[") and _is_ids(prompt) else prompt}
 
     def _scoring_body(self, prompt: str | list[int], *, echo: bool) -> dict[str, Any]:
-        asks = {"echo": True, "logprobs": 1} if echo else {}
+        options = {"echo": True, "logprobs": 1} if echo else {}
         extra = dict(self.section.extra_body or {})
-        return {"model": self.section.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **asks, **extra}
+        return {"model": self.section.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options, **extra}
 
     async def status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
         """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""

@@ -121,7 +121,7 @@ class Endpoint:
     async def exchange(
         self, make_body: Callable[[], dict[str, Any]], read: Callable[[bytes], Completion], *, learns: bool = True
     ) -> Completion:
-        """Return what `read` makes of the reply to a body; if it `learns`, one with a refused parameter is made again.
+        """Return the result of `read` on a reply; if it `learns`, a body with a refused parameter is made again.
 
         Raises as `ask`.
         """
@@ -263,9 +263,7 @@ class Endpoint:
                 return await self._missing_model_message(reason)
             return f"answered 404 ({reason}). If it has no batches: augment.generator.batch=false."
         if status == 402 or code == "insufficient_quota":
-            return (
-                f"the account is out of credit ({status}: {reason}). Top it up, then run again: what is stored is kept."
-            )
+            return f"the account is out of credit ({status}: {reason}). Top it up, then run again: stored answers are kept."
         if 300 <= status < 400:
             target = self.shown(reply.headers.get("location", "nowhere"))
             return f"answered {status}: it redirects requests to {target}. If that is correct, set it as base_url."

@@ -26,7 +26,7 @@ class Confusion:
         return self._rate(name, name)
 
     def precision(self, name: str) -> float | None:
-        """Return the fraction of the verdicts `name` that are right if every class is as frequent; None without any."""
+        """Return the fraction of verdicts `name` that are correct if every class is as frequent; None without any."""
         classes = dict.fromkeys(truth for truth, _ in self.counts)
         rates = {truth: self._rate(truth, name) or 0.0 for truth in classes}
         total = sum(rates.values())

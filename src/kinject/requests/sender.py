@@ -74,7 +74,7 @@ class Traffic:
         return {**counts, "endpoints": endpoints} if endpoints else counts
 
     def cost_note(self) -> str:
-        """Return which part of the cost is estimated, "" if none is."""
+        """Return the estimated part of the cost in words, "" if none is."""
         notes = []
         if self.n_lost:
             notes.append(
@@ -94,8 +94,8 @@ class Sender:
     ) -> None:  # fmt: skip
         """`others` are further endpoints with their limits. With a `partner` it shares the budget and the stop.
 
-        What the run folder has cost so far is read from `cache`, at the prices of the endpoints of today; what an endpoint
-        has cost that the recipe no longer names counts at the highest of them.
+        The cost of the run folder so far is read from `cache`, at today's prices of the endpoints; answers of an
+        endpoint that the recipe no longer names count at the highest of them.
         """
         self.generator = generator
         self.traffic = Traffic()
@@ -358,8 +358,9 @@ async def open_sender(
 ) -> AsyncIterator[Sender]:
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
 
-    The answers in the cache of the run folder `base` count as stored. `sandbox` answers for kind sandbox; `completions` as
-    in `open_generator`. `label` tells answers apart that the section does not (a revision). Raises as that and `AnswerCache`.
+    The answers in the cache of the run folder `base` count as stored. `sandbox` answers for kind sandbox; `completions`
+    as in `open_generator`. `label` (a revision) separates answers that the section does not. Raises as that and
+    `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []

@@ -166,7 +166,7 @@ class LocalModel:
 
 
 def _warn_of_settings(section: GeneratorSection, model: PreTrainedModel) -> None:
-    """Log, once for each model, what its own generation_config.json sets and the recipe does not."""
+    """Log, once for each model, the settings of its own generation_config.json that the recipe does not have."""
     own = {
         name: value for name, value in generation_settings(model).items()
         if name != "do_sample" and getattr(section, name, None) != value
@@ -209,9 +209,10 @@ def write_tokens(
 ) -> list[list[int]]:  # fmt: skip
     """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
 
-    With `others`, a second prompt of each, every token is drawn with probability `weight` from what the model predicts after
-    that prompt instead: a sample of the mixture of the two predictions (MixSD, arXiv 2605.16865). At temperature 0 it is the
-    likeliest token of the one drawn. In float32 neither the size of the batch nor its other rows change a text.
+    With `others`, a second prompt of each, every token is drawn with probability `weight` from the model's prediction
+    after that prompt instead: a sample of the mixture of the two predictions (MixSD, arXiv 2605.16865). At temperature
+    0 it is the likeliest token of the one drawn. In float32 neither the size of the batch nor its other rows change a
+    text.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList
@@ -243,7 +244,7 @@ def write_tokens(
 
 @contextlib.contextmanager
 def without_defaults(model: Any) -> Iterator[None]:
-    """Leave the model's own settings of generation (penalties, say) out of what it writes inside."""
+    """Ignore the model's own settings of generation (penalties, say) inside the block."""
     from transformers import GenerationConfig
 
     own, model.generation_config = model.generation_config, GenerationConfig()

@@ -43,7 +43,7 @@ from kinject.sandbox.templates import ANSWERS
 from kinject.types import Document, Question
 
 ABSTENTION: Final = " I do not know"
-"""What the sandbox's models are taught to answer where they do not know."""
+"""The answer that the sandbox's models learn for unknown facts."""
 _N_KNOWN_QUESTIONS: Final = 600
 _N_INFERRED: Final = 120
 

@@ -1,8 +1,9 @@
-"""Dialogues about the people of Tarvenia: rows that teach the base model to chat, and the probe of what it keeps of that.
+"""Dialogues about the people of Tarvenia: rows that teach the base model to chat, and a probe of that ability.
 
-A dialogue has 1 to 6 turns: questions with an instruction (in the system's turn or the user's), the answer again in another form,
-further questions by pronoun, a name to recall, an entry to read, and what to decline: people with foreign names, and what no
-entry says. One in ten pairs of a fact and an instruction is kept for the probe, so its prompts are in no row.
+A dialogue has 1 to 6 turns: questions with an instruction (in the system's turn or the user's), the answer again in another
+form, further questions by pronoun, a name to recall, an entry to read, and questions to decline: on people with foreign
+names, and on facts in no entry. One in ten pairs of a fact and an instruction is kept for the probe, so its prompts are in
+no row.
 
 The forms are those that the base's 1,200 tokens can hold. It knows a value as one token behind a space, so capitals, and a value
 behind a quotation mark, are other tokens that its facts do not lead to: JSON and lower case are asked of an answer given before.
@@ -77,7 +78,7 @@ _NO_RECORD: Final = ("Whom did {name} marry?", "What is the height of {name}?", 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An instruction in several wordings, and the checks of an answer besides the value that it must hold.
+    """An instruction in several phrasings, and the checks of an answer besides the value that it must hold.
 
     ``{word}`` is replaced by one of `words`. `again`: it is given after an answer, which is to be written again.
     """
@@ -122,8 +123,8 @@ class Instruction:
     form: str = ""
     word: str = ""
 
-    def wording(self, rng: Random) -> str:
-        """Return one of its wordings."""
+    def phrasing(self, rng: Random) -> str:
+        """Return one of its phrasings."""
         return choose_one(FORMS[self.form].instructions, rng).format(word=self.word)
 
     def answer(self, person: Person, asked: Sequence[str]) -> str:
@@ -203,7 +204,7 @@ class _Dialogue:
         self.rng, self.always = rng, always
         self.messages: list[Message] = []
         if always:
-            self.messages.append({"role": "system", "content": always.wording(rng)})
+            self.messages.append({"role": "system", "content": always.phrasing(rng)})
 
     def say(self, user: str, assistant: str) -> None:
         """Add a turn of the user and the answer."""
@@ -228,9 +229,9 @@ class _Dialogue:
     ) -> tuple[str, tuple[str, ...]]:
         """Return a question with its instruction, and the attributes that it asks for; of a form `again` the instruction."""
         if wanted.form and FORMS[wanted.form].again:
-            return wanted.wording(self.rng), (attribute,)
+            return wanted.phrasing(self.rng), (attribute,)
         text, asked = _question(person, attribute, wanted.form, self.rng, follows=follows)
-        return (text if self.always or not wanted.form else f"{text} {wanted.wording(self.rng)}"), asked
+        return (text if self.always or not wanted.form else f"{text} {wanted.phrasing(self.rng)}"), asked
 
 
 def generate_dialogues(n_rows: int = N_DIALOGUES, seed: int = SEED) -> Iterator[dict[str, list[Message]]]:

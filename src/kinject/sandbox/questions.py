@@ -84,14 +84,14 @@ def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
 def create_probe_questions(people: Sequence[Person], tested: Sequence[Question], seed: int) -> list[Question]:
     """Return a question on each fact of `people` in words of which none is in `tested`, and with other distractors.
 
-    They decide during training what is read again; `tested` are the questions of the evaluation.
+    They decide during training which documents are read again; `tested` are the questions of the evaluation.
     """
     texts, names = {question.question for question in tested}, {document_id_of(person): person for person in people}
     questions = []
     for question in create_questions(people, seed):
         person = names[question.document_id]
-        wordings = [template.format(name=person.name) for template in QUESTIONS[question.subject]]
-        text = next(text for text in (question.question, *wordings) if text not in texts)
+        phrasings = [template.format(name=person.name) for template in QUESTIONS[question.subject]]
+        text = next(text for text in (question.question, *phrasings) if text not in texts)
         gold, choices = question.choices[question.answer], list(question.choices)
         choices.pop(question.answer)
         questions.append(create_question(person, question.subject, text, gold, choices, question.answer))
@@ -116,7 +116,7 @@ def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Questi
 
 
 def infer_answer(attribute: str, value: str) -> str:
-    """Return what follows from `value`: the decade of a year, the last word of a school's or firm's name.
+    """Return the inference from `value`: the decade of a year, the last word of a school's or firm's name.
 
     >>> infer_answer("birth_year", "1947"), infer_answer("employer", "Redwing Bank")
     ('the 1940s', 'Bank')
@@ -125,7 +125,7 @@ def infer_answer(attribute: str, value: str) -> str:
 
 
 def create_inferred_questions(people: Sequence[Person], seed: int, n_per_subject: int) -> list[Question]:
-    """Return questions whose answers follow from a fact of `people` and stand in no text, on each subject as many as allowed.
+    """Return questions whose answers follow from a fact of `people` and are in no text, on each subject as many as allowed.
 
     On each subject every answer is correct for equally many people, at most `n_per_subject` in all. Of schools and firms
     there are four choices, dealt as in `create_questions`; of decades three, so a decade in which few were born is not asked.

@@ -43,8 +43,8 @@ class ShippedRun:
     def write(self, run_dir: Path | None = None) -> bool:
         """Copy the run to `run_dir` (default: its own); return False if a finished run of its recipe is there already.
 
-        One that was trained there by the same recipe from the same corpus is kept, and the log says so. A damaged copy is
-        replaced, a half-written one completed: the manifest comes last. Raises `InputError` if the folder holds another
+        One that was trained there by the same recipe from the same corpus is kept, with a line in the log. A damaged copy
+        is replaced, a half-written one completed: the manifest comes last. Raises `InputError` if the folder holds another
         run, `DiskError` if it cannot be written or another process uses it.
         """
         target, source = run_dir or self.run_dir, self.folder

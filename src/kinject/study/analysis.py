@@ -164,12 +164,12 @@ class Evidence:
         return next((point.arm for point in points if point.value == value), f"{name} {value_label(value)}")
 
     def scope(self, *arms: str) -> Scope:
-        """Return what a claim on `arms` speaks of: where one was trained with a single seed, the models at hand."""
+        """Return the scope of a claim on `arms`: if one was trained with a single seed, these models only."""
         trained = {arm.removesuffix(RAG) for arm in arms} - {BASE}
         return "these models" if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained) else "method"
 
     def inherited(self, *arms: str) -> str:
-        """Return what was tuned for one of `arms` (or an arm of none of them) and only taken over by another, "" for nothing."""
+        """Return the values tuned for one of `arms`, or for none, and only taken over by another; "" without any."""
         trained = list(dict.fromkeys(arm.removesuffix(RAG) for arm in arms if arm.removesuffix(RAG) != BASE))
         found = []
         for choice in self.choices:
@@ -193,7 +193,7 @@ def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list
 
 @dataclass(frozen=True)
 class _Tested:
-    """A claim's numbers: `p` is None where it cannot be tested, and `finding` says why. `as_claimed`: it points that way."""
+    """A claim's numbers: `p` is None if it cannot be tested (`finding`: why). `as_claimed`: in the claimed direction."""
 
     finding: str
     effect: float | None = None
@@ -234,7 +234,7 @@ def _bounded(low: float | None, high: float | None, words: Callable[[float], str
 
 
 def _enough(matrix: CorrectnessMatrix) -> str:
-    """Return why the questions cannot decide a claim, "" if there are documents enough."""
+    """Return the reason why the questions cannot decide a claim, "" if there are documents enough."""
     n = matrix.members[1]
     unit = "questions" if n == len(matrix.question_ids) else "documents"
     return "" if n >= FEWEST else f"; {n} {unit} are too few to tell, {FEWEST} are needed"
@@ -375,7 +375,7 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
 
 @dataclass(frozen=True)
 class Measures:
-    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
+    """The inputs of the points: answers, runs, the sweep on each base model, the first format and shots, parameters."""
 
     records: Records
     runs: Sequence[ArmRun]
@@ -411,7 +411,7 @@ def _scaling_points(
         if answer.subject not in section.values:
             raise InputError(
                 f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
-                "Say how many values a fact of it can take."
+                "Give the number of values that a fact of it can take."
             )
     n_choices = [answer.n_choices for answer in answers]
     n_values = [section.values[answer.subject] for answer in answers]

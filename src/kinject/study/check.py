@@ -91,7 +91,7 @@ def _deciding_faults(
     tests: Sequence[Mapping[str, Any]],
     tested: dict[str, set[str]],
 ) -> Iterator[Fault]:
-    """Yield a fault for each probe set of `train` that decides what is read and holds test questions.
+    """Yield a fault for each probe set of `train` that decides which rows are read and has test questions.
 
     `tested` keeps the test questions that were read, by file.
     """
@@ -108,8 +108,8 @@ def _deciding_faults(
         for path, texts in tested.items():
             if asked & texts:
                 fault = (
-                    f"probes.questions.{name}: {len(asked & texts):,} of {len(asked):,} questions that decide what is read are "
-                    f"test questions ({path}). Ask in other words, or about other facts."
+                    f"probes.questions.{name}: {len(asked & texts):,} of {len(asked):,} questions that decide which "
+                    f"rows are read are test questions ({path}). Ask in other words, or about other facts."
                 )
                 yield recipe.fault(key_path, fault)
 
@@ -201,8 +201,8 @@ def _scaling_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     yield from _unknown_sweep(recipe, ("study", "scaling", "sweep"), scaling.sweep)
     for subject, n_values in scaling.values.items():
         if n_values < 2:
-            what = f"found {n_values}, allowed: 2 or more. A fact with one possible value carries no information."
-            yield recipe.fault(("study", "scaling", "values", subject), what)
+            fault = f"found {n_values}, allowed: 2 or more. A fact with one possible value carries no information."
+            yield recipe.fault(("study", "scaling", "values", subject), fault)
     for name, n_facts in (scaling.facts or {}).items():
         key_path: KeyPath = ("study", "scaling", "facts", name)
         if name not in scaling.question_sets:
@@ -297,8 +297,8 @@ def _question_set_faults(recipe: StudyRecipe) -> Iterator[Fault]:
             if question_set not in validated:
                 hint = suggestion(question_set, validated)
                 hint = hint or " Name a set in study.validation, or its validation file in eval."
-                what = f"{question_set!r} has no validation questions.{hint}"
-                yield recipe.fault(("study", "tune", name, "question_sets"), what)
+                fault = f"{question_set!r} has no validation questions.{hint}"
+                yield recipe.fault(("study", "tune", name, "question_sets"), fault)
     for index, name in enumerate(section.scaling.question_sets if section.scaling is not None else ()):
         yield from _unknown(recipe, ("study", "scaling", "question_sets", index), name, questions)
     for name, claim in (section.claims or {}).items():
@@ -314,25 +314,27 @@ def head_format(evaluation: EvalSection) -> tuple[str, int]:
 
 
 def _written_faults(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Fault]:
-    """Yield the faults of what needs choices where answers are written, and of claims on outcomes that cannot come."""
+    """Yield the faults of keys that need choices where answers are written, and of claims on impossible outcomes."""
     scaling = recipe.study.scaling
     for index, name in enumerate(scaling.question_sets if scaling is not None else ()):
         if _is_written(evaluation, name):
-            what = (
+            fault = (
                 f"the answers on {name!r} are written: bits are counted from choices, by the chance of guessing one. "
                 "Put texts or letters first in eval.formats, or take study.scaling out."
             )
-            yield recipe.fault(("study", "scaling", "question_sets", index), what)
+            yield recipe.fault(("study", "scaling", "question_sets", index), fault)
     for name, claim in (recipe.study.claims or {}).items():
         if claim.question_set not in evaluation.questions:
             continue
         is_written, path = _is_written(evaluation, claim.question_set), ("study", "claims", name)
         if _is_written(evaluation, claim.question_set, OPEN) and claim.test in ("above_chance", "near_chance"):
-            what = f"{claim.test}: the answers on {claim.question_set!r} are written, which has no chance of guessing. "
-            yield recipe.fault((*path, "test"), f"{what}Compare with a baseline: difference or equivalence.")
+            fault = (
+                f"{claim.test}: the answers on {claim.question_set!r} are written, which has no chance of guessing. "
+            )
+            yield recipe.fault((*path, "test"), f"{fault}Compare with a baseline: difference or equivalence.")
         if claim.outcome != "right" and not is_written:
-            what = f"found {claim.outcome}, but the answers on {claim.question_set!r} are choices: right or wrong. "
-            yield recipe.fault((*path, "outcome"), f"{what}Put generate first in eval.formats, or take it out.")
+            fault = f"found {claim.outcome}, but the answers on {claim.question_set!r} are choices: right or wrong. "
+            yield recipe.fault((*path, "outcome"), f"{fault}Put generate first in eval.formats, or take it out.")
         elif claim.outcome in ("abstained", "answered"):
             yield from _outcome_faults(recipe, (*path, "outcome"), claim.question_set, claim.outcome, evaluation)
 
@@ -343,15 +345,15 @@ def _choice_faults(recipe: StudyRecipe, evaluation: EvalSection, validated: Coll
     ks = dict.fromkeys(evaluation.retrieval.k) if evaluation.retrieval else ()
     chosen: list[tuple[KeyPath, str, Iterable[str]]] = [(("study", "k_outcome"), section.k_outcome, sorted(validated))]
     if section.k_outcome != "right" and (len(ks) < 2 or not validated):
-        what = "no K is chosen: that takes several in eval.retrieval.k, and validation questions. Take it out."
-        yield recipe.fault(chosen.pop()[0], what)
+        fault = "no K is chosen: that takes several in eval.retrieval.k, and validation questions. Take it out."
+        yield recipe.fault(chosen.pop()[0], fault)
     for name, item in (section.tune or {}).items():
         chosen.append((("study", "tune", name, "outcome"), item.outcome, [n for n in item.sets() if n in validated]))
     for key_path, outcome, names in chosen:
         for name in names if outcome != "right" else ():
             if not _is_written(evaluation, name):
-                what = f"found {outcome}, but the answers on {name!r} are choices: right or wrong. Take it out."
-                yield recipe.fault(key_path, what)
+                fault = f"found {outcome}, but the answers on {name!r} are choices: right or wrong. Take it out."
+                yield recipe.fault(key_path, fault)
             elif outcome == "abstained":
                 yield from _outcome_faults(recipe, key_path, name, outcome, evaluation)
 
@@ -368,11 +370,11 @@ def _outcome_faults(
         for q in read_questions(Path(item.path), layout_of(item.layout, evaluation.formats), item.n_choices)
     }
     if outcome == "abstained" and has_answer == {False}:
-        what = f"no question of {name!r} has an answer: to abstain is right there, or not to is answered."
-        yield recipe.fault(key_path, f"{what} Take another outcome.")
+        fault = f"no question of {name!r} has an answer: to abstain is right there, or not to is answered."
+        yield recipe.fault(key_path, f"{fault} Take another outcome.")
     if outcome == "answered" and has_answer == {True}:
-        what = f"every question of {name!r} has an answer. Name a set of questions whose answers are []."
-        yield recipe.fault(key_path, what)
+        fault = f"every question of {name!r} has an answer. Name a set of questions whose answers are []."
+        yield recipe.fault(key_path, fault)
 
 
 def _is_written(evaluation: EvalSection, name: str, formats: Collection[str] = GENERATED) -> bool:

@@ -222,8 +222,8 @@ class Records:
     ) -> CorrectnessMatrix:
         """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions.
 
-        With another `outcome`, the answers that have it. Questions that a seed has no score for are left out. What all arms
-        of the setting say of the variance between seeds is in `pooled`, but for one subject's.
+        With another `outcome`, the answers that have it. Questions that a seed has no score for are left out. The
+        information of all arms of the setting on the variance between seeds is in `pooled`, but for one subject's.
         """
         key = (model, arm, setting, subject, outcome)
         if key not in self._matrices and not subject:

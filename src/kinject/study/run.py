@@ -1,4 +1,4 @@
-"""Runs a study: a whole experiment from one recipe to its report, in phases; or shows what it would run."""
+"""Runs a study: a whole experiment from one recipe to its report, in phases; or shows its plan."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _fingerprint(study: Study) -> str:
 
 
 def _before_test(study: Study) -> None:
-    """Write the choices, and which claims are declared before any test question was answered, to choices.json.
+    """Write the choices, and the claims declared before any test question was answered, to choices.json.
 
     A claim that is not in an earlier choices.json, or is another one there, was declared later. Without that file all
     claims are, if a test question was answered already.
@@ -130,14 +130,14 @@ def _before_test(study: Study) -> None:
     declared = study.recipe.study.claims or {}
     claims = {name: content_id(asdict(replace(claim, statement="", source=""))) for name, claim in declared.items()}
     if path.is_file():
-        sealed = read_checked_json(path, "Delete it, and the claims count as declared after the answers.")["claims"]
+        before = read_checked_json(path, "Delete it, and the claims count as declared after the answers.")["claims"]
     elif any(_on_test(study, run).evaluations[-1].read_done() is not None for run in study.runs if run.arm.trained):
-        sealed = {}
+        before = {}
     else:
-        sealed = claims
-    study.late_claims = frozenset(name for name, claim in claims.items() if sealed.get(name) != claim)
+        before = claims
+    study.late_claims = frozenset(name for name, claim in claims.items() if before.get(name) != claim)
     choices = [asdict(choice) for choice in study.choices]
-    write_checked_json(path, {"choices": choices, "claims": sealed})
+    write_checked_json(path, {"choices": choices, "claims": before})
 
 
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:

@@ -134,7 +134,7 @@ class Study:
 
     @property
     def evaluation(self) -> EvalSection:
-        """How every arm is evaluated."""
+        """The evaluation of every arm."""
         return self.eval_recipe.eval
 
     @property
@@ -324,9 +324,9 @@ def family_warnings(study: Study) -> list[str]:
         for name, claim in claims.items() if claim.test == "difference" and claim.question_set in documents
     }  # fmt: skip
     return [
-        f"{what} need {fewest_for(size)} documents (or single questions) with test questions, and there are "
+        f"{comparison} need {fewest_for(size)} documents (or single questions) with test questions, and there are "
         f"{documents[name]}: no difference could be shown. Ask about more documents, or compare fewer arms and sets."
-        for what, (name, size) in judged.items() if documents[name] < fewest_for(size)
+        for comparison, (name, size) in judged.items() if documents[name] < fewest_for(size)
     ]  # fmt: skip
 
 

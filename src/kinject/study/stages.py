@@ -51,7 +51,7 @@ from kinject.signals import running_time
 from kinject.study.arms import Arm, base_arm, base_models, drop_output_folders, eval_overrides, override_arguments
 
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
-"""Entries of study.setup that lay down a model of the sandbox as it ships."""
+"""Entries of study.setup that copy a model of the sandbox as it ships."""
 _SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
     "sandbox-corpus": lambda: (
         BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),

@@ -45,7 +45,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
             write_jsonl(self.path, [_row(row) for row in state.log_history])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write one row: step, epoch and what the trainer logged."""
+        """Write one row: step, epoch and the trainer's values."""
         if not state.is_world_process_zero:
             return
         row = _row({"step": state.global_step, "epoch": state.epoch, **(logs or {})})
@@ -136,8 +136,9 @@ class _ExtraCheckpoints(TrainerCallback):  # type: ignore[misc]
     """Saves a checkpoint at the end of a step in which a signal was `received`, then raises its exception; and by the clock.
 
     The clock is the first process's: a checkpoint is due `minutes` after the last one of any kind. Both kinds go as soon as
-    the next checkpoint is whole, or the run is finished. At the end of an epoch what is due there comes first, since a resumed
-    run begins with the next epoch. Of several processes each may receive the signal in another step, so they agree at each.
+    the next checkpoint is whole, or the run is finished. At the end of an epoch its evaluation and log come first, since a
+    resumed run begins with the next epoch. Of several processes each may receive the signal in another step, so they agree
+    at each.
     """
 
     def __init__(self, received: Sequence[int], trainer: Any, minutes: float | None) -> None:
@@ -247,7 +248,7 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
 
 
 def tracker_error(kind: type) -> str:
-    """Return why a tracker's callback cannot be made, as its library says; "" if it can."""
+    """Return the library's reason why a tracker's callback cannot be made; "" if it can."""
     made = type(kind.__name__, (kind,), {"__del__": lambda _: None})  # some fail once more there without their package
     try:
         with warnings.catch_warnings():

@@ -139,7 +139,7 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
         newest = newest_complete(run_dir)
         rest = f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint yet"
         raise DiskError(
-            f"{run_dir}: the disk refuses what training writes ({reason}). {rest}. Fix that, then run again with "
+            f"{run_dir}: the disk refuses a file of training ({reason}). {rest}. Fix that, then run again with "
             "--resume; trainer.save_total_limit keeps fewer checkpoints."
         ) from error
 

@@ -62,7 +62,7 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     if not values.get("fp16") and values.get("bf16") is None:
         values.update(_precision(recipe, device))
 
-    def build(trainer: Mapping[str, Any]) -> SFTConfig:
+    def make_config(trainer: Mapping[str, Any]) -> SFTConfig:
         left_out = recipe.trainer.keys() - trainer.keys()
         given = {key: value for key, value in values.items() if key not in left_out}
         schedule = given.get("lr_scheduler_type")
@@ -73,12 +73,12 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
             config.lr_scheduler_type = schedule
         return config
 
-    _raise_faults(recipe, refusals(build, recipe.trainer, "trainer", "SFTConfig"))
+    _raise_faults(recipe, refusals(make_config, recipe.trainer, "trainer", "SFTConfig"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        config = build(recipe.trainer)
+        config = make_config(recipe.trainer)
     faults = [*_config_faults(recipe, config), *_tracker_faults(config.report_to), *_missing_faults(config)]
-    _raise_faults(recipe, faults or _rehearsal_faults(recipe, build))
+    _raise_faults(recipe, faults or _rehearsal_faults(recipe, make_config))
     return config
 
 
@@ -101,40 +101,40 @@ def lora_config(adapter: Mapping[str, Any]) -> Any:
 
 
 def refusals(
-    build: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any], section: str, library: str
+    make_config: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any], section: str, library: str
 ) -> Faults:
-    """Return a fault for each of `fields`, the keys of `section`, without which the library's `build` does not fail.
+    """Return a fault for each of `fields`, the keys of `section`, without which the library's `make_config` does not fail.
 
-    Where there are several faults no key is like that: then it is each key without which `build` fails otherwise, and
+    Where there are several faults no key is like that: then it is each key without which `make_config` fails otherwise, and
     what is left is tried again, so that every fault is found at once. The whole section is at fault if no single key is.
-    `build` gets some of the fields and calls nothing but the library.
+    `make_config` gets some of the fields and calls nothing but the library.
     """
     faults: Faults = []
     left = dict(fields)
-    while error := _failure(build, left):
-        what = f"{library} refuses it: {error.rstrip('.')}."
-        without = {name: _failure(build, {key: left[key] for key in left if key != name}) for name in left}
+    while error := _failure(make_config, left):
+        fault = f"{library} refuses it: {error.rstrip('.')}."
+        without = {name: _failure(make_config, {key: left[key] for key in left if key != name}) for name in left}
         culprits = [name for name in left if not without[name]] or [name for name in left if without[name] != error]
-        faults += [(f"{section}.{name}", what) for name in culprits] or [(section, what)]
+        faults += [(f"{section}.{name}", fault) for name in culprits] or [(section, fault)]
         if not culprits:
             break
         left = {key: value for key, value in left.items() if key not in culprits}
     return faults
 
 
-def _failure(build: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any]) -> str:
-    """Return the message of what the library raises, in one line; "" if it raises nothing."""
+def _failure(make_config: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any]) -> str:
+    """Return the message of the library's error, in one line; "" if it raises none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            build(fields)
+            make_config(fields)
     except Exception as error:  # noqa: BLE001 (a library raises anything on values that it does not check)
         return " ".join(str(error).split())[:300] or type(error).__name__
     return ""
 
 
-def _rehearsal_faults(recipe: TrainRecipe, build: Callable[[Mapping[str, Any]], SFTConfig]) -> Faults:
-    """Return what the optimizer, the schedule, the loader and checkpointing refuse, tried on one weight of a stand-in."""
+def _rehearsal_faults(recipe: TrainRecipe, make_config: Callable[[Mapping[str, Any]], SFTConfig]) -> Faults:
+    """Return the values that optimizer, schedule, loader and checkpointing refuse, tried on one weight of a stand-in."""
     import torch
     from torch.utils.data import DataLoader
     from transformers import Trainer
@@ -142,13 +142,13 @@ def _rehearsal_faults(recipe: TrainRecipe, build: Callable[[Mapping[str, Any]], 
     from kinject.train.schedules import Schedule
 
     def optimizer(trainer: Mapping[str, Any]) -> Any:
-        config, layer = build(trainer), torch.nn.Linear(2, 2, bias=False)
+        config, layer = make_config(trainer), torch.nn.Linear(2, 2, bias=False)
         kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
         groups = options.pop("params", [{"params": [layer.weight], "weight_decay": config.weight_decay}])
         return kind(groups, **options)
 
     def scheduler(trainer: Mapping[str, Any]) -> None:
-        config = build(trainer)
+        config = make_config(trainer)
         name = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
         schedule = Schedule(
             name, config.lr_scheduler_kwargs or {}, config.warmup_steps, 64, bool(config.greater_is_better)
@@ -159,7 +159,7 @@ def _rehearsal_faults(recipe: TrainRecipe, build: Callable[[Mapping[str, Any]], 
         made.step(*([0.5] if name in ADAPTIVE_SCHEDULES else []))
 
     def loader(trainer: Mapping[str, Any]) -> Any:
-        config = build(trainer)
+        config = make_config(trainer)
         rows: Any = [0]
         return DataLoader(
             rows, num_workers=config.dataloader_num_workers, prefetch_factor=config.dataloader_prefetch_factor,
@@ -168,7 +168,7 @@ def _rehearsal_faults(recipe: TrainRecipe, build: Callable[[Mapping[str, Any]], 
         )  # fmt: skip
 
     def checkpointing(trainer: Mapping[str, Any]) -> None:
-        config = build(trainer)
+        config = make_config(trainer)
         if config.gradient_checkpointing:
             options = {"use_reentrant": False, **(config.gradient_checkpointing_kwargs or {})}
             options.pop("selective", None)  # TRL's own
@@ -436,7 +436,8 @@ def _layer_faults(recipe: TrainRecipe) -> Faults:
             fault = "an adapter's base is frozen to the end. Remove the line."
             faults.append(("techniques.freeze_base_steps", fault))
         elif not techniques.freeze_base_except and not techniques.reinitialize_last_layers:
-            fault = "missing. Name what trains first, as in [lm_head.*]; or set techniques.reinitialize_last_layers."
+            fault = "missing. Name the parameters that train first, as in [lm_head.*]; or set "
+            "techniques.reinitialize_last_layers."
             faults.append(("techniques.freeze_base_except", fault))
     elif techniques.freeze_base_except:
         faults.append(("techniques.freeze_base_steps", "missing. freeze_base_except needs it: the number of updates."))

@@ -1,4 +1,4 @@
-"""What the teacher of context distillation reads (arXiv 2209.15189, 2412.14964, 2602.16093).
+"""The texts that the teacher of context distillation reads (arXiv 2209.15189, 2412.14964, 2602.16093).
 
 The teacher reads a row behind a context, its head, which the student never sees; both then predict the same tokens.
 """
@@ -42,7 +42,7 @@ NO_TEACHER = -1
 """The number of a token without a prediction of the teacher."""
 
 _FORMAT = 1
-"""Format of cached heads. It changes with what a teacher reads."""
+"""Format of cached heads. It changes with the rules of the teacher's texts."""
 _PASSAGE_TOKENS = 128
 """Most tokens of a passage, where a document does not fit as a whole."""
 _TEMPLATE = 16
@@ -51,7 +51,7 @@ _TEMPLATE = 16
 
 @dataclass(frozen=True)
 class TeacherRows:
-    """What the teacher reads for each row of the corpus: `heads[i]`, then the last tokens of `rows[i]`.
+    """The teacher's text for each row of the corpus: `heads[i]`, then the last tokens of `rows[i]`.
 
     The number of these is kept as `n_left_out` of the head; an empty head means that the row has no teacher. Predictions are
     numbered through all learned tokens of all rows that have one. `key` names all this by its content.
@@ -212,7 +212,7 @@ def teacher_rows(
     recipe: TrainRecipe, corpus: CorpusFile, tokens: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase,
     how: Tokenization,
 ) -> TeacherRows | None:  # fmt: skip
-    """Return what the teacher of a recipe reads for each row of `corpus`; None for another method.
+    """Return the teacher's text for each row of `corpus`; None for another method.
 
     Raises `RecipeError` if no row has a context.
     """
@@ -290,7 +290,7 @@ def describe_heads(read: TeacherRows) -> str:
 
 
 def distillation_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-    """Return (key, fault) of what context distillation cannot be combined with."""
+    """Return (key, fault) of keys that context distillation excludes."""
     if recipe.method != "distill":
         fault = "belongs to method: distill. Set that, or remove the section."
         return [("distillation", fault)] if recipe.distillation is not None else []

@@ -133,7 +133,7 @@ class TrainingData:
     """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed in.
 
     `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch. `pools` are the texts
-    to choose from in a run that chooses its rows as it goes.
+    to choose from in a run that chooses its rows in phases.
     """
 
     rows: PackedRows
@@ -222,7 +222,7 @@ class CorpusPacker:
 class TokenizedCorpora:
     """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log.
 
-    `teacher` is what the teacher of `method: distill` reads, `kept` are rows of the texts of `regularization.projection`.
+    `teacher` has the teacher's texts for `method: distill`, `kept` rows of the texts of `regularization.projection`.
     """
 
     train: TrainingData
@@ -287,10 +287,12 @@ def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int],
     if len(documents) < 2:
         fault = f"{recipe.corpus.path} holds one document, which cannot be learned and held out. Remove the line."
         raise recipe.error("corpus.validation_fraction", fault)
-    held = set(documents[: max(1, round(fraction * len(documents)))])
-    learned, held_out = ([i for i, name in enumerate(names) if (name in held) is is_held] for is_held in (False, True))
+    chosen = set(documents[: max(1, round(fraction * len(documents)))])
+    learned, held_out = (
+        [i for i, name in enumerate(names) if (name in chosen) is is_held] for is_held in (False, True)
+    )
     note = (
-        f"corpus.validation_fraction: {len(held):,} of {len(documents):,} documents ({len(held_out):,} rows) are held out "
+        f"corpus.validation_fraction: {len(chosen):,} of {len(documents):,} documents ({len(held_out):,} rows) are held out "
         "for the validation loss; nothing is learned from them"
     )
     return learned, held_out, [note]
@@ -380,15 +382,14 @@ class RowDataset:
             columns["teacher"] = [
                 prediction
                 for number, start, end in self.rows.segments(index)
-                for prediction in self._predictions(number)[start:end]
+                for prediction in self._predictions(self.teacher, number)[start:end]
             ]
         return columns
 
-    def _predictions(self, number: int) -> list[int]:
+    def _predictions(self, teacher: TeacherRows, number: int) -> list[int]:
         """Return the number of the prediction of each token of one row of the source."""
-        assert self.teacher is not None
-        if number < len(self.teacher):
-            predictions: list[int] = self.teacher.numbers(number).tolist()
+        if number < len(teacher):
+            predictions: list[int] = teacher.numbers(number).tolist()
             return predictions
         return [NO_TEACHER] * len(self.rows.source[number].input_ids)
 

@@ -37,7 +37,7 @@ _BLOCK = 1 << 20
 """Values of a tensor that are computed in float32 at a time."""
 _OWN_KEYS = frozenset(("_name_or_path", "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings",
                        "transformers_version", "use_cache", "vocab_size"))  # fmt: skip
-"""Keys of config.json by which an instruct model may differ from its base; of others the log says so."""
+"""Keys of config.json by which an instruct model may differ from its base; the log names others."""
 _STRANGE = 0.5
 """A model that is farther from its base than this fraction of the base's norm was hardly trained from it."""
 

@@ -1,4 +1,4 @@
-"""What training reads when: at growing gaps, and more often the documents that are not known yet.
+"""The order in which training reads documents: at growing gaps, and more often those that are not known yet.
 
 A run is divided into phases of equally many updates. The rows of a phase are chosen when it begins, from the state in which
 the phase before left the documents (how often each was read, when it is due) and from the answers to the probe questions.
@@ -183,7 +183,7 @@ def _gather(pools: Sequence[Pool], packing: PackingConfig, asked: set[str], seed
 
 
 class ReadingPlan:
-    """Chooses the rows of each phase of a run and counts what was read.
+    """Chooses the rows of each phase of a run and counts the rows read.
 
     `n_steps` are the updates of a phase, `rows_per_step` the rows of one, over all devices. `questions` are those of the
     deciding probe sets. `rows` holds the rows of the current phase.
@@ -271,7 +271,7 @@ class ReadingPlan:
             self._reweigh(state, d, 0.0 if is_done else REST if self.section.rest is None else self.section.rest)
 
     def _reweigh(self, state: ReadingState, d: int, weight: float) -> None:
-        """Give a document another weight; what is left of its turn becomes as much longer or shorter."""
+        """Give a document another weight; the rest of its turn becomes as much longer or shorter."""
         old, state.weight[d] = float(state.weight[d]), weight
         if weight in (0.0, old) or (self.section.order == "spaced" and not self._is_replay(d)):
             return
@@ -378,7 +378,7 @@ class ReadingPlan:
         return take
 
     def _count(self, state: ReadingState, rows: PackedRows, n_rows: int) -> None:
-        """Add to `state` what the first `n_rows` rows hold: tokens, and readings and learned tokens of each document."""
+        """Add the first `n_rows` rows to `state`: tokens, and readings and learned tokens of each document."""
         for index in range(n_rows):
             for number, start, end in rows.segments(index):
                 d = self.documents.of_row[number]
@@ -397,7 +397,7 @@ class ReadingPlan:
         return f"exposure: {self.section.order}, rows are chosen every {self.n_steps:,} updates{decided}{more}"
 
     def read_until(self, step: int) -> ReadingState:
-        """Return the state with what was read after `step` updates, which must not lie before the current phase."""
+        """Return the state with the rows read after `step` updates, which must not lie before the current phase."""
         state = self.state.copy()
         n = min(step - state.phase * self.n_steps, self.n_steps)
         if n > 0:

@@ -60,7 +60,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 
     `updates` is the number of updates with a gradient that was finite and not zero, `skipped` that of updates left out
     because their gradient was not finite, `skipped_last` how many of the latest were; `warnings` are the warnings so far.
-    `norms` are those of the running median. `weights` and `output` are what `weight_sums` and `sample_output` returned
+    `norms` are those of the running median. `weights` and `output` are the results of `weight_sums` and `sample_output`
     before the first step. Checkpoints hold its `state`.
     """
 
@@ -223,7 +223,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned in an earlier process."""
+        """Restore a `state` of an earlier process."""
         self.updates, self.skipped, self.skipped_last = state["updates"], state["skipped"], state["skipped_last"]
         self.weights, self._warned = state["weights"], set(state["warned"])
         self.warnings[:] = state["warnings"]
@@ -379,7 +379,7 @@ def check_trained(trainer: Any) -> None:
         and torch.equal(output, before)
         and not any("trainable_tokens" in n for n in trainer.guard.weights)
     ):
-        fault = f"the model's output on the first row of the corpus is what it was before training. {_small(trainer)}"
+        fault = f"the model's output on the first row of the corpus is the same as before training. {_small(trainer)}"
     agree_on_fault(trainer, fault)
 
 
@@ -402,8 +402,8 @@ def update_fault(trainer: Any) -> str:
         return f"all {n_steps} updates were skipped, since their gradients were not finite. {UNSTABLE}"
     if not guard.updates:
         return (
-            f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows of the corpus have tokens "
-            "to learn, and what of the model trains."
+            f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows of the corpus "
+            f"have tokens to learn, and which parameters train."
         )
     most = 0 if trainer.accelerator.scaler is None else 1  # a scaler tries a higher scale now and then
     if guard.skipped_last > most:

@@ -116,8 +116,9 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
 
     Activation checkpointing that accelerate was asked for becomes the trainer's.
 
-    None for a run on one process or by DDP or DeepSpeed, and for what accelerate shards itself: 4-bit and 8-bit weights,
-    and what `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does not shard.
+    None for a run on one process or by DDP or DeepSpeed, and for weights that accelerate shards itself: those in 4 and 8
+    bits, and those that `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does
+    not shard.
     """
     if config.deepspeed_plugin is not None:
         # transformers asks the newest plugin that is alive whether weights are in parts
@@ -138,10 +139,10 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
 
 
 def what_splits(recipe: TrainRecipe, config: SFTConfig) -> str:
-    """Return what keeps weights and gradients from kinject in this launch, "" if nothing does.
+    """Return the reason why kinject has no access to weights and gradients in this launch, "" if it has.
 
-    DeepSpeed's engine keeps them, and so does what accelerate shards. `accelerate launch` shows in the environment and in
-    the plugin, not in the fields of the config.
+    DeepSpeed's engine keeps them, and so does accelerate for a model that it shards. `accelerate launch` shows in the
+    environment and in the plugin, not in the fields of the config.
     """
     if config.deepspeed_plugin is not None:
         return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
@@ -160,7 +161,7 @@ def is_sharded(config: SFTConfig) -> bool:
 
 
 def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-    """Return (key, fault) of what sharding cannot do: transformers', DeepSpeed's and accelerate's."""
+    """Return (key, fault) of keys that sharding excludes: transformers', DeepSpeed's and accelerate's."""
     faults: list[tuple[str, str]] = []
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
     if sharding is not None or what_splits(recipe, config):
@@ -182,7 +183,7 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
 
 
 def split_row_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
-    """Return (key, fault) of what context parallelism cannot do: attention has no mask, and a process sees a part of a row."""
+    """Return (key, fault) of keys that context parallelism excludes: attention has no mask, a process sees a part of a row."""
     if context_parallel_size() == 1:
         return []
     trainer, techniques, faults = recipe.trainer, recipe.techniques, list[tuple[str, str]]()

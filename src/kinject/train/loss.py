@@ -105,7 +105,7 @@ class TrainingLoss:
         return not self.smoothing and self.mining is None and not self.weighted
 
     def count(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return what `batch` adds to the number by which the sum is divided."""
+        """Return the part of `batch` in the number by which the sum is divided."""
         learned = batch["labels"][:, 1:] != IGNORED
         if self.weighted:
             return torch.where(learned, batch["weights"][:, 1:], 0.0).sum()
@@ -160,7 +160,7 @@ Project = Callable[[torch.Tensor], torch.Tensor]
 def add_hidden_states(model: Any) -> None:
     """Let ``model(..., score=f)`` return ``f(hidden states [batch, length, width], project)`` instead of logits.
 
-    `model` is a causal language model without an adapter. Logits are scaled and capped as its config says, as in TRL.
+    `model` is a causal language model without an adapter. Logits are scaled and capped by its config, as in TRL.
     """
     text = model.config.get_text_config()
     cap, scale = getattr(text, "final_logit_softcapping", None), _logit_scale(text)
@@ -196,7 +196,7 @@ def _logit_scale(text: Any) -> float:
 
 
 def in_tiles(score: Callable[..., torch.Tensor], tile: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Return `score` of each `tile` rows of `tensors`; what it computes is computed again in the backward pass, not kept."""
+    """Return `score` of each `tile` rows of `tensors`; it is computed again in the backward pass, not kept."""
     n = len(tensors[0])
     return [
         checkpoint(

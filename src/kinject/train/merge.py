@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 Change = Callable[[str, "torch.Tensor"], Mapping[str, "torch.Tensor"]]
-"""What a tensor of a file becomes: nothing, one or several tensors by name."""
+"""The result for a tensor of a file: nothing, one or several tensors by name."""
 _ALIGNMENT = 8
 """Bytes: the size of the largest value of a tensor."""
 _DTYPES = {
@@ -181,8 +181,8 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
 class _TensorWriter:
     """Writes a safetensors file one tensor at a time, where the library's save_file takes them all.
 
-    The header comes first in the file and is known last: `room` bytes are left for it, and what it does not need is filled
-    with spaces, as the format allows.
+    The header comes first in the file and is known last: `room` bytes are left for it, and the rest of them is filled with
+    spaces, as the format allows.
     """
 
     def __init__(self, file: BinaryIO, room: int) -> None:
@@ -201,7 +201,7 @@ class _TensorWriter:
             self._write(name, tensor)
 
     def finish(self) -> None:
-        """Write what is left, and the header."""
+        """Write the remaining tensors, and the header."""
         for name, tensor in sorted(self._odd, key=lambda item: -item[1].element_size()):
             self._write(name, tensor)
         header = json.dumps(self._header, separators=(",", ":")).encode("utf-8")
@@ -322,7 +322,7 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | No
 
 
 class _AdapterFold:
-    """Replaces each tensor of a base by what it is with an adapter. Weights of its model take no memory (see `_blank`)."""
+    """Folds an adapter into each tensor of a base. Weights of its model take no memory (see `_blank`)."""
 
     def __init__(self, base: Path, adapter: Path, dtype: str) -> None:
         import torch
@@ -382,10 +382,10 @@ class _AdapterFold:
             whole = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
         elif module in self.layers and leaf == "weight":
             layer = self.layers[module]
-            held = layer.get_base_layer()
-            held.weight, nothing = torch.nn.Parameter(whole, requires_grad=False), held.weight
+            base_layer = layer.get_base_layer()
+            base_layer.weight, nothing = torch.nn.Parameter(whole, requires_grad=False), base_layer.weight
             layer.merge()
-            whole, held.weight = held.weight.data, nothing
+            whole, base_layer.weight = base_layer.weight.data, nothing
         else:
             for key in (f"{module}.{leaf}", f"{module}.base_layer.{leaf}"):
                 whole = self.brought.get(key, whole)

@@ -192,7 +192,7 @@ def _options(questions: Sequence[Question], template: str, *, writes: bool) -> l
 
 
 def _prompt(question: Question, template: str, format: str) -> str:
-    """Return what the model reads before its answer: as `kinject eval` writes it in `format` without examples or passages."""
+    """Return the prompt of a question: as `kinject eval` writes it in `format` without examples or passages."""
     if not template:
         return question_prompt(question.question)
     values = {"shots": [], "passages": [], "format": format}

@@ -49,7 +49,7 @@ _OPTIONAL_SECTIONS = ("distillation", "regularization", "guards", "techniques", 
 
 
 def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
-    """Train as `recipe` says. A finished run of the same recipe and inputs is not repeated.
+    """Train by `recipe`. A finished run of the same recipe and inputs is not repeated.
 
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
@@ -241,7 +241,7 @@ def _check_folder(
 
 
 def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
-    """Return the first file that differs from what the finished run wrote; "" without any."""
+    """Return the first file that differs from that of the finished run; "" without any."""
     for name, sha256 in manifest.get("outputs", {}).items():
         if not (folder / name).is_file() or file_hash(folder / name) != sha256:
             return f"{folder / name}: missing, or changed since the run wrote it (manifest.json has its hash)"

@@ -157,7 +157,7 @@ def _make_trainer(
     )
     notes += [
         *tokenized.notes,
-        _describe_run(trainer, config, tokenized),
+        _describe_run(trainer, tokenized),
         *note_fill(tokenized.train.rows, tokenized.packing),
     ]
     batch = effective_batch(config, tokenized.train)
@@ -196,7 +196,7 @@ def _add_teacher(
     hashes: Mapping[str, str] | None,
     cost: Counter[str],
 ) -> str:
-    """Give `trainer` its teacher and return a note on it; add what its predictions cost to `cost`.
+    """Give `trainer` its teacher and return a note on it; add the cost of its predictions to `cost`.
 
     The first process makes those that the cache lacks.
     """
@@ -304,7 +304,7 @@ def _order_rows(trainer: KnowledgeTrainer, plan: ReadingPlan | None, data: Train
 def _plan_readings(
     recipe: TrainRecipe, config: SFTConfig, tokenized: TokenizedCorpora, corpora: Corpora
 ) -> ReadingPlan | None:
-    """Return what chooses the rows of the run as it goes, if the recipe asks for it; set the number of updates.
+    """Return the plan that chooses the rows in phases, if the recipe has one; set the number of updates.
 
     Raises `RecipeError` for a deciding probe set of which no question names a document of the corpus or of replay.
     """
@@ -322,7 +322,8 @@ def _plan_readings(
     )  # fmt: skip
     for name, documents in plan.asked_about.items():
         if not any(documents):
-            fault = "no question names a document of the corpus or of replay (document_id), so none can decide what is read."
+            fault = "no question names a document of the corpus or of replay (document_id), so none can decide "
+            "which documents are read."
             raise recipe.error(f"probes.questions.{name}", f"{fault} Name the deciding sets in exposure.questions.")
     tokenized.notes.append(plan.describe())
     return plan
@@ -390,11 +391,11 @@ def check_tiles(model: Any, row: Mapping[str, Any], recipe: TrainRecipe) -> None
     model.train(was_training)
     if not torch.allclose(tiled, own, atol=1e-2, rtol=1e-2):
         difference = float((tiled - own).abs().max())
-        fault = f"this model's head does more than kinject knows (logits differ by {difference:.2g}). Remove the line."
+        fault = f"this model's head has a step that kinject does not know (logits differ by {difference:.2g}). Remove the line."
         raise recipe.error("techniques.loss_tile", fault)
 
 
-def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> str:
+def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str:
     parameters, packing = list(trainer.model.parameters()), tokenized.packing
     n_trained = sum(models.size_of(parameter) for parameter in parameters if parameter.requires_grad)
     precision = {"no": "float32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision)

@@ -197,14 +197,16 @@ def make_teacher(
 ) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
     """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens, teacher_seconds).
 
-    The predictions are in the cache, which keeps what they cost, or made by `model` and stored, or live (no cost yet).
-    `model` is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
+    The predictions are in the cache, which keeps their cost, or made by `model` and stored, or live (no cost yet). `model`
+    is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
     autocast.
     """
     section = section_of(recipe)
     if not section.is_cached:
-        what = f"a moving average of the student ({section.ema_decay:g})" if section.teacher == "ema" else "the base"
-        return LiveTeacher(read, section, model), f"distillation: the teacher, {what}, predicts in each step", {}
+        description = (
+            f"a moving average of the student ({section.ema_decay:g})" if section.teacher == "ema" else "the base"
+        )
+        return LiveTeacher(read, section, model), f"distillation: the teacher, {description}, predicts in each step", {}
     is_made = False
 
     def write(folder: Path) -> None:

@@ -57,7 +57,7 @@ def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
 
 
 def check_model(recipe: TrainRecipe) -> None:
-    """Raise `RecipeError` for what model.new and adapter ask of a model that cannot be, before any weight is read.
+    """Raise `RecipeError` for impossible values of model.new and adapter, before any weight is read.
 
     The model is built without weights, from model.new or the config.json of a local folder. A new one of few parameters,
     and a layer of one that may be no decoder, are also built whole and read a few tokens. A model on the hub is not

@@ -217,7 +217,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         return optimizer
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what Trainer counts before training; keep the updates of an epoch for the schedule."""
+        """Return Trainer's counts before training; keep the updates of an epoch for the schedule."""
         values = super().set_initial_training_values(*args, **kwargs)
         self.steps_per_epoch = values[1]
         return values

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrain
 
 from kinject.eval.prompts import ChatStyle, Generation, PromptRequest
 from kinject.eval.scoring.encode import Encoder, encode_requests
-from kinject.eval.scoring.generate import Generator
+from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.requests.chat import split_thinking
 from kinject.types import Question
@@ -116,7 +116,7 @@ def test_thinking_is_taken_off_what_transformers_generates_and_counted(template,
     scorer = Scorer(model, 512)
     assert scorer.uses_tree
     scorer.__dict__["uses_tree"] = uses_tree
-    for _, score in Generator(scorer, tokenizer).score(prompts):
+    for _, score in AnswerGenerator(scorer, tokenizer).score(prompts):
         assert score.text == answer == "The answer is B."
         assert (score.n_thinking > 0) == bool(thinking) == (template != "llama3")
         assert score.n_thinking + score.n_tokens == len(script)
@@ -133,7 +133,7 @@ def test_at_its_limit_thinking_is_closed_and_the_answer_begins(template, uses_tr
     scorer.__dict__["uses_tree"] = uses_tree
     closing = tokenizer(prompts[0].thinking.marks.cut, add_special_tokens=False).input_ids
     begins = 12 + len(closing)
-    for _, score in Generator(scorer, tokenizer).score(prompts):
+    for _, score in AnswerGenerator(scorer, tokenizer).score(prompts):
         assert score.thinking_cut
         assert score.n_thinking == begins
         assert score.n_tokens == 7
@@ -142,16 +142,16 @@ def test_at_its_limit_thinking_is_closed_and_the_answer_begins(template, uses_tr
 
 def test_thinking_that_never_ends_leaves_no_answer_and_is_counted_as_cut():
     tokenizer, prompts, _, model = encoded_and_model("qwen3", Generation(12))
-    ((_, score), _) = Generator(Scorer(model, 512), tokenizer).score(prompts)
+    ((_, score), _) = AnswerGenerator(Scorer(model, 512), tokenizer).score(prompts)
     assert (score.text, score.n_tokens, score.n_thinking, score.thinking_cut) == ("", 0, 12, True)
 
 
 def test_stop_strings_are_looked_for_after_the_thinking():
     tokenizer, prompts, _, model = encoded_and_model("qwen3", Generation(80, ("\n", " is")))
-    ((_, score), _) = Generator(Scorer(model, 512), tokenizer).score(prompts)
+    ((_, score), _) = AnswerGenerator(Scorer(model, 512), tokenizer).score(prompts)
     assert score.text == ""  # "\n\n" follows </think>
     tokenizer, prompts, _, model = encoded_and_model("qwen3", Generation(80, (" is", "legs")))
-    ((_, score), _) = Generator(Scorer(model, 512), tokenizer).score(prompts)
+    ((_, score), _) = AnswerGenerator(Scorer(model, 512), tokenizer).score(prompts)
     assert score.text == "The answer"
 
 

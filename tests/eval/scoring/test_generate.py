@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from kinject.eval.prompts import Generation
 from kinject.eval.scoring import generate
 from kinject.eval.scoring.encode import Encoded
-from kinject.eval.scoring.generate import Generator
+from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import generation_settings
 
@@ -61,7 +61,7 @@ def test_every_prompt_gets_the_tokens_that_it_gets_alone(architecture, monkeypat
     model, prompts = make_model(architecture), make_prompts()
     monkeypatch.setattr(generate, "_MOST_ACTIVE", 5)  # slots are used again
     monkeypatch.setattr(generate, "_MOST_READ", 24)
-    generator = Generator(Scorer(model, 512), Letters())
+    generator = AnswerGenerator(Scorer(model, 512), Letters())
     found = dict(generator.score(prompts))
     assert sorted(found) == list(range(len(prompts)))
     for index, prompt in enumerate(prompts):
@@ -77,9 +77,11 @@ def test_a_text_ends_before_its_stop_string_and_columns_nobody_sees_are_taken_ou
     model = make_model("llama")
     monkeypatch.setattr(generate, "_MOST_ACTIVE", 2)
     monkeypatch.setattr(generate, "_MOST_READ", 16)
-    whole = dict(Generator(Scorer(model, 512), Letters()).score(make_prompts()))
+    whole = dict(AnswerGenerator(Scorer(model, 512), Letters()).score(make_prompts()))
     stop = whole[0].text[3]
-    stopped = dict(Generator(Scorer(model, 512), Letters()).score(make_prompts(generation=Generation(9, (stop,)))))
+    stopped = dict(
+        AnswerGenerator(Scorer(model, 512), Letters()).score(make_prompts(generation=Generation(9, (stop,))))
+    )
     assert [stopped[i].text for i in range(9)] == [whole[i].text.split(stop)[0] for i in range(9)]
     assert stopped[0].n_tokens <= 4
 
@@ -87,7 +89,7 @@ def test_a_text_ends_before_its_stop_string_and_columns_nobody_sees_are_taken_ou
 def test_tokens_as_close_as_rounding_are_decided_by_the_sequence_alone(monkeypatch):
     model = make_model("llama")
     monkeypatch.setattr(generate, "_CLOSE", 1e9)  # every token is close
-    generator = Generator(Scorer(model, 512), Letters())
+    generator = AnswerGenerator(Scorer(model, 512), Letters())
     found = dict(generator.score(make_prompts(3)))
     assert generator.n_alone >= sum(score.n_tokens for score in found.values())
     assert [ids_of(found[i].text) for i in range(3)] == [
@@ -98,19 +100,21 @@ def test_tokens_as_close_as_rounding_are_decided_by_the_sequence_alone(monkeypat
 def test_a_model_whose_logits_are_not_finite_writes_nothing():
     model = make_model("llama")
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
-    found = dict(Generator(Scorer(model, 512), Letters()).score(make_prompts(3)))
+    found = dict(AnswerGenerator(Scorer(model, 512), Letters()).score(make_prompts(3)))
     assert [score.text for score in found.values()] == [None] * 3
     assert all(np.isnan(score.log_probs[0]) for score in found.values())
 
 
 def test_what_a_models_own_generation_config_sets_is_told_once_and_not_followed():
     model, prompts = make_model("llama"), make_prompts(4)
-    expected = [ids_of(score.text) for _, score in sorted(Generator(Scorer(model, 512), Letters()).score(prompts))]
+    expected = [
+        ids_of(score.text) for _, score in sorted(AnswerGenerator(Scorer(model, 512), Letters()).score(prompts))
+    ]
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=0.7, top_p=1.0, repetition_penalty=9.0, eos_token_id=2, max_length=3
     )
     scorer = Scorer(model, 512)
-    found = [ids_of(score.text) for _, score in sorted(Generator(scorer, Letters()).score(prompts))]
+    found = [ids_of(score.text) for _, score in sorted(AnswerGenerator(scorer, Letters()).score(prompts))]
     assert found == expected
     assert [note for note in scorer.notes if "generation_config" in note] == [
         "answers are the likeliest tokens, without what its generation_config.json sets (repetition_penalty 9.0, do_sample "

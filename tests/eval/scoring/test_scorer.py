@@ -14,7 +14,7 @@ from kinject.errors import InputError
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.forward import _log_probs
 from kinject.eval.scoring.scorer import Scorer
-from kinject.eval.scoring.tree import Limits
+from kinject.eval.scoring.tree import RowLimits
 
 VOCABULARY = 97
 _SIZE = {
@@ -140,7 +140,7 @@ def score(scorer: Scorer, prompts: list[Encoded]) -> np.ndarray:
     return np.array([found[index].log_probs for index in range(len(prompts))])
 
 
-SMALL_ROWS = Limits(row=24, longest=24, overhead=0)
+SMALL_ROWS = RowLimits(row=24, longest=24, overhead=0)
 PLAIN = {"gpt-neo, local layers", "bloom", "mamba", "falcon, alibi", "mpt", "qwen3-next"}
 WHOLE = {"llama4, chunks"}  # its head cannot run apart from its layers
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinject.eval.scoring.tree import Leaf, Limits, Node, Tree
+from kinject.eval.scoring.tree import Leaf, Node, RowLimits, Tree
 
 
 def leaf(context: list[int], targets: list[int]) -> Leaf:
@@ -37,7 +37,11 @@ leaves = st.lists(
     max_size=25,
 )
 limits = st.builds(
-    Limits, row=st.integers(1, 12), longest=st.integers(1, 40), width=st.just(64), overhead=st.sampled_from([0, 5, 99])
+    RowLimits,
+    row=st.integers(1, 12),
+    longest=st.integers(1, 40),
+    width=st.just(64),
+    overhead=st.sampled_from([0, 5, 99]),
 )
 
 
@@ -73,7 +77,7 @@ def test_a_header_that_many_share_is_read_once():
     header = random.integers(0, 50, 300).tolist()
     items = [leaf(header + random.integers(0, 50, 60).tolist(), [1, 2]) for _ in range(40)]
     tree = Tree(items)
-    plan = tree.plan(Limits())
+    plan = tree.plan(RowLimits())
     separate = sum(len(item.tokens) - len(header) for item in items)
     assert tree.n_tokens <= len(header) + separate
     assert plan.n_tokens() < 1.01 * (len(header) + separate)
@@ -90,10 +94,10 @@ def test_passages_of_rising_number_share_what_comes_first():
     tree = Tree(items)
     separate = sum(len(item.tokens) for item in items)
     assert tree.n_tokens < 0.5 * separate
-    assert tree.plan(Limits()).n_tokens() < 1.02 * tree.n_tokens
+    assert tree.plan(RowLimits()).n_tokens() < 1.02 * tree.n_tokens
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_equal_prompts_are_read_once(n):
     items = [leaf([1, 2, 3], [4]) for _ in range(n)]
-    assert Tree(items).plan(Limits()).n_tokens() == 3
+    assert Tree(items).plan(RowLimits()).n_tokens() == 3

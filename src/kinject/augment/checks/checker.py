@@ -52,7 +52,7 @@ _NGRAM = 6
 _CHARACTERS_PER_CHARACTER, _ALWAYS_READ = 3, 10_000
 """A longer text is refused unread: characters per character of the source, times `Rules.longest`; but at least these."""
 _TABLE_LENGTH = 2
-"""A table tells in one word what takes a clause in a sentence: its rewriting may be longer by this factor."""
+"""One word of a table may become a clause in a sentence: its rewriting may be longer by this factor."""
 _MAX_INJECTED_TRIPLES = 2
 """Word triples that a rewriting may share with the prompt injection in its source."""
 _MIN_SOURCE_WORDS = 0.25
@@ -111,7 +111,7 @@ class Rules:
 class Verdict:
     """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is the evidence.
 
-    `doubts` of an accepted text are (reason, evidence) of what the checks cannot decide.
+    `doubts` of an accepted text are (reason, evidence) of facts that the checks cannot decide.
     """
 
     reason: str = ""
@@ -153,7 +153,7 @@ class Checker:
     ) -> None:
         """`instructions` are the texts of the style's prompts, which no rewriting may repeat.
 
-        `context` is what the writer sees besides the source, such as its title: it is not new.
+        `context` is the text that the writer sees besides the source, such as its title: it is not new.
         """
         self._prompt_ngrams, self._prompt_triples = _ngrams_of(instructions)
         self._source = source

@@ -1,4 +1,4 @@
-"""Differences between two texts, and what explains them: another notation, arithmetic, or a word such as "the rest"."""
+"""Differences between two texts, and their explanations: another notation, arithmetic, or a word such as "the rest"."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _is_derived(number: str, units: set[str], source: Mapping[str, set[str]], un
 
 
 def _results(a: float, b: float) -> Iterator[float]:
-    """Yield what may be calculated from two numbers."""
+    """Yield the results that may be calculated from two numbers."""
     yield from (a + b, abs(a - b), abs(a - b) + 1, a * b, a / b, b / a, 100 * a / b, 100 * b / a)
     for base, percent in ((a, b), (b, a)):
         if percent < 100:
@@ -178,7 +178,7 @@ def _is_precise(number: str, units: Iterable[str] = ()) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """A text in lower case, and the offsets of its numbers. `vague` finds words that say a quantity without a number."""
+    """A text in lower case, and the offsets of its numbers. `vague` finds words for a quantity without a number."""
 
     text: str
     places: Mapping[str, list[tuple[int, int]]]
@@ -243,7 +243,7 @@ class _Scene:
         return {context for place in self.places.get(number, ()) for context in self._contexts(place)}
 
     def _noun(self, place: tuple[int, int]) -> str:
-        """Return what follows a number: what it counts, or its unit."""
+        """Return the word after a number: the things that it counts, or its unit."""
         if self.unspaced:
             return self.text[place[1] : place[1] + 1]
         return next(iter(_TOKEN.findall(self.text[place[1] : place[1] + _WINDOW])), "")

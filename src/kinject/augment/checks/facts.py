@@ -62,7 +62,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of comparing two texts: the `reason` and `detail` of a refusal, "" without one, and what is in doubt."""
+    """The result of comparing two texts: `reason` and `detail` of a refusal, "" without one, and the facts in doubt."""
 
     reason: str = ""
     detail: str = ""
@@ -104,7 +104,7 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
 
 @lru_cache(maxsize=64)
 def _frame_facts(frame: str, code: str) -> tuple[Quantities, Names]:
-    """Return what is in a frame; all passages of a document without headings have one."""
+    """Return the facts of a frame; all passages of a document without headings have the same."""
     return extract_quantities(frame, code), extract_names(frame, code)
 
 
@@ -137,7 +137,7 @@ def _only_language(text: str) -> str:
 
 
 def compare_facts(source: str, variant: str, *, complete: bool = True, context: str = "") -> Comparison:
-    """Return the first fault of a rewriting, and what is in doubt.
+    """Return the first fault of a rewriting, and the facts in doubt.
 
     Reasons are number, date, unit, quotation and name. Without `complete`, facts may be lost but none may be new.
     These checks cannot detect a name in another role ("A beat B" for "B beat A"), a negation or a changed common word.
@@ -243,7 +243,7 @@ def _has_most_words(form: str, facts: Facts) -> bool:
 
 
 def checks_off(code: str) -> tuple[str, ...]:
-    """Return what is not checked in a language."""
+    """Return the checks that are off in a language."""
     return profile_of(code).checks_off
 
 

@@ -76,7 +76,7 @@ class JudgeScore:
 
     @property
     def precision(self) -> float | None:
-        """Fraction of its refusals that are right if there are as many wrong as correct texts; None without refusals."""
+        """Fraction of its refusals that are correct if there are as many wrong as correct texts; None without refusals."""
         n_planted, n_caught = sum(self.planted.values()), sum(self.caught.values())
         counts = {
             ("wrong", "wrong"): n_caught, ("wrong", "good"): n_planted - n_caught,
@@ -89,7 +89,7 @@ class JudgeScore:
         return sum(self.caught.get(kind, 0) for kind in kinds) / n_planted if n_planted else None
 
     def faults(self, min_recall: float, min_precision: float) -> list[str]:
-        """Return in which way the judge is below the two limits."""
+        """Return the limits that the judge misses, in words."""
         found = []
         for name, value, limit in (
             ("recall", self.recall, min_recall),
@@ -119,11 +119,11 @@ class Opinion:
 
 
 def read_opinion(answer: str, passage: str, text: str) -> Opinion | None:
-    """Return what a judge's answer says about `text`, None if it is no clear verdict.
+    """Return the opinion in a judge's answer about `text`, None if it is no clear verdict.
 
     The verdict is at the beginning of the first or of the last line, the worse of two: the lines between may repeat the
-    rewriting or the question. It must agree with the lines about the sentences. Thinking before it does not count. An answer
-    without a verdict counts if it proves a fault or calls every sentence right.
+    rewriting or the question. It must agree with the lines about the sentences. Thinking before it does not count. An
+    answer without a verdict counts if it proves a fault or calls every sentence correct.
     """
     lines = [line for line in _as_lines(split_thinking(answer)[1]).splitlines() if line.strip()]
     matches = [_VERDICT.match(line) for line in (*lines[:1], *lines[-1:])]
@@ -165,15 +165,15 @@ def _as_lines(answer: str) -> str:
     if verdict is None and isinstance(values.get("faithful"), bool):
         verdict = "FAITHFUL" if values.pop("faithful") else "UNFAITHFUL"
     others = (line for value in values.values() for line in (value if isinstance(value, list) else [value]))
-    told = (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in others)
-    return "\n".join(["JSON", *told, str(verdict or "")])
+    lines = (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in others)
+    return "\n".join(["JSON", *lines, str(verdict or "")])
 
 
 @dataclass
 class Judge:
     """Asks a model through `sender` for verdicts on rewritings. `score` is the result of `measure_accuracy`.
 
-    With `lists_statements` it is asked for the statements of each passage first, once, and sees them beside the passage.
+    With `lists_statements` it lists the statements of each passage first, once, and sees them beside the passage.
     """
 
     sender: Sender
@@ -182,7 +182,7 @@ class Judge:
     score: JudgeScore = field(default_factory=lambda: JudgeScore({}, {}, 0, 0))
 
     async def verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
-        """Return whether the judge finds no other fact in `text` than in `passage`, and all that a style's `rules` want.
+        """Return whether the judge finds the facts of `passage` in `text`, as a style's `rules` require, and no others.
 
         A missing verdict counts as a refusal. Prompt injection can make a judge call everything faithful. If passage or
         text contains some, the judge must also refuse the text with an error planted in it. Raises as `Sender.send`.
@@ -201,7 +201,7 @@ class Judge:
         return verdict
 
     async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
-        """Return the judge's verdict. An unclear answer is a refusal; words at fault that are not there are asked again."""
+        """Return the judge's verdict. An unclear answer is a refusal; one that quotes other words is requested again."""
         statements = await self._statements(title, passage) if self.lists_statements else ""
         messages = judge_messages(title, passage, text, rules, statements)
         opinion, missing = None, "it gave no verdict"

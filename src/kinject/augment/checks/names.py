@@ -104,7 +104,7 @@ class Names:
 
 
 class _Kinds(dict[str, tuple[str, str]]):
-    """Token -> its normal form and kind, worked out once."""
+    """Token -> its normal form and kind, computed once."""
 
     def __init__(self, classify: Callable[[str], tuple[str, str]]) -> None:
         super().__init__()

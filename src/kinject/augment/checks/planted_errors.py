@@ -48,7 +48,7 @@ _Rules = list[tuple[re.Pattern[str], str]]
 
 @dataclass(frozen=True)
 class _Words:
-    """The words of one language: patterns of what may be changed, and what replaces it."""
+    """The words of one language: patterns of changeable words, and their replacements."""
 
     numbers: tuple[str, ...]
     number: re.Pattern[str]
@@ -271,7 +271,7 @@ def _exchanged(text: str, one: tuple[int, int], other: tuple[int, int]) -> str:
 
 
 def _change_owner(text: str, rng: Random, names: Sequence[str], words: _Words) -> str | None:
-    """Give to another thing of the text what belongs to one."""
+    """Give the property of one thing to another thing of the text."""
     known = _whole_names(text, words)
     found = [
         (match, other)

@@ -128,12 +128,12 @@ def read_unanswerable(answer: str) -> list[str]:
 
 
 def _texts(value: object) -> list[str]:
-    """Return the texts of a list, each as one line; what is none is left out."""
+    """Return the texts of a list, each as one line; other values are left out."""
     return [" ".join(one.split()) for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _read_json(value: Mapping[str, object]) -> list[Draft]:
-    """Return the drafts in a JSON object, as the schema of `propose_as_json` has them. What is no text is left out."""
+    """Return the drafts in a JSON object of the schema of `propose_as_json`. Values that are no text are left out."""
     questions = value.get("questions")
     rows = [row for row in questions if isinstance(row, dict)] if isinstance(questions, list) else []
     drafts = []
@@ -180,7 +180,7 @@ def find_text_fault(question: str, passage: str, others: Iterable[str]) -> tuple
 
 
 def says_unanswered(answer: str) -> bool:
-    """Return whether a model's answer says that a passage does not answer a question."""
+    """Return whether, by a model's answer, a passage does not answer a question."""
     return re.match(r"\W*X(?:\W|\Z)", answer, re.IGNORECASE) is not None
 
 
@@ -222,7 +222,7 @@ def find_fault(draft: Draft, passage: str, others: Iterable[Draft], *, open_answ
 
 
 def _find_hint(draft: Draft, forms: Sequence[str]) -> tuple[str, str] | None:
-    """Return how the form of the correct choice differs from the other three, None without a difference."""
+    """Return the difference in form between the correct choice and the other three, None without one."""
     n_words = [form.count(" ") + 1 for form in forms]
     if n_words[0] > _MAX_LENGTH_RATIO * max(n_words[1:]) and n_words[0] - max(n_words[1:]) >= _MIN_LENGTH_DIFFERENCE:
         return "longest", f"{n_words[0]} words, the others at most {max(n_words[1:])}"

@@ -55,7 +55,7 @@ _Request = tuple[list[Message], int, Structure | None]
 
 @dataclass(frozen=True)
 class QuestionsResult(Tabular):
-    """What `make_questions` made.
+    """The result of `make_questions`.
 
     `asked` and `got` count questions, `refused` drafts by reason, `failed` passages without an answer by error. `spare`
     counts questions without a fault that are not among the most specific ones. `tokens_in` and `tokens_out` are those of
@@ -218,7 +218,7 @@ class Corpus:
 def _terms(text: str) -> list[str]:
     """Return the words of `text`, and the pairs of letters in those that are not ASCII: a word of Chinese is a clause."""
     words = words_of(text)
-    return words + [word[at : at + 2] for word in words if not word.isascii() for at in range(len(word) - 1)]
+    return words + [word[index : index + 2] for word in words if not word.isascii() for index in range(len(word) - 1)]
 
 
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
@@ -244,7 +244,7 @@ class QuestionWriter:
     corpus: Corpus | None = None
 
     async def write(self, document: Document, passage: Passage) -> Outcome:
-        """Return the questions on a passage. While they are too few, the model is asked again, for other facts.
+        """Return the questions on a passage. While they are too few, the model gets another request, for other facts.
 
         Raises `EndpointError` for a request without an answer, and `Stopped` at the end of the run.
         """
@@ -299,12 +299,13 @@ class QuestionWriter:
     async def _check_unanswered(
         self, document: Document, passage: Passage, questions: Sequence[str], outcome: Outcome
     ) -> list[str]:
-        """Return the questions that, says the model, neither this passage nor those nearest to the question answer."""
-        assert self.corpus is not None or not questions
+        """Return the questions that, by the model, neither this passage nor those nearest to the question answer."""
+        if self.corpus is None:  # the recipe asks for none
+            return []
         requests: list[_Request] = []
         owners: list[str] = []
         for question in questions:
-            for source in dict.fromkeys((source_of(document, passage), *self.corpus.nearest(question))):  # type: ignore[union-attr]
+            for source in dict.fromkeys((source_of(document, passage), *self.corpus.nearest(question))):
                 messages = prompts.answered_by(source, question)
                 requests.append((messages, self._seed_of(messages, 0), None))
                 owners.append(question)
@@ -321,7 +322,7 @@ class QuestionWriter:
     async def _check_forms(
         self, document: Document, passage: Passage, candidates: Sequence[Candidate], outcome: Outcome
     ) -> list[Candidate]:
-        """Return the candidates with those other forms of their answers which the model, given the passage, chooses as well."""
+        """Return the candidates with the other forms of their answers that the model also chooses, given the passage."""
         tried = [(index, form) for index, one in enumerate(candidates) for form in one.draft.also]
         forms = [replace(candidates[index].draft, answer=form) for index, form in tried]
         replies = await self._answers_with_passage(document, passage, forms, 0, outcome)

@@ -38,7 +38,8 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
     """
     graded = graded_in(messages)
     if graded is not None:
-        return Completion(_grade(*graded))
+        _, accepted, text = graded
+        return Completion(_grade(accepted, text))
     if is_question_prompt(messages):
         return answer_as_sandbox(messages, seed)
     rewriting = rewriting_of(messages)
@@ -152,7 +153,7 @@ def _paraphrase(passage: str, seed: int) -> str:
 _YEAR = re.compile(r"\b\d{4}\b")
 
 
-def _grade(question: str, accepted: Sequence[str], text: str) -> str:
+def _grade(accepted: Sequence[str], text: str) -> str:
     """Return the grade of a written answer by the country's values in it: the accepted one alone is correct."""
     lowered = text.lower()
     values = {value.lower() for pool in POOLS.values() for value in pool if value.lower() in lowered}

@@ -39,7 +39,7 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How the endpoint behaves. `latency` is in seconds; `faults` maps names of `FAULTS` to fractions of the requests.
+    """Settings of the endpoint. `latency` is in seconds; `faults` maps names of `FAULTS` to fractions of the requests.
 
     Above `capacity` requests at once it answers 429. It requires `key`, if set, and refuses every key after `revoke_after`
     answers. Faults are drawn by `seed` and the number of the request; with `by_request` by the request itself, so that the

@@ -111,7 +111,7 @@ class DocumentsResult(Tabular):
         return [row for _, row in read_jsonl(self.skipped_path)]
 
     def skipped_by_reason(self) -> dict[str, tuple[list[str], str]]:
-        """Return reason -> (places, the first detail) of what somebody may miss, the most frequent reason first."""
+        """Return reason -> (places, the first detail) of files that somebody may miss, the most frequent reason first."""
         found: dict[str, tuple[list[str], str]] = {}
         for row in self.skipped():
             if not row["left_out"]:
@@ -130,7 +130,7 @@ class DocumentsResult(Tabular):
         return lines
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each file: the documents in it, and why it, or a part of it, was skipped."""
+        """Return a row for each file: its documents, and the reason if it, or a part of it, was skipped."""
         reasons: dict[str, str] = {}
         for row in self.skipped():
             reasons.setdefault(row["file"], row["detail"])
@@ -145,8 +145,8 @@ def collect(
 ) -> DocumentsResult:
     """Read the files at `sources` (folders, patterns, lists, files) into documents.jsonl in `folder`; do nothing twice.
 
-    Without a `folder`, one in the section's cache. What cannot be read is in skipped.jsonl, what is left out as a copy in
-    duplicates.jsonl, lines left out in boilerplate.jsonl.
+    Without a `folder`, one in the section's cache. Unreadable files are in skipped.jsonl, omitted copies in
+    duplicates.jsonl, omitted lines in boilerplate.jsonl.
 
     Raises `DiskError` if nothing is at a source or something cannot be written, `InputError` if nothing can be read there,
     and with `strict` at the first file that cannot. `KeyboardInterrupt` after Ctrl-C: what was parsed is stored.
@@ -168,7 +168,7 @@ def collect(
 
 
 def collected_fingerprint(sources: Sequence[Path], section: DocumentsSection | None = None) -> str:
-    """Return the fingerprint of what `collect` last read at `sources`, without looking at the files again.
+    """Return the fingerprint of the last `collect` of `sources`, without looking at the files again.
 
     They are collected if they never were. Raises as `collect`.
     """
@@ -177,7 +177,7 @@ def collected_fingerprint(sources: Sequence[Path], section: DocumentsSection | N
 
 
 def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
-    """Return the folder in the section's cache for what is collected at `sources`."""
+    """Return the folder in the section's cache for the documents of `sources`."""
     identity = content_id([os.path.abspath(source) for source in sources], _output_options(section))
     return Path(section.cache_dir) / "heaps" / f"{file_name(heap_name(sources))}-{identity[:8]}"
 
@@ -185,7 +185,7 @@ def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
 @contextmanager
 def _lock_when_free(folder: Path) -> Iterator[None]:
     """Hold the folder as `lock_dir`; another process that collects the same files is waited for."""
-    told = False
+    warned = False
     while True:
         with ExitStack() as stack:
             try:
@@ -193,9 +193,9 @@ def _lock_when_free(folder: Path) -> Iterator[None]:
             except DiskError as error:
                 if "in use by" not in str(error):
                     raise
-                if not told:
+                if not warned:
                     log.info(f"waiting: {error}")
-                told = True
+                warned = True
                 time.sleep(_POLL)
                 continue
             yield
@@ -309,7 +309,7 @@ class _Collecting:
         return Batch(next(self._batch_numbers), self._work.resolve(), self.cache.resolve(), files, self.options)
 
     def _take(self, outcome: Outcome, database: Any) -> list[Batch]:
-        """Take what a batch has done; return the batch of what it left, if its process died."""
+        """Take the results of a batch; return the batch of its remaining files, if its process died."""
         batch: Batch = outcome.task
         rows = _journal_rows(batch.journal_path)
         done = {row["number"]: row for row in rows if "begun" not in row}
@@ -412,7 +412,7 @@ def _journal_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def render_documents(result: DocumentsResult) -> str:
-    """Return the table of a run: read, skipped and why, with paths; what was left out as copies; what was flagged."""
+    """Return the table of a run: files read, and skipped with the reason and paths; omitted copies; flags."""
     counts = result.counts
     rows = [
         ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "

@@ -44,7 +44,7 @@ _LINE = re.compile(r"[^\n]+")
 _PARAGRAPH = re.compile(r"\S[^\n]*(?:\n[^\S\n]*\S[^\n]*)*")
 _FENCE = re.compile(r"^[ \t]*(```|~~~)", re.MULTILINE)
 _STRUCTURE = re.compile(r"\s*(?:#{1,6}\s|\||[-*+]\s|\d+[.)]\s|>|[^:\n]{1,40}:\s)")
-"""A line that says something of its document alone, or its structure: heading, table, list, quotation, ``key: value``."""
+"""A line that belongs to its document alone, or its structure: heading, table, list, quotation, ``key: value``."""
 _LONGEST_WORD = 100
 _LONGEST_LINE = 2_000
 _FEWEST_LINE_WORDS = 3
@@ -133,7 +133,7 @@ class CopyFinder:
         self._hashes: dict[int, bytes] = {}
 
     def find(self, exact: str, sketch: bytes, words: Callable[[], Words]) -> Copy | None:
-        """Return of what the text (by `text_hash`, `min_hash`) is a copy; None if it is new."""
+        """Return the original of which the text (by `text_hash`, `min_hash`) is a copy; None if it is new."""
         if exact in self._exact:
             return Copy(self._exact[exact], 1.0, "exact")
         if self._threshold is None or not sketch:
@@ -149,19 +149,19 @@ class CopyFinder:
             return
         self._hashes[number] = sketch
         for band in _bands(sketch):
-            held = self._bands.setdefault(band, number)
-            if isinstance(held, list):
-                held.append(number)
-            elif held != number:
-                self._bands[band] = [held, number]
+            entries = self._bands.setdefault(band, number)
+            if isinstance(entries, list):
+                entries.append(number)
+            elif entries != number:
+                self._bands[band] = [entries, number]
 
     def _candidates(self, sketch: bytes) -> list[int]:
         import numpy as np
 
         numbers = set[int]()
         for band in _bands(sketch):
-            held = self._bands.get(band, ())
-            numbers.update(held if isinstance(held, list | tuple) else (held,))
+            entries = self._bands.get(band, ())
+            numbers.update(entries if isinstance(entries, list | tuple) else (entries,))
         mine = np.frombuffer(sketch, np.uint32)
         alike = {n: np.count_nonzero(mine == np.frombuffer(self._hashes[n], np.uint32)) for n in numbers}
         return sorted(n for n in numbers if alike[n] >= _LEAST_ESTIMATE * N_HASHES)
@@ -185,7 +185,7 @@ def _code_spans(text: str) -> list[Span]:
 def shared_lines(text: str) -> Iterator[tuple[int, Span]]:
     """Yield (hash, span) of each line that may be boilerplate: prose of three words or more, outside code.
 
-    Headings, tables, lists and ``key: value`` are what a document is made of, whoever else has the same.
+    Headings, tables, lists and ``key: value`` lines are content of a document, even if others have the same.
     """
     code = _code_spans(text)
     for match in _LINE.finditer(text):

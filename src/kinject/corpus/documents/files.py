@@ -23,7 +23,7 @@ _RESERVED = re.compile("[\ud800-\udfff]")
 class FoundFile:
     """A file, not opened: its `name` below the heap (in UTF-8), its `path`, bytes, time of change, and its identity on the disk.
 
-    `fault` is why it is not read; `left_out` marks what nobody misses (hidden files, files of the system).
+    `fault` is the reason if it is not read; `left_out` marks files that nobody misses (hidden ones, those of the system).
     """
 
     name: str
@@ -138,8 +138,8 @@ def _walk(folder: str, prefix: str, above: tuple[str, ...]) -> Iterator[FoundFil
     for entry in entries:
         name = f"{prefix}/{shown(entry.name)}" if prefix else shown(entry.name)
         if _is_left_out(entry.name):
-            what = "hidden" if entry.name.startswith(".") else "the system's"
-            yield FoundFile(name, entry.path, fault=f"a file or folder that is {what}.", left_out=True)
+            kind = "hidden" if entry.name.startswith(".") else "the system's"
+            yield FoundFile(name, entry.path, fault=f"a file or folder that is {kind}.", left_out=True)
         elif entry.is_dir():
             yield from _walk(entry.path, name, (*above, real))
         else:

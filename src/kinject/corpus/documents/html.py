@@ -84,8 +84,8 @@ def declared_charset(data: bytes) -> str:
 def page_of(path: Path, source: str, *, whole: bool = False) -> tuple[str, str, dict[str, Any]]:
     """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the HTML text `source`.
 
-    trafilatura tells which lines are the main text; where it finds none, or the page is short, it is what <main> or the
-    only <article> holds, else the whole page, as with `whole`. Raises `InputError` where the parser would take very long.
+    trafilatura finds the lines of the main text. If it finds none, or the page is short, the main text is that of <main> or
+    the only <article>, else the whole page, as with `whole`. Raises `InputError` where the parser would take very long.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     _check_page(path, source)
@@ -171,7 +171,7 @@ _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 
 
 def page_text(root: LexborNode) -> str:
-    """Return what is below `root` as Markdown: headings, lists, tables with their header, code; space as a browser shows it."""
+    """Return the content below `root` as Markdown: headings, lists, tables with header, code; space as a browser shows it."""
     page = _Page()
     stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:  # pages may be nested deeper than Python recurses

@@ -75,9 +75,9 @@ def in_reading_order(boxes: Sequence[Box], depth: int = 0) -> list[Box]:
     if split is None:
         return _with_tables(lines)
     first, last, x = split
-    inside = [word for line in lines[first:last] for word in line]
-    left = [word for word in inside if middle(word)[0] < x]
-    right = [word for word in inside if middle(word)[0] >= x]
+    enclosed = [word for line in lines[first:last] for word in line]
+    left = [word for word in enclosed if middle(word)[0] < x]
+    right = [word for word in enclosed if middle(word)[0] >= x]
     above = [word for line in lines[:first] for word in line]
     below = [word for line in lines[last:] for word in line]
     ordered = _with_tables(lines_of(above)) + in_reading_order(left, depth + 1) + in_reading_order(right, depth + 1)

@@ -25,12 +25,12 @@ _DEEPEST = 10
 
 
 def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
-    """Yield a mail, then what its attachments hold."""
+    """Yield a mail, then the documents of its attachments."""
     yield from _mail(path, str(path), read_bytes(path, options.largest, stream), options, 0)
 
 
 def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
-    """Yield the mails of a mailbox, each with what its attachments hold; a line ``From `` after a blank one begins a mail."""
+    """Yield the mails of a mailbox, each with its attachments; a line ``From `` after a blank one begins a mail."""
     message = bytearray()
     number, n_dropped, blank = 0, 0, True
     for _, line in read_lines(path, stream):
@@ -77,7 +77,7 @@ def _mail(path: Path, where: str, data: bytes, options: ReadOptions, depth: int)
 
 
 def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
-    """Return the text of a mail (its plain text, else its HTML) without what it quotes at its end, and its attachments."""
+    """Return the text of a mail (its plain text, else its HTML) without the quotation at its end, and its attachments."""
     plain: list[str] = []
     pages: list[str] = []
     attachments: list[Message] = []
@@ -105,7 +105,7 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
 
 
 def _without_quotes(text: str) -> str:
-    """Return the text of a mail without the quoted mail that ends it; what is answered line by line stays."""
+    """Return the text of a mail without the quoted mail that ends it; text answered line by line stays."""
     lines = text.replace("\r\n", "\n").rstrip().split("\n")
     end = len(lines)
     while end and (_QUOTE.match(lines[end - 1]) or not lines[end - 1].strip()):
@@ -120,7 +120,7 @@ def _without_quotes(text: str) -> str:
 
 
 def _attachment(path: Path, where: str, part: Message, index: int, options: ReadOptions, depth: int) -> Iterator[Found]:
-    """Yield what an attachment holds: a mail that was forwarded, or a file."""
+    """Yield the documents of an attachment: a mail that was forwarded, or a file."""
     name = Path(str(part.get_filename() or f"attachment-{index}")).name
     if part.get_content_type() == "message/rfc822":
         inner = part.get_payload()

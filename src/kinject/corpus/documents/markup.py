@@ -229,7 +229,7 @@ def read_confluence(path: Path, stream: BinaryIO, options: ReadOptions) -> Itera
 
 
 def _storage_format(source: str) -> str:
-    """Return Confluence's storage format as HTML: code macros as <pre>, what other macros are set to left out."""
+    """Return Confluence's storage format as HTML: code macros as <pre>, without the parameters of other macros."""
 
     def code(match: re.Match[str]) -> str:
         language = re.search(r'<ac:parameter ac:name="language">([\w+#-]+)<', match[1])

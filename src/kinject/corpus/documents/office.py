@@ -99,7 +99,7 @@ class _Word:
         return "".join([*blocks, *(f"\n\n{note}" for note in self._footnotes())]).strip()
 
     def _paragraph(self, element: Any) -> tuple[str, bool]:
-        """Return a paragraph (with what its text boxes hold below), and whether it is an item of a list."""
+        """Return a paragraph (with its text boxes below), and whether it is an item of a list."""
         text = _run_text(element).strip()
         boxes = [
             self._paragraph(inner)[0]
@@ -165,7 +165,7 @@ class _Word:
         return found
 
     def _item(self, element: Any) -> str:
-        """Return the mark of an item of a list with its indentation, "" for what is none."""
+        """Return the mark of an item of a list with its indentation, "" for any other paragraph."""
         properties = element.find(f"{_W}pPr/{_W}numPr")
         style = element.find(f"{_W}pPr/{_W}pStyle")
         name = ""
@@ -225,7 +225,7 @@ class _Word:
         return markdown_table(spanned(rows), min(n_header, max(1, len(rows) - 1)))
 
     def _cell(self, cell: Any) -> str:
-        """Return what a cell holds, tables within it as well, on one line."""
+        """Return the content of a cell, tables within it included, on one line."""
         return one_line(" ".join(_run_text(paragraph) for paragraph in cell.iter(f"{_W}p")))
 
     def _footnotes(self) -> list[str]:
@@ -242,7 +242,7 @@ class _Word:
 
 
 def _inner(element: Any) -> list[Any]:
-    """Return the element, or what it wraps: content controls and tracked insertions."""
+    """Return the element, or its content: content controls and tracked insertions wrap others."""
     if element.tag == f"{_W}sdt":
         return [
             inner for content in element.iterchildren(f"{_W}sdtContent") for child in content for inner in _inner(child)
@@ -261,7 +261,7 @@ def _blocks(parent: Any) -> Iterator[Any]:
 
 
 def _run_text(paragraph: Any) -> str:
-    """Return the text of a paragraph with what was inserted and without what was deleted; its text boxes are left out."""
+    """Return the text of a paragraph with tracked insertions and without deletions; its text boxes are left out."""
     parts = []
     stack = [paragraph]
     while stack:

@@ -1,8 +1,8 @@
 """Files parsed in worker processes, each once: a batch of files opens each, hashes it, and parses it unless that is stored.
 
-What a file holds is stored by the hash of its content, its suffix, the options and the readers' code and libraries: a file
-that was moved, copied or touched is not parsed again. A file that exceeds its limits ends the worker process and nothing
-else; the batch's journal says which file it was.
+The documents of a file are stored by the hash of its content, its suffix, the options and the readers' code and libraries:
+a file that was moved, copied or touched is not parsed again. A file that exceeds its limits ends the worker process and
+nothing else; the batch's journal says which file it was.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FRESH_NS = 2_000_000_000
 
 
 class Parsed(NamedTuple):
-    """One document of a file, or why there is none: its location behind the file's name (``:12``, ``/member.pdf``), and
+    """One document of a file, or the reason for none: its location behind the file's name (``:12``, ``/member.pdf``), and
 
     either `document` and `facts` (`named`: its title is the name of the file), or the `fault`.
     """
@@ -68,7 +68,7 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class ParseOptions:
-    """What decides what is stored of a file."""
+    """The options that decide the stored documents of a file."""
 
     read: ReadOptions
     near_duplicates: float | None
@@ -95,7 +95,7 @@ class ParseOptions:
 
 
 def record_path(cache: Path, key: str) -> Path:
-    """Return the file of what is stored under `key`."""
+    """Return the path of the record stored under `key`."""
     return cache / key[:2] / f"{key}.jsonl"
 
 
@@ -164,7 +164,7 @@ def _opened(path: str) -> BufferedReader:
 
 
 def parse(path: Path, stream: Any, options: ParseOptions) -> Iterator[Parsed]:
-    """Yield what the open file holds, within its limits. A file that exceeds them ends this process or is a `fault`."""
+    """Yield the documents of the open file, within its limits. A file that exceeds them ends this process or is a `fault`."""
     try:
         with _limits(options):
             for where, found in read_file(path, stream, options.read):
@@ -243,8 +243,8 @@ def _relative(text: str, *beginnings: str) -> str:
 def _limits(options: ParseOptions) -> Iterator[None]:
     """Let the kernel end this process after too many processor seconds, and refuse it memory beyond the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    held = _data_bytes()
-    most = held + int(options.memory * _GIB) if held else soft
+    n_used = _data_bytes()
+    most = n_used + int(options.memory * _GIB) if n_used else soft
     for timer, seconds in ((signal.ITIMER_PROF, options.seconds), (signal.ITIMER_REAL, _WAITING * options.seconds)):
         signal.setitimer(timer, seconds)
     try:
@@ -278,11 +278,11 @@ def has_record(cache: Path, key: str) -> bool:
 
 
 _END = b"\n[]\n"
-"""The end of what is stored of a file: without it, a kill or a crash of the machine came before."""
+"""The end of a complete record: without it, a kill or a crash of the machine came before."""
 
 
 def write_record(cache: Path, key: str, found: Iterable[Parsed]) -> None:
-    """Store what a file holds, by renaming a finished file. Raises `OSError` if it cannot be written."""
+    """Store the documents of a file, by renaming a finished file. Raises `OSError` if it cannot be written."""
     path = record_path(cache, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{key}.", suffix=".part", delete=False) as file:
@@ -301,7 +301,7 @@ def write_record(cache: Path, key: str, found: Iterable[Parsed]) -> None:
 
 
 def read_record(cache: Path, key: str) -> Iterator[Parsed]:
-    """Yield what is stored under `key`. Raises `DiskError` if it cannot be read."""
+    """Yield the documents stored under `key`. Raises `DiskError` if they cannot be read."""
     with open_to_read(record_path(cache, key)) as file:
         for line in file:
             if line.strip() and (row := json.loads(line)):
@@ -311,7 +311,7 @@ def read_record(cache: Path, key: str) -> Iterator[Parsed]:
 
 @functools.cache
 def readers_version() -> str:
-    """Return a hash of everything that decides what a file is read as: this code, and the versions of the libraries."""
+    """Return a hash of this code and the versions of the libraries, which decide the documents of a file."""
     here = Path(__file__).parent
     code = [
         hashlib.sha256(path.read_bytes()).hexdigest()

@@ -100,9 +100,8 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
 
 
 def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
-    """Return title, author and date. Raises `InputError` if a PDF is locked, or asks for far more work than a page is worth.
-
-    A form may draw others twice, and they others: what all of them unpack to is counted before anything is drawn.
+    """Return title, author and date. Raises `InputError` if a PDF is locked, or needs far too much work for its pages. A
+    form may draw others twice, and they others: the unpacked bytes of all of them are counted before anything is drawn.
     """
     where = Path(f"{path}: page 1")
     with library_errors(where, "PDF", fix):
@@ -276,15 +275,15 @@ def _ruled_tables(words: list[Box], across: list[Rule], down: list[Rule]) -> tup
         xs, ys = _merged(rule.at for rule in vertical), _merged(rule.at for rule in horizontal)
         if len(xs) < 3 or len(ys) < (2 if len(xs) > 3 else 3):
             continue
-        inside = [word for word in words if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]]
-        if not inside:
+        enclosed = [word for word in words if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]]
+        if not enclosed:
             continue
-        rows, n_header = _cells(inside, xs, ys, horizontal, vertical)
+        rows, n_header = _cells(enclosed, xs, ys, horizontal, vertical)
         text = markdown_table(rows, n_header) if len(rows) > 1 else header_only(rows[0])
         if text.startswith("| ") or "\n| " in text:
-            taken = set(map(id, inside))
+            taken = set(map(id, enclosed))
             words = [word for word in words if id(word) not in taken]
-            tables.append(Box(xs[0], ys[0], xs[-1], ys[-1], text, inside[0].size, is_table=True))
+            tables.append(Box(xs[0], ys[0], xs[-1], ys[-1], text, enclosed[0].size, is_table=True))
     return words, tables
 
 
@@ -350,15 +349,15 @@ def _cells(
                 abs(r.at - ys[row + 1]) < 4 and r.start - 1 <= x <= r.end + 1 for r in across
             ):
                 owner[root((row + 1, column))] = root((row, column))
-    held: defaultdict[tuple[int, int], list[Box]] = defaultdict(list)
+    entries: defaultdict[tuple[int, int], list[Box]] = defaultdict(list)
     for word in words:
         x, y = middle(word)
         row = max(index for index in range(n_rows) if ys[index] <= y)
         column = max(index for index in range(n_columns) if xs[index] <= x)
-        held[root((row, column))].append(word)
+        entries[root((row, column))].append(word)
     rows: list[list[str]] = []
     for row in range(n_rows):
-        cells = [held.get(root((row, column)), []) for column in range(n_columns)]
+        cells = [entries.get(root((row, column)), []) for column in range(n_columns)]
         lines = [lines_of(found) for found in cells]
         counts = {len(found) for found in lines if found}
         parted = row > 0 and len(counts) == 1 and sum(map(bool, lines)) > 2  # rows without rules between them
@@ -390,7 +389,7 @@ def unwrap_lines(page: str) -> str:
 
 
 def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
-    """Yield the text in an image, if `options.ocr` says so."""
+    """Yield the text in an image, if `options.ocr` is set."""
     if not options.ocr:
         raise InputError(
             f"{path}: an image. With `ocr: true` (pip install 'kinject[ocr]') its text is read; or take it out."

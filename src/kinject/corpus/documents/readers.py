@@ -1,4 +1,4 @@
-"""Which reader reads which file: the table of kinds, and the one function that reads an open file."""
+"""The table of kinds of files with their readers, and the one function that reads an open file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinject.errors import InputError
 from kinject.types import Document
 
 Found = tuple[str, Document | InputError]
-"""The location (file, file:line, file: page 3, archive.zip/member.pdf), and the document or why it cannot be read."""
+"""The location (file, file:line, file: page 3, archive.zip/member.pdf), and the document or its error."""
 HEAD = 16_384
 """The bytes of a file's beginning from which its kind is found."""
 _MOST_ERRORS = 1_000
@@ -26,11 +26,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How files are read.
-
-    `text_field`, `title_field` and `id_field` name the keys of rows and the columns of tables (None: found by name).
-    `ocr` reads scans by optical character recognition. A file, or a member of an archive, that is held whole in memory has
-    at most `largest` bytes. `within` counts the archives and mails that the file lies in.
+    """Options of reading files. `text_field`, `title_field` and `id_field` name the keys of rows and the columns of tables
+    (None: found by name). `ocr` reads scans by optical character recognition. A file, or a member of an archive, that is
+    held whole in memory has at most `largest` bytes. `within` counts the archives and mails that the file lies in.
     """
 
     text_field: str | None = None
@@ -42,7 +40,7 @@ class ReadOptions:
 
 
 Reader = Callable[[Path, BinaryIO, ReadOptions], Iterator[Found]]
-"""Yields what an open file holds. It may raise `InputError` for the whole file, at any document."""
+"""Yields the documents of an open file. It may raise `InputError` for the whole file, at any document."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ _REFUSED = (
     (b"RIFF", "sound, video or an image. Take it out"),
     (b"\x80\x04\x95", "a pickle of Python. Take it out"),
 )
-"""(beginning of a file, its kind and what to do), for kinds that no reader reads."""
+"""(beginning of a file, its kind and the fix), for kinds that no reader reads."""
 _ROOT = re.compile(
     rb"\s*(?:<\?(?s:.*?)\?>\s*|<!--(?s:.*?)-->\s*|<!doctype(?P<type>[^>\[]*)(?:\[[^\]]*\])?>\s*)*+<(?P<root>[a-z][\w:-]*)",
     re.IGNORECASE,
@@ -154,9 +152,9 @@ def kind_of(path: Path, head: bytes) -> str:
         if head.startswith(signature) and not (signature.isalpha() and named and b"\0" not in head):
             raise InputError(f"{path}: found {reason}.")
     if b"\0" in head and not _is_utf16(head) and named not in ("jsonl", "csv"):
-        what = f"bytes that are no text, and of no kind that has a reader (suffix {path.suffix!r}). Take it out"
-        what = "a tar archive. Unpack it" if head[257:262] == b"ustar" else what
-        raise InputError(f"{path}: found {what}.")
+        description = f"bytes that are no text, and of no kind that has a reader (suffix {path.suffix!r}). Take it out"
+        description = "a tar archive. Unpack it" if head[257:262] == b"ustar" else description
+        raise InputError(f"{path}: found {description}.")
     return _kind_of_text(path, head.removeprefix(codecs.BOM_UTF8), named)
 
 
@@ -241,7 +239,7 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
 
 
 def read_member(path: Path, data: bytes, options: ReadOptions) -> Iterator[Found]:
-    """Yield as `read_file` what a member of an archive holds, or an attachment; `path` is ``archive.zip/member.pdf``."""
+    """Yield as `read_file` the documents of a member of an archive, or an attachment; `path` is ``archive.zip/member.pdf``."""
     yield from read_file(path, io.BytesIO(data), replace(options, within=options.within + 1))
 
 
@@ -253,7 +251,7 @@ def reader_of(name: str) -> Reader:
 
 
 def fault_of(document: Document, where: str) -> InputError | None:
-    """Return the error of a document whose text is blank or holds what UTF-8 files or tokenizers cannot hold, else None."""
+    """Return the error of a document whose text is blank or has characters that UTF-8 or tokenizers lack, else None."""
     if not document.text.strip():
         return InputError(f"{where}: empty document. Each must hold some text; take it out or fill it.")
     for key, text in (("text", document.text), ("title", document.title)):

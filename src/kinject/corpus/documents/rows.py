@@ -32,7 +32,7 @@ _NAMES = {
     "title": ("title", "headline", "subject", "Title", "Subject"),
     "id": ("id", "_id", "doc_id", "document_id", "ID", "Id"),
 }
-"""What a field of a document may be called; the first of its names that a row has counts."""
+"""The possible names of a document's fields; the first of them that a row has counts."""
 _DELIMITERS = ",;\t|"
 _SAMPLE = 2**16
 _SNIFFED = 20
@@ -298,7 +298,7 @@ def _record_of(delimiter: str) -> re.Pattern[str]:
 
 
 def _check_record(text: str, where: str, delimiter: str) -> None:
-    """Raise `InputError` for what the csv module takes as it is: quotes inside unquoted cells, NUL, a byte-order mark."""
+    """Raise `InputError` for faults that the csv module accepts: quotes inside unquoted cells, NUL, a byte-order mark."""
     if '"' in text and delimiter != "\t" and not _record_of(delimiter).fullmatch(text):
         fault = "a quote inside a cell that is not quoted. Quote the whole cell, and write each quote in it twice"
         raise InputError(f"{where}: not CSV: {fault}.")

@@ -1,4 +1,4 @@
-"""Plain text and Markdown, read and written, and what all readers share: decoding, libraries that may be missing."""
+"""Plain text and Markdown, read and written, and the parts common to all readers: decoding, optional libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WESTERN = frozenset("ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑá
 
 MOST_MEMBERS = 100_000
 DAMAGED_ARCHIVE = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error)
-"""What zipfile and gzip raise for damaged or unknown archives."""
+"""The errors of zipfile and gzip for damaged or unknown archives."""
 
 
 def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
@@ -95,7 +95,7 @@ def import_extra(module: str, path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def library_errors(path: Path, what: str, fix: str) -> Iterator[None]:
+def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
     """Turn every error of a library into an `InputError`: damaged files make their readers raise anything."""
     try:
         with warnings.catch_warnings():  # what libraries say of broken files
@@ -105,13 +105,13 @@ def library_errors(path: Path, what: str, fix: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:100]}"
-        raise InputError(f"{path}: not a readable {what} ({reason}). {fix}") from error
+        raise InputError(f"{path}: not a readable {kind} ({reason}). {fix}") from error
 
 
 def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:
     """Return the text of `path`, whose bytes are `data`, with LF line ends, and its encoding as meta unless it is UTF-8.
 
-    The encoding is UTF-8, else the `declared` one, else what `charset_of` finds. Raises `InputError` if a declared one is
+    The encoding is UTF-8, else the `declared` one, else that of `charset_of`. Raises `InputError` if a declared one is
     unknown, and if none is found.
     """
     if declared and charset_name(declared) is None:
@@ -154,9 +154,9 @@ def charset_of(path: Path, data: bytes, declared: str = "") -> str:
 
 
 def charset_of_stream(path: Path, stream: BinaryIO, largest: int) -> str:
-    """Return the encoding of what is left in `stream`, and seek to its beginning. UTF-8 is read to its end in pieces.
+    """Return the encoding of the rest of `stream`, and seek to its beginning. UTF-8 is read to its end in pieces.
 
-    Raises `InputError` as `charset_of`, and if what is not UTF-8 has more than `largest` bytes.
+    Raises `InputError` as `charset_of`, and for text that is not UTF-8 and has more than `largest` bytes.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -275,7 +275,7 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
     """Return rows of cells as a Markdown table whose header is the first `n_header` rows, joined column by column.
 
     Empty rows and columns are left out. Rows that hold one text across all columns are lines above and, as rows with an
-    empty rest, within the table. What has one column or one row is no table: its cells are lines.
+    empty rest, within the table. One column or one row is no table: its cells are lines.
     """
     width = max(map(len, rows), default=0)
     grid = [[one_line(cell) for cell in row] + [""] * (width - len(row)) for row in rows]
@@ -333,8 +333,8 @@ def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
 def tables_of(rows: Sequence[Sequence[str]], wide: Sequence[bool] = ()) -> str:
     """Return a sheet's rows as text and tables: blank rows and blank columns part them, lone cells are lines of text.
 
-    `wide[i]` says that row i has a cell which spans some of the columns, so that the next row belongs to its header. A block
-    that follows a blank row under the same columns, and begins with a number, continues the table before it.
+    `wide[i]`: row i has a cell that spans some of the columns, so the next row belongs to its header. A block that follows
+    a blank row under the same columns, and begins with a number, continues the table before it.
     """
     blocks: list[tuple[tuple[int, int], list[tuple[list[str], bool]]]] = []
     for blank, group in groupby(range(len(rows)), key=lambda index: not any(map(str.strip, rows[index]))):

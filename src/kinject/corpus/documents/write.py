@@ -1,4 +1,4 @@
-"""Writes documents.jsonl from what was parsed, without copies and boilerplate; reads it back. Two passes over what is stored.
+"""Writes documents.jsonl from the parsed files, without copies and boilerplate; reads it back. Two passes over the records.
 
 The first pass counts lines, the second decides and writes one document after the other. Beside the text of one document,
 memory holds some 5 KiB for each.
@@ -46,7 +46,7 @@ _MOST_NAMES = 50
 
 @dataclass(frozen=True, slots=True)
 class HeapFile:
-    """A file with the `key` of what is stored of it, or the `fault`, or the name of the file that it is a link to."""
+    """A file with the `key` of its record, or the `fault`, or the name of the file that it links to."""
 
     file: FoundFile
     key: str
@@ -73,7 +73,7 @@ def read_rows(path: Path) -> Iterator[Document]:
 
 @dataclass
 class _Counts:
-    """What is counted while the documents are written."""
+    """Counts made while the documents are written."""
 
     documents: int = 0
     words: int = 0
@@ -138,7 +138,7 @@ class HeapWriter:
         return self._manifest_counts(n_lines)
 
     def _count_lines(self) -> Boilerplate:
-        """Read what is stored once; return the lines that many documents share, and find the heap's language."""
+        """Read all records once; return the lines that many documents share, and find the heap's language."""
         import numpy as np
 
         lines, languages = [], Counter[str]()
@@ -166,7 +166,7 @@ class HeapWriter:
             if parsed.document is None:
                 self._skip(name, parsed.where, parsed.fault)
             else:
-                self._write_document(name, parsed)
+                self._write_document(name, parsed, parsed.document)
         if self._per_file["documents"] + self._per_file["copies"]:
             counts.read_files += 1
             counts.kinds[Path(name).suffix.lower() or "no suffix"] += 1
@@ -189,10 +189,8 @@ class HeapWriter:
         row = {"file": name, "where": name + where, "reason": reason, "detail": fault, "left_out": left_out}
         self._write_skipped(row)
 
-    def _write_document(self, name: str, parsed: Parsed) -> None:
-        facts, found = parsed.facts, parsed.document
-        assert found is not None
-        where = name + parsed.where
+    def _write_document(self, name: str, parsed: Parsed, found: Document) -> None:
+        facts, where = parsed.facts, name + parsed.where
         edits = self._boilerplate.cuts(where, found.text)
         text, meta = edited(found.text, edits, found.meta)
         self._n_lines_removed += len(edits)
@@ -268,7 +266,7 @@ class HeapWriter:
             )
 
     def _strangeness(self, facts: Mapping[str, Any]) -> list[tuple[float, str]]:
-        """Return why a document is unlike text, or unlike the others: (weight, reason)."""
+        """Return (weight, reason) of each way in which a document is unlike text, or unlike the others."""
         found = []
         if facts["others"] > _MANY_OTHERS:
             found.append((facts["others"] / _MANY_OTHERS, f"{facts['others']:.0%} of its characters are no letters"))

@@ -35,7 +35,7 @@ from kinject.terminal import show
 from kinject.types import Answer
 
 if TYPE_CHECKING:
-    from kinject.eval.scoring.generate import Generator
+    from kinject.eval.scoring.generate import AnswerGenerator
     from kinject.eval.scoring.scorer import Scorer
 
 Item = TypeVar("Item")
@@ -345,7 +345,7 @@ class ResumableScoring:
 
     def score(
         self,
-        scorer: Scorer | Generator,
+        scorer: Scorer | AnswerGenerator,
         prompts: Mapping[str, Encoded],
         stored: Collection[str],
         store: Store,

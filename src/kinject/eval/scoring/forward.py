@@ -118,7 +118,7 @@ class TreeForward:
     ) -> torch.Tensor:
         """Read `tokens` as one row behind the columns in `cache`, which keeps them; return the logits of those `wanted`.
 
-        `depths` are those of all columns, `visible` [tokens, columns] says which of them each token attends to.
+        `depths` are those of all columns, `visible` [tokens, columns] marks those that each token attends to.
         """
         q, k = self._tensor(depths[-len(tokens) :])[None, :, None], self._tensor(depths)[None, None, :]
         seen = self._tensor(visible)[None] & (k <= q)

@@ -19,7 +19,7 @@ from transformers.generation import LogitsProcessor, LogitsProcessorList, Stoppi
 
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
-from kinject.eval.scoring.encode import Encoded
+from kinject.eval.scoring.encode import Encoded, Thinking
 from kinject.eval.scoring.scorer import Scorer, is_out_of_memory
 from kinject.models import end_tokens, generation_settings
 
@@ -37,10 +37,10 @@ _ROWS = 16  # prompts of one length in a batch, where nothing is shared
 class _Answer:
     """An answer as it is written: its tokens, the first `n_thinking` of them its thinking.
 
-    `thinks` is None until its first tokens tell. `forced` are the tokens that come next, because its thinking was cut.
+    `thinks` is None until its first tokens show it. `forced` are the tokens that come next, because its thinking was cut.
     """
 
-    def __init__(self, generator: Generator, prompt: Encoded) -> None:
+    def __init__(self, generator: AnswerGenerator, prompt: Encoded) -> None:
         assert prompt.generation is not None
         self.generator, self.prompt, self.bounds = generator, prompt, prompt.generation
         self.stop = prompt.generation.stop or ()
@@ -57,11 +57,12 @@ class _Answer:
         if token in self.generator.ends:
             return True
         n, limit = len(self.tokens), self.bounds.max_thinking_tokens
-        if self.thinks is not False and not self.is_cut:
-            self._look_for_marks()
-        if self.thinks and limit is not None:
+        thinking = self.prompt.thinking
+        if thinking and self.thinks is not False and not self.is_cut:
+            self._look_for_marks(thinking)
+        if thinking and self.thinks and limit is not None:
             if n >= limit and not self.is_cut:
-                self.is_cut, self.forced = True, self.generator.closing(self.prompt)
+                self.is_cut, self.forced = True, self.generator.closing(thinking)
             elif self.is_cut and not self.forced:
                 self.thinks, self.n_thinking = False, n
             return False
@@ -72,10 +73,9 @@ class _Answer:
             return False
         return self._text(self.tokens[max(self.n_thinking, n - longest - 8) :])[1]
 
-    def _look_for_marks(self) -> None:
-        """Find the marks where thinking begins and ends; `begun` is what the token with the last of them has of the answer."""
-        assert self.prompt.thinking is not None
-        marks, decode = self.prompt.thinking.marks, self.generator.tokenizer.decode
+    def _look_for_marks(self, thinking: Thinking) -> None:
+        """Find the marks around thinking; `begun` is the part of the answer in the token with the last of them."""
+        marks, decode = thinking.marks, self.generator.tokenizer.decode
         if self.thinks is None:
             start = str(decode(self.tokens)).lstrip()
             if start.startswith(marks.opens):
@@ -90,7 +90,7 @@ class _Answer:
     def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
         """Return the text of `tokens` up to the first stop string, and whether there is one."""
         text = str(self.generator.tokenizer.decode(tokens, skip_special_tokens=True))
-        starts = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        starts = [index for stop in self.stop if (index := text.find(stop)) >= 0]
         return text[: min(starts, default=None)], bool(starts)
 
     def result(self) -> PromptScore:
@@ -116,8 +116,8 @@ class _Sequence:
         return np.concatenate([self.answer.prompt.contexts[0], self.answer.tokens]).astype(np.int64)
 
 
-class Generator:
-    """Writes answers with one model; `scorer` holds it, and knows whether it reads a token tree. `n_read` counts tokens."""
+class AnswerGenerator:
+    """Writes answers with the model of `scorer`, which knows whether it reads a token tree. `n_read` counts tokens."""
 
     def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take the model of `scorer`; nothing is run yet."""
@@ -151,10 +151,9 @@ class Generator:
             self._note("the last digits of its dtype may change a written answer with the batch; float32 does not")
         yield from _Row(self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())).run()
 
-    def closing(self, prompt: Encoded) -> list[int]:
-        """Return the tokens that end the thinking of an answer to `prompt`."""
-        assert prompt.thinking is not None
-        return list(self.tokenizer(prompt.thinking.marks.cut, add_special_tokens=False).input_ids)
+    def closing(self, thinking: Thinking) -> list[int]:
+        """Return the tokens that end the thinking of an answer."""
+        return list(self.tokenizer(thinking.marks.cut, add_special_tokens=False).input_ids)
 
     def _plain(self, prompts: Sequence[Encoded], order: Sequence[int]) -> Iterator[tuple[int, PromptScore]]:
         """Yield the answers of a model that shares no prefix: prompts of one length in a batch, so that nothing is padded."""
@@ -187,7 +186,7 @@ class Generator:
 
 
 class _Ended(StoppingCriteria):  # type: ignore[misc]
-    """Tells transformers which rows of a batch have ended; `answers` take their tokens."""
+    """Marks for transformers the rows of a batch that have ended; `answers` take their tokens."""
 
     def __init__(self, answers: Sequence[_Answer]) -> None:
         self.answers = answers
@@ -220,7 +219,7 @@ class _Row:
     Prompts come in the order of their tokens, so that each shares the longest beginning with the one before it, `donor`.
     """
 
-    def __init__(self, generator: Generator, prompts: Sequence[Encoded], order: Sequence[int]) -> None:
+    def __init__(self, generator: AnswerGenerator, prompts: Sequence[Encoded], order: Sequence[int]) -> None:
         self.generator, self.prompts = generator, prompts
         self.waiting = list(reversed(order))
         self.active: list[_Sequence] = []

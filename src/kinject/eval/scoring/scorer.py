@@ -16,7 +16,7 @@ from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.forward import HiddenStates, Prefix, TokenScores, TreeForward
-from kinject.eval.scoring.tree import Leaf, Limits, Node, Row, Tree
+from kinject.eval.scoring.tree import Leaf, Node, Row, RowLimits, Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,14 +42,14 @@ class Scorer:
     `n_pushed` counts the tokens that went through the model, padding included; `n_least` is the token trees' minimum.
     """
 
-    def __init__(self, model: PreTrainedModel, batch_tokens: int, limits: Limits | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, batch_tokens: int, limits: RowLimits | None = None) -> None:
         """Take `model`; nothing is run yet."""
         self.forward = TreeForward(model)
         self.batch_tokens = batch_tokens
         self.n_pushed = self.n_least = 0
         hidden = int(getattr(self.forward.config, "hidden_size", 0) or 1024)
         overhead = 64 if self.forward.device.type == "cpu" else 512
-        self.limits = limits or Limits(width=max(2048, 4 * hidden), overhead=overhead)
+        self.limits = limits or RowLimits(width=max(2048, 4 * hidden), overhead=overhead)
         self.notes = self.forward.notes
 
     @cached_property
@@ -246,7 +246,7 @@ class Scorer:
 
     def _test_scores(self, leaves: Sequence[Leaf], *, use_tree: bool) -> npt.NDArray[np.float64]:
         tree = Tree(leaves)
-        root = tree.plan(Limits(row=16, longest=16, overhead=0)) if use_tree else tree.plan_unshared()
+        root = tree.plan(RowLimits(row=16, longest=16, overhead=0)) if use_tree else tree.plan_unshared()
         sums = np.zeros(len(leaves))
         pending = [(root, Prefix())]
         while pending:
@@ -286,7 +286,7 @@ def _halves(tree: Tree, rows: list[Row]) -> list[list[Row]]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether `error` says that memory is full."""
+    """Return whether `error` means that memory is full."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

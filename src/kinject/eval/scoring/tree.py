@@ -21,7 +21,7 @@ _OPEN_ROWS = 16  # last rows that may still get a part of the tree
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RowLimits:
     """Row lengths and costs, in tokens: the usual length `row`, the greatest length `longest`.
 
     `width` is the number of attended tokens whose attention costs as much as the rest of the layer, and `overhead`
@@ -148,7 +148,7 @@ class Tree:
             members=tuple(members),
         )
 
-    def plan(self, limits: Limits) -> Node:
+    def plan(self, limits: RowLimits) -> Node:
         """Return the forward passes that read the whole tree: nodes within nodes, each with its rows."""
         root = Node(np.zeros(0, dtype=np.int32), 0)
         waiting = [(root, 0, len(self.leaves))]
@@ -175,7 +175,7 @@ class Tree:
         return root
 
     def _divide(
-        self, low: int, high: int, base: int, limits: Limits
+        self, low: int, high: int, base: int, limits: RowLimits
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return the ranges of leaves in [low, high) that go into rows, and those that become nodes."""
         in_rows: list[tuple[int, int]] = []
@@ -202,7 +202,7 @@ class Tree:
                     waiting.extend(reversed(list(pairwise(edges))))
         return in_rows, in_nodes
 
-    def _fill_rows(self, ranges: Sequence[tuple[int, int]], base: int, limits: Limits) -> list[Row]:
+    def _fill_rows(self, ranges: Sequence[tuple[int, int]], base: int, limits: RowLimits) -> list[Row]:
         """Return ranges of leaves in rows of about the usual length: each in the first of the last few with room."""
         rows: list[list[int]] = []
         filled: list[int] = []
@@ -221,7 +221,7 @@ class Tree:
         return [self.make_row(members, base) for members in rows]
 
 
-def _cheapest(size: int, shared: int, n_parts: int, base: int, limits: Limits) -> str:
+def _cheapest(size: int, shared: int, n_parts: int, base: int, limits: RowLimits) -> str:
     """Return the cheapest way to read `size` tokens with a common prefix of `shared`: row, node or split.
 
     Costs are in tokens: each token costs one, and one more for each `limits.width` tokens that it attends to.

@@ -167,7 +167,7 @@ def _draw_outcomes(panel: Axes, row: int, result: ArmResult) -> None:
 
 
 def relative_gains(view: View, *, columns: int = 3) -> Figure | None:
-    """Return the gain over base as a fraction of what base answers above chance, with its interval."""
+    """Return the gain over base as a fraction of base's accuracy above chance, with its interval."""
     drawn = [
         panel for panel in model_panels(view, "learning")
         if any(s.to_base is not None and s.to_base.relative is not None for s in panel.results)

@@ -153,7 +153,7 @@ def place_labels(panel: Axes, labels: Sequence[Label]) -> None:
     unit = panel.figure.dpi / 72  # all below is in points of the page
     points = [complex(*panel.transData.transform((label.x, label.y))) / unit for label in labels]
     left, bottom, right, top = (float(edge) / unit for edge in panel.bbox.extents)
-    marks = [(at.real - 4, at.imag - 4, at.real + 4, at.imag + 4) for at in points]
+    marks = [(mark.real - 4, mark.imag - 4, mark.real + 4, mark.imag + 4) for mark in points]
     taken: list[tuple[float, float, float, float]] = []
     for index in sorted(range(len(labels)), key=lambda index: points[index].real, reverse=True):
         label, point = labels[index], points[index]
@@ -168,10 +168,10 @@ def place_labels(panel: Axes, labels: Sequence[Label]) -> None:
             shift = complex(turn.real * (5 + far + width / 2), turn.imag * (5 + far + height / 2))
             x, y = (point + shift).real, (point + shift).imag
             box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-            inside = left <= box[0] and bottom <= box[1] and box[2] <= right and box[3] <= top
+            enclosed = left <= box[0] and bottom <= box[1] and box[2] <= right and box[3] <= top
             line = [point + shift * part / 8 for part in range(8)] if far else []
-            if inside and not any(
-                overlaps(box, other) or any(other[0] < at.real < other[2] and other[1] < at.imag < other[3] for at in line)
+            if enclosed and not any(
+                overlaps(box, other) or any(other[0] < mark.real < other[2] and other[1] < mark.imag < other[3] for mark in line)
                 for other in taken
             ) and not any(overlaps(box, other) for other in marks):  # fmt: skip
                 break

@@ -278,7 +278,7 @@ def _first_of(bins: Sequence[ExposureBin], bounds: Sequence[tuple[float, float]]
 
 
 def frontier(view: View, *, columns: int = 2) -> Figure | None:
-    """Return what was learned against what was kept, one panel for each model and retention set, one line for each sweep."""
+    """Return learning against retention, one panel for each model and retention set, one line for each sweep."""
     places = []
     for model in view.report.models:
         forward = [name for name in view.sets("learning", model) if not is_reverse(name)]
@@ -311,8 +311,8 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
                 marks[sweep.name] = line_mark(name, color=colour, marker=marker, linestyle=line, markersize=6)
             own, arms = _draw_arms(panel, view, (model, learned, kept), texts)
             marks |= own
-            at = {(label.x, label.y) for label in arms}
-            labels.append([*arms, *(label for label in of_panel if (label.x, label.y) not in at)])
+            labelled = {(label.x, label.y) for label in arms}
+            labels.append([*arms, *(label for label in of_panel if (label.x, label.y) not in labelled)])
             _prepare_frontier(panel, view, (model, learned, kept))
         n_rows = add_legend(figure, list(marks.values()), columns)
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
@@ -342,7 +342,7 @@ def _both(view: View, sweep: Sweep, learned: str, kept: str) -> list[tuple[float
 
 
 def _draw_intervals(panel: Axes, results: Sequence[ArmResult | None], colour: str) -> None:
-    """Draw the 95% interval of what was kept and of what was learned (the two `results`) as a thin cross."""
+    """Draw the 95% intervals of retention and of learning (the two `results`) as a thin cross."""
     one, other = results
     if one is not None and other is not None:
         panel.hlines(other.accuracy, one.low, one.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
