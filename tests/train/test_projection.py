@@ -19,7 +19,7 @@ from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.projection import Projection
+from kinject.train.regularization import Projection
 
 MakeRecipe = Callable[..., Recipe]
 KEPT = "The mill at Farrow 3."

@@ -345,8 +345,7 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
     """
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
     paths += [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []
-    section = recipe.regularization
-    paths += [section.projection.path] if section is not None and section.projection is not None else []
+    paths += [recipe.projection.path] if recipe.projection is not None else []
     paths += [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
     missing = [path for path in paths if not is_file(path)]
     if missing:

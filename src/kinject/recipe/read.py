@@ -23,6 +23,7 @@ from kinject.recipe.sections import (
     GuardsSection,
     ModelSection,
     ProbesSection,
+    ProjectionSection,
     QuestionsSection,
     RegularizationSection,
     TechniquesSection,
@@ -135,6 +136,11 @@ class TrainRecipe(Recipe):
     model: ModelSection
     corpus: CorpusSection
     trainer: Mapping[str, Any]
+
+    @property
+    def projection(self) -> ProjectionSection | None:
+        """regularization.projection, if there is one."""
+        return None if self.regularization is None else self.regularization.projection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,8 +123,9 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     validation = None
     if corpus.validation_corpus is not None:
         validation = CorpusFile(Path(corpus.validation_corpus), sha256=hashes.get("validation_corpus", ""))
-    projection = recipe.regularization.projection if recipe.regularization is not None else None
-    kept = None if projection is None else CorpusFile(Path(projection.path), sha256=hashes.get("projection", ""))
+    kept = None
+    if recipe.projection is not None:
+        kept = CorpusFile(Path(recipe.projection.path), sha256=hashes.get("projection", ""))
     return Corpora(TrainingCorpus(recipe, hashes.get("corpus", "")), parts, validation, questions, kept)
 
 
@@ -266,10 +267,9 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     if teacher is not None and held_out:
         teacher = teacher.pick(learned)
     notes += [describe_heads(teacher)] if teacher is not None else []
-    projection = recipe.regularization.projection if recipe.regularization is not None else None
     kept = None
-    if projection is not None and corpora.kept is not None:
-        kept = packer.pack_sample(corpora.kept, projection.tokens)
+    if recipe.projection is not None and corpora.kept is not None:
+        kept = packer.pack_sample(corpora.kept, recipe.projection.tokens)
     return TokenizedCorpora(data, weights, validation, packing, notes, teacher, kept)
 
 

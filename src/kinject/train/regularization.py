@@ -1,7 +1,8 @@
-"""Against forgetting: L2 to the base weights (L2-SP, arXiv 1802.01483), EWC (arXiv 1612.00796), KL to the base's predictions.
+"""Against forgetting: L2 to the base weights, EWC, KL to the base's predictions, and projected updates.
 
-L2 and EWC are added to the gradient, once an update and before clipping: the same update as a term in the loss,
-without its graph. KL is part of the loss, on the replayed tokens of each batch.
+L2 (L2-SP, arXiv 1802.01483) and EWC (arXiv 1612.00796) are added to the gradient, once an update and before clipping: the
+same update as a term in the loss, without its graph. KL is part of the loss, on the replayed tokens of each batch. Projection
+(GPM, arXiv 2103.09762; Adam-NSCL, arXiv 2103.07113) corrects the weights after each step of the optimizer.
 """
 
 from __future__ import annotations
@@ -9,19 +10,28 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import broadcast
+from torch import nn
+from transformers import TrainerCallback
+from transformers.pytorch_utils import Conv1D
 
 from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.recipe import RegularizationSection
+from kinject.train.load import what_splits
 from kinject.train.loss import Project, add_hidden_states, divergence, in_tiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from trl import SFTConfig
+
+    from kinject.recipe import TrainRecipe
 
 
 class Regularizer:
@@ -141,3 +151,206 @@ class Regularizer:
         """Let the frozen copy, if there is one, return its hidden states."""
         if self._frozen is not None:
             add_hidden_states(self._frozen)
+
+
+def projection_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
+    """Return (key of the recipe, fault) for what regularization.projection cannot be combined with."""
+    techniques, key = recipe.techniques, "regularization.projection"
+    if recipe.projection is None:
+        return []
+    faults = []
+    if recipe.model.new is not None:
+        faults.append((key, "a new model has nothing to keep. Remove it."))
+    if splits := what_splits(recipe, config):
+        faults.append((key, f"needs whole weights, and {splits}"))
+    optim = str(getattr(config.optim, "value", config.optim))
+    if optim.startswith("schedule_free") or optim.rpartition(".")[2] in ("lomo", "adalomo") or "layerwise" in optim:
+        fault = f"corrects the weights after each step, and {optim} keeps or updates them elsewhere. Set another trainer.optim."
+        faults.append((key, fault))
+    faults += [
+        (key, f"techniques.{name} changes the weights after the projection or before it. Keep one of the two.")
+        for name in ("stochastic_rounding", "optimizer_in_backward") if getattr(techniques, name)
+    ]  # fmt: skip
+    if recipe.adapter is not None and recipe.adapter.get("use_dora"):
+        faults.append((key, "DoRA scales the whole weight. Remove adapter.use_dora."))
+    return faults
+
+
+@dataclass
+class Constraint:
+    """How a weight may change: the rows that may, and the directions of its inputs.
+
+    `basis` [inputs, n] is orthonormal. With `is_free` an update keeps its part along the basis, otherwise it loses that part:
+    whichever needs fewer columns. `moving` [rows, 1] holds 1 for a row that trains, else 0. `transposed` weights are
+    [inputs, outputs].
+    """
+
+    basis: torch.Tensor | None = None
+    is_free: bool = True
+    moving: torch.Tensor | None = None
+    transposed: bool = False
+
+    def apply(self, update: torch.Tensor) -> torch.Tensor:
+        """Return the allowed part of `update`."""
+        if self.basis is not None:
+            rows = update.T if self.transposed else update
+            part = (rows @ self.basis) @ self.basis.T
+            kept = part if self.is_free else rows - part
+            update = kept.T if self.transposed else kept
+        return update if self.moving is None else update * self.moving
+
+
+class Projection(TrainerCallback):  # type: ignore[misc]
+    """Projects each update of the weights onto directions of their inputs that the kept texts hardly use.
+
+    An update D of a matrix [outputs, inputs] changes its output on x by ``D x``. With C the mean of ``x x^T`` over the kept
+    texts' tokens, the eigenvectors of the smallest eigenvalues are free as long as their eigenvalues sum to at most `free` of
+    the trace of C, and every update becomes ``D P`` with P the projector onto them. An embedding is a matrix whose inputs are
+    tokens: the rarest ones train that make up at most `free` of the kept texts, and all that do not occur. A tied head
+    obeys both. Parameters of another shape (norms, biases, experts in one tensor) do not train.
+
+    Of LoRA only the matrices A read the layer's inputs. They are projected at the start, while B is zero, so that the
+    kept texts hardly pass them; B is free.
+
+    Create it from the model before its first update, and add it to the trainer's callbacks. It works with any optimizer, since
+    it corrects the weights after each step.
+    """
+
+    def __init__(self, model: Any, rows: Sequence[TrainingRow], free: float) -> None:
+        self.free, self.n_tokens = free, 0
+        self.constraints: dict[str, Constraint] = {}
+        self.held: list[str] = []
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._before: dict[str, torch.Tensor] = {}
+        self._measure(model, rows)
+        for name, parameter in self._parameters.items():
+            if name not in self.constraints and ".lora_B." not in name:
+                self.held.append(name)
+                parameter.requires_grad_(False)
+        if not self.constraints:
+            raise TrainingError("regularization.projection: no matrix of a layer trains. Remove the line.")
+        with torch.no_grad():
+            for name in self.constraints:
+                if ".lora_A." in name:
+                    weight = self._parameters[name]
+                    weight.copy_(self.constraints[name].apply(weight.float()).to(weight.dtype))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the weights as they are before an update."""
+        self._before = {name: self._parameters[name].detach().clone() for name in self.constraints}
+
+    @torch.no_grad()
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave of the update its allowed part."""
+        for name, before in self._before.items():
+            weight = self._parameters[name]
+            update = weight.float() - before.float()
+            weight.copy_((before.float() + self.constraints[name].apply(update)).to(weight.dtype))
+        self._before = {}
+
+    def describe(self, path: str) -> str:
+        """Return a note on what may change; `path` is the file of the kept texts."""
+        matrices = [one for one in self.constraints.values() if one.basis is not None]
+        free = sum(_n_free(one) for one in matrices)
+        total = sum(len(one.basis) for one in matrices if one.basis is not None)
+        tokens = [one.moving for one in self.constraints.values() if one.moving is not None]
+        text = (
+            f"regularization.projection: measured on {self.n_tokens:,} tokens of {path}; the updates of {len(matrices)} matrices "
+            f"keep {free:,} of {total:,} directions of their inputs ({free / max(total, 1):.0%})"
+        )
+        if tokens:
+            n_moving, n_rows = sum(int(one.sum()) for one in tokens), sum(len(one) for one in tokens)
+            text += f", the embeddings of {n_moving:,} of {n_rows:,} tokens train"
+        return text + (f"; {len(self.held)} other parameters do not train" if self.held else "")
+
+    def _measure(self, model: Any, rows: Sequence[TrainingRow]) -> None:
+        """Set the constraints from the inputs of the layers on `rows`. Raises `TrainingError` without rows."""
+        if not rows:
+            raise TrainingError("regularization.projection: the file of kept texts has no token.")
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        with _hooked(model, names) as moments:
+            was_training = model.training
+            model.eval()
+            with torch.no_grad():
+                for row in rows:
+                    ids = torch.tensor([row.input_ids], device=model.device)
+                    positions = torch.tensor([row.position_ids], device=model.device)
+                    model(input_ids=ids, position_ids=positions, use_cache=False)
+                    self.n_tokens += len(row.input_ids)
+            model.train(was_training)
+        for name, module in ((names[id(module.weight)], module) for module in moments.modules):
+            constraint = self.constraints.setdefault(name, Constraint())
+            total = broadcast(moments.sums.pop(module))  # equal in all processes, to the bit
+            if isinstance(module, nn.Embedding):
+                constraint.moving = _rare(total, self.free)[:, None].to(module.weight.dtype)
+            else:
+                constraint.transposed = isinstance(module, Conv1D)
+                constraint.basis, constraint.is_free = _free_directions(total / self.n_tokens, self.free)
+
+
+class _Moments:
+    """Sums over tokens, a module: ``x x^T`` of a linear layer's inputs x, counts of an embedding's tokens."""
+
+    def __init__(self) -> None:
+        self.modules: list[Any] = []
+        self.sums: dict[Any, torch.Tensor] = {}
+
+    def add(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        """Add the inputs of one call."""
+        if isinstance(module, nn.Embedding):
+            added = torch.bincount(args[0].flatten(), minlength=module.num_embeddings)
+        else:
+            inputs = args[0].detach().flatten(0, -2)
+            inputs = inputs.to(torch.float64 if inputs.device.type == "cpu" else torch.float32)
+            added = inputs.T @ inputs
+        if module not in self.sums:
+            self.modules.append(module)
+            self.sums[module] = added
+        else:
+            self.sums[module] += added
+
+
+@contextlib.contextmanager
+def _hooked(model: nn.Module, names: dict[int, str]) -> Iterator[_Moments]:
+    """Yield the moments of the layers of `model` whose weights are in `names`, filled as the model reads."""
+    moments = _Moments()
+    hooks = [
+        module.register_forward_hook(moments.add)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D, nn.Embedding))
+        and id(module.weight) in names
+        and ".lora_B." not in name
+    ]
+    try:
+        yield moments
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _free_directions(moment: torch.Tensor, free: float) -> tuple[torch.Tensor, bool]:
+    """Return (basis, whether it spans the free directions) of a second moment [inputs, inputs], with the fewer columns.
+
+    Free are the eigenvectors of the smallest eigenvalues that sum to at most `free` of the trace.
+    """
+    values, vectors = torch.linalg.eigh(moment)
+    values = values.clamp(min=0)
+    zero = len(values) * torch.finfo(values.dtype).eps  # of the trace: what a direction that no input has may come to
+    n_free = int((values.cumsum(0) <= (free + zero) * values.sum()).sum())
+    is_free = 2 * n_free <= len(values)
+    basis = vectors[:, :n_free] if is_free else vectors[:, n_free:]
+    return basis.float().contiguous(), is_free
+
+
+def _rare(counts: torch.Tensor, free: float) -> torch.Tensor:
+    """Return for each token whether it is one of the rarest that make up at most `free` of all `counts`."""
+    ordered = counts.sort()
+    is_rare = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
+    is_rare[ordered.indices] = ordered.values.cumsum(0) <= free * counts.sum()
+    return is_rare
+
+
+def _n_free(constraint: Constraint) -> int:
+    assert constraint.basis is not None
+    n_inputs, n_columns = constraint.basis.shape
+    return n_columns if constraint.is_free else n_inputs - n_columns

@@ -168,8 +168,8 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     inputs |= {name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()}
     if corpus.validation_corpus is not None:
         inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_FIX)
-    if recipe.regularization is not None and recipe.regularization.projection is not None:
-        inputs["projection"] = check_output(Path(recipe.regularization.projection.path), _CORPUS_FIX)
+    if recipe.projection is not None:
+        inputs["projection"] = check_output(Path(recipe.projection.path), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
         if recipe.probes.template is not None:

@@ -61,8 +61,7 @@ from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import OnPolicy, write_own_answers
 from kinject.train.probes import Probes
-from kinject.train.projection import Projection
-from kinject.train.regularization import Regularizer
+from kinject.train.regularization import Projection, Regularizer
 from kinject.train.schedules import WarmUp
 from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
 from kinject.train.trainable import (
@@ -136,20 +135,12 @@ def _make_trainer(
     if tokenized.teacher is not None:
         tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes, cost))
     trainer.preparation_cost = cost
-    names = check_trainable(trainer.model, recipe)
-    section = recipe.regularization
-    if section is not None and section.projection is not None and tokenized.kept is not None:
-        projection = Projection(trainer.model, tokenized.kept, section.projection.free)
+    check_trainable(trainer.model, recipe)
+    if recipe.projection is not None and tokenized.kept is not None:
+        projection = Projection(trainer.model, tokenized.kept, recipe.projection.free)
         trainer.add_callback(projection)
-        tokenized.notes.append(projection.describe(section.projection.path))
-        names = [name for name in names if name not in projection.held]
-    trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
-    if not trainer.guard.output.isfinite().all():
-        name = recipe.model.path or f"{recipe.where('model.new')}: model.new"
-        raise InputError(
-            f"{name}: the model's output on the first row of the corpus is not finite, so it cannot be trained. Check the "
-            "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
-        )
+        tokenized.notes.append(projection.describe(recipe.projection.path))
+    _check_output(trainer, recipe)
     trainer.guard.warnings += precision_warnings(recipe, config)
     rounds_up = recipe.techniques.stochastic_rounding
     trainer.guard.warnings += check_start(
@@ -166,10 +157,22 @@ def _make_trainer(
         f"device{'s' * (batch['devices'] != 1)} = {batch['rows']} rows an update, about {batch['tokens']:,} tokens"
     )
     notes += _describe_techniques(trainer, recipe)
-    if any(not parameter.requires_grad for parameter in trainer.model.parameters()):
+    names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    if len(names) < len(list(trainer.model.parameters())):
         notes.append(f"these train: {', '.join(summarize_names(names))}")
     trainer.notes = notes
     return trainer
+
+
+def _check_output(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
+    """Keep the model's output on the first row for the guard. Raises `InputError` if it is not finite."""
+    trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
+    if not trainer.guard.output.isfinite().all():
+        name = recipe.model.path or f"{recipe.where('model.new')}: model.new"
+        raise InputError(
+            f"{name}: the model's output on the first row of the corpus is not finite, so it cannot be trained. Check the "
+            "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
+        )
 
 
 def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str], Counter[str]]:
