@@ -195,18 +195,23 @@ _CHANNEL = re.compile(
     r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.DOTALL
 )
 
+_BARE_CHANNELS = re.compile(r"\A\s*analysis(?P<thinking>.*?)assistantfinal(?P<answer>.*)\Z", re.DOTALL)
+"""The harmony format from a server that leaves its special tokens out."""
+
 
 def split_thinking(text: str) -> tuple[str, str]:
     """Return (thinking, answer) of a model's text.
 
     Thinking is between tags (``<think>``, ``[THINK]`` and their like) at the beginning, before a closing tag whose opening
-    one the chat template wrote, or in every channel but the final one of the harmony format. A text that never stops
-    thinking has no answer.
+    one the chat template wrote, or in every channel but the final one of the harmony format (which some servers send
+    without its special tokens). A text that never stops thinking has no answer.
     """
     if "<|channel|>" in text:
         channels = _CHANNEL.findall(text)
         answers = [content for name, content in channels if name == "final"]
         return "".join(content for name, content in channels if name != "final").strip(), "".join(answers).strip()
+    if "assistantfinal" in text and (bare := _BARE_CHANNELS.match(text)):
+        return bare["thinking"].strip(), bare["answer"].strip()
     if not ("<" in text or "[THINK]" in text or "◁" in text or "[/THINK]" in text):
         return "", text
     match = _THOUGHT.match(text)

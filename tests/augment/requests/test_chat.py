@@ -40,6 +40,9 @@ SENT = ("temperature", "max_tokens", "seed", "top_k")
             "An answer.",
         ),
         ("<|channel|>analysis<|message|>cut in the middle", "cut in the middle", ""),
+        ("analysisThe final bridge.assistantfinalAn answer.", "The final bridge.", "An answer."),
+        ("analysis a\nassistantcommentary b\nassistantfinal\nAn answer.", "a\nassistantcommentary b", "An answer."),
+        ("Analysis: the assistant gave the final answer.", "", "Analysis: the assistant gave the final answer."),
         (
             "<|channel|>commentary to=x <|constrain|>json<|message|>b<|call|><|channel|>final<|message|>An answer.",
             "b",
