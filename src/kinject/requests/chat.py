@@ -271,6 +271,8 @@ def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[st
     if generator.endpoints and (generator.base_url is not None or generator.batch):
         other = "base_url" if generator.base_url is not None else "batch"
         yield f"{key}.{other}", "is for one endpoint, but endpoints lists several. Remove one of the two."
+    if isinstance(generator.base_url, tuple):
+        yield from _list_faults(key, generator, generator.base_url)
     for name, part in generator.parts().items():
         yield from _endpoint_faults(f"{key}.endpoints.{name}" if generator.endpoints else key, part)
     for name in _OPENAI_ONLY + (() if generator.kind == "transformers" else _OF_MODELS):
@@ -289,12 +291,20 @@ def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[st
         yield f"{key}.batch", f"is only for kind: openai, not for {generator.kind}."
 
 
+def _list_faults(key: str, generator: GeneratorSection, urls: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the faults of a list of addresses."""
+    if len(generator.parts()) < len(urls) or not urls:
+        yield f"{key}.base_url", "names an endpoint twice. Remove one." if urls else "is empty; give at least one."
+    if generator.batch:
+        yield f"{key}.batch", "is for one endpoint, but base_url lists several. Remove one of the two."
+
+
 def _endpoint_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
     name, description = GENERATOR_REQUIRES.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
         yield key, f"{name} is missing. kind: {generator.kind} needs {description}."
-    if generator.base_url is not None and not _is_url(generator.base_url):
-        yield f"{key}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
+    if generator.address is not None and not _is_url(generator.address):
+        yield f"{key}.base_url", f"found {generator.address!r}, expected a URL such as http://127.0.0.1:8000/v1."
     tokens = generator.tokens_per_minute
     if tokens is not None and generator.kind in ("openai", "transformers") and tokens <= generator.max_tokens:
         fault = f"found {tokens:,}, but one answer may have {generator.max_tokens:,} (max_tokens): no request could be sent."
