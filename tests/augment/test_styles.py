@@ -2,7 +2,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ from kinject.augment.answers import (
 from kinject.augment.prompts import STYLE_FILES, Source, ask, describe, entities_of, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
-from kinject.errors import RecipeError
+from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 from kinject.requests.prompt_injection import escape_tags
 from kinject.types import Completion, Message
@@ -240,12 +240,32 @@ def test_strategies_are_proposed_once_a_document_and_each_is_applied(make_recipe
     assert sum("Story Tell it." in task for task in made.tasks) == 36
 
 
-@pytest.mark.parametrize("said", [" ", "I'm sorry, I cannot help with that."])
-def test_a_preparation_without_an_answer_fails_its_samples_only(make_recipe: Make, model: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "reason", "advice"),
+    [
+        (" ", "no answer", "look at the endpoint's log"),
+        ("I'm sorry, I cannot help with that.", "refusal", "take a model that does not decline"),
+        ("```\n```", "empty", "look at the prompt with `kinject styles`"),
+    ],
+)
+def test_a_preparation_without_an_answer_fails_its_samples_only(
+    make_recipe: Make, model: Any, said: str, reason: str, advice: str
+) -> None:
     model(**{"Which strategies": lambda passage, rng: said, "Apply": shuffled})
     result = augment(make_recipe(styles={"active_reading": 2, "permuted": 1}))
-    assert (result.got, result.failed) == (12, {"the preparation of the style got no usable answer": 24})
+    assert (result.got, result.failed) == (12, {f"the preparation of the style got no usable answer: {reason}": 24})
     assert result.styles["active_reading"].failed == 24
+    # The answers are stored, so that the same command would get the same ones.
+    assert f"Short by 24: preparations: {reason}: {advice}" in render_summary(result)
+
+
+def test_a_preparation_that_the_endpoint_refuses_is_told_by_its_error(make_recipe: Make, model: Any) -> None:
+    def refuses(passage: str, rng: Random) -> str:
+        raise EndpointError("answered 400 (too long).")
+
+    model(**{"Which strategies": refuses, "Apply": shuffled})
+    result = augment(make_recipe(styles={"active_reading": 1}))
+    assert list(result.failed) == ["the preparation of the style got no usable answer: answered 400 (too long)."]
 
 
 def test_an_answer_that_there_is_nothing_to_write_is_counted_and_not_asked_for_again(
@@ -279,6 +299,26 @@ def test_implications_are_kept_only_when_the_model_stands_by_them(make_recipe: M
     doubted = result.asked - result.got
     assert result.got
     assert result.refused == ({"inconsistent": 2 * doubted} if doubted else {})
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("error", ""), ("cut", "truncated"), ("no", "inconsistent")])
+def test_a_conclusion_is_inconsistent_only_if_the_model_answers_so(
+    make_recipe: Make, model: Any, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    made = model(**{"what follows": shuffled, "statements that": lambda passage, rng: "No."})
+
+    def answer(messages: list[Message], seed: int) -> Completion:
+        if "statements that" not in messages[-1]["content"] or fault == "no":
+            return cast(Completion, made(messages, seed))
+        if fault == "error":
+            raise EndpointError("answered 400 (too long).")
+        return Completion("", "length")
+
+    monkeypatch.setattr("kinject.augment.sandbox.generate_rewriting", answer)
+    result = augment(make_recipe(max_attempts=1, styles={"implications": 1}))
+    assert result.got == 0
+    assert result.refused == ({reason: 12} if reason else {})
+    assert result.failed == ({} if reason else {"answered 400 (too long).": 12})
 
 
 def test_questions_become_rows_of_prompts_and_completions(make_recipe: Make, model: Any, documents: Path) -> None:

@@ -19,6 +19,8 @@ from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Tabular
 
+UNPREPARED = "the preparation of the style got no usable answer"
+"""The error of requests that need a preparation, before the reason for which its answers were refused."""
 _SECONDS_BETWEEN_TEXTS = 0.1
 
 
@@ -179,7 +181,10 @@ def _short_lines(result: AugmentResult) -> list[str]:
     """Return how many rewritings are missing and what to do about it; nothing for a complete result."""
     if not result.short:
         return []
-    fixes = ["run again for what failed"] if result.failed else []
+    unprepared = {error.rpartition(": ")[2]: n for error, n in result.failed.items() if error.startswith(UNPREPARED)}
+    fixes = ["run again for what failed"] if sum(result.failed.values()) > sum(unprepared.values()) else []
+    if unprepared:
+        fixes += [f"preparations: {advice}" for advice in refusal_advice(unprepared)]
     if result.refused and result.n_sent:
         n_in_doubt = sum(sum(count.refused_in_doubt.values()) for count in result.styles.values())
         if not result.judge and n_in_doubt >= _DOMINANT * sum(result.refused.values()):

@@ -94,5 +94,7 @@ def test_a_judge_asks_for_lost_facts_only_where_the_style_is_to_keep_them(
     asked.clear()
     monkeypatch.setattr(sys, "argv", ["refusals.py", str(tmp_path), "--base-url", reader, "--model", "reader"])
     refusals.main()
-    whole = {text: "LOST" in next(prompt for prompt in asked if text.split()[-1] in prompt) for text in answers.values()}
+    whole = {
+        text: "LOST" in next(prompt for prompt in asked if text.split()[-1] in prompt) for text in answers.values()
+    }
     assert list(whole.values()) == [True, False, False]
