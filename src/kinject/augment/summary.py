@@ -139,10 +139,10 @@ def render_summary(result: AugmentResult) -> str:
         if count.nothing:
             lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
         for need, number in count.skipped.items():
-            lines.append(f"{'':<16}{number:>8}  passages skipped: {SKIPPED[need]}")
+            lines.append(f"{'':<16}{number:>8}  {_passages(number)} skipped: {SKIPPED[need]}")
         for reason, number in result.paused.get(name, {}).items():
             lines.append(
-                f"{'':<16}{number:>8}  passages paused: refused three times in a row at the same point ({reason})"
+                f"{'':<16}{number:>8}  {_passages(number)} paused: refused three times in a row at the same point ({reason})"
             )
     lines += _doubt_lines(result)
     if result.refused:
@@ -175,6 +175,10 @@ def render_summary(result: AugmentResult) -> str:
         lines.append(render_contamination(result.contamination))
     lines += _short_lines(result)
     return "\n".join(lines)
+
+
+def _passages(n: int) -> str:
+    return "passage" if n == 1 else "passages"
 
 
 def _short_lines(result: AugmentResult) -> list[str]:
