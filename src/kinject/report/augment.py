@@ -180,7 +180,8 @@ def _skipped(counts: Mapping[str, Any]) -> Iterator[Bullets]:
         for name, style in counts["styles"].items() for need, n in style["skipped"].items()
     ]  # fmt: skip
     lines += [
-        f"{format_name(name)}: {format_count(n, 'passage')} paused, refused three times in a row at the same point ({format_name(reason)})"
+        f"{format_name(name)}: {format_count(n, 'passage')} paused, refused three times in a row at the same point "
+        f"({format_name(reason)})"
         for name, reasons in counts.get("paused", {}).items() for reason, n in reasons.items()
     ]  # fmt: skip
     if lines:
