@@ -126,7 +126,9 @@ def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[t
     )
     for name in ("generator", "judge"):
         model = section.get(name) or {}
-        yield {"generator": "writer"}.get(name, name), format_name(str(model.get("model") or model.get("kind") or ""))
+        first = model.get("model") or model.get("kind") or ""
+        models = [str(one.get("model") or first) for one in (model.get("endpoints") or {}).values()] or [str(first)]
+        yield {"generator": "writer"}.get(name, name), join_words([format_name(one) for one in dict.fromkeys(models)])
     yield "styles", join_words([f"{format_name(name)}" for name in counts["styles"]])
 
 
