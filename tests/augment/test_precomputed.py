@@ -12,6 +12,7 @@ from kinject.augment.preview import preview
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
+from kinject.types import Completion
 
 DOCUMENTS = [
     {"id": "a", "text": "Zaronix opened a branch in Tianjin in 2017. It sells silicon."},
@@ -23,7 +24,6 @@ GIVEN = [
     {"document_id": "a", "text": "Since 2017 Zaronix, a seller of silicon, has a branch in Tianjin."},
     {"document_id": "a", "text": "A branch in Tianjin was opened by Zaronix, which sells silicon."},
 ]
-from kinject.types import Completion
 
 Make = Callable[..., Recipe]
 
