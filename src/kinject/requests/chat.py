@@ -28,7 +28,8 @@ RESERVED = (
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _REFUSED = re.compile(
     r"unsupported|not (?:be )?support|(?:does not|doesn['’]t|do not|don['’]t) (?:support|accept|take)|unrecogni[sz]ed"
-    r"|unknown|unexpected|extra[_ ](?:forbidden|inputs|fields)|not (?:permitted|allowed|accepted)|cannot find field",
+    r"|unknown|unexpected|extra[_ ](?:forbidden|inputs|fields)|not (?:permitted|allowed|accepted)|cannot find field"
+    r"|only [\d.]+ is (?:allowed|supported|permitted)|cannot both be",
     re.IGNORECASE,
 )
 _ABOUT_STRUCTURE = re.compile(r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE)
