@@ -5,7 +5,9 @@
 
 `make` writes OUT/prompts.jsonl (id and prompt, nothing that tells which text is wrong), OUT/key.jsonl, and prints what the
 forms of the prompt cost. Answer the prompts with any model, or by hand, into rows of `id` and `answer`; `score` reads
-them with the judge's own parser, and counts the texts without an answer apart. DATA and FILE are as for faithfulness.py; without them the passages of passages.jsonl are
+them with the judge's own parser, and counts the texts without an answer apart.
+
+DATA and FILE are as for faithfulness.py; without them the passages of passages.jsonl are
 taken. Paraphrases by others are taken as correct where the rules accept them; all other texts are passages in which words
 were replaced by others of the same meaning. FOLDER has the answers of a writer (documents.jsonl with id, language, text;
 answers.jsonl with document_id, answer, faithful, complete) as a reader found them. No text is in the set twice.
