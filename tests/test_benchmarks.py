@@ -223,6 +223,13 @@ def test_judge(tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest
     _write_rows(tmp_path / "answers.jsonl", answers)
     printed = run_here("augment/judge.py", "score", tmp_path, tmp_path / "answers.jsonl")
     assert re.search(r"^judge +caught 4 of 4 \(.*\); refused 0 of 4 correct texts$", printed, re.MULTILINE)
+    _write_rows(tmp_path / "answers.jsonl", answers[:3])
+    printed = run_here("augment/judge.py", "score", tmp_path, tmp_path / "answers.jsonl")
+    assert "5 of 8 texts have no answer and are left out" in printed
+    n_wrong = sum(bool(row["kind"]) for row in rows[:3])
+    assert re.search(
+        rf"^judge +caught {n_wrong} of {n_wrong} \(.*\); refused 0 of {3 - n_wrong} ", printed, re.MULTILINE
+    )
 
 
 def test_refusals(run_here: Callable[..., str]) -> None:

@@ -5,7 +5,9 @@
 
 `make` writes OUT/prompts.jsonl (id and prompt, nothing that tells which text is wrong), OUT/key.jsonl, and prints what the
 forms of the prompt cost. Answer the prompts with any model, or by hand, into rows of `id` and `answer`; `score` reads
-them with the judge's own parser. DATA and FILE are as for faithfulness.py; without them the passages of passages.jsonl are
+them with the judge's own parser, and counts the texts without an answer apart.
+
+DATA and FILE are as for faithfulness.py; without them the passages of passages.jsonl are
 taken. Paraphrases by others are taken as correct where the rules accept them; all other texts are passages in which words
 were replaced by others of the same meaning. FOLDER has the answers of a writer (documents.jsonl with id, language, text;
 answers.jsonl with document_id, answer, faithful, complete) as a reader found them. No text is in the set twice.
@@ -124,7 +126,12 @@ def score(arguments: argparse.Namespace) -> None:
     key = {row["id"]: row for _, row in read_jsonl(arguments.out / "key.jsonl")}
     answers = {row["id"]: row["answer"] for _, row in read_jsonl(arguments.answers)}
     planted, caught, unclear = Counter[str](), {name: Counter[str]() for name in ("rules", "judge", "both")}, 0
-    for name, row in key.items():
+    answered = [(name, row) for name, row in key.items() if name in answers]
+    if not answered:
+        raise SystemExit(f"{arguments.answers} answers none of the {len(key)} prompts of {arguments.out}.")
+    if len(answered) < len(key):
+        print(f"{len(key) - len(answered)} of {len(key)} texts have no answer and are left out")
+    for name, row in answered:
         opinion = read_opinion(answers[name], row["passage"], row["text"])
         unclear += opinion is None
         by_judge = opinion is None or not opinion.faithful

@@ -42,6 +42,7 @@ class Result:
     answer: dict[str, Any]
     document: dict[str, Any]
     text: str
+    rules: Rules
     checked: Verdict
     judged: Verdict | None = None
 
@@ -69,8 +70,9 @@ def read_results(data: Path, part: str) -> list[Result]:
         document = documents[answer["document_id"]]
         style = STYLES.get(answer["style"])
         text = style.parse(answer["answer"]) if style else answer["answer"]
-        checker = Checker(document["text"], style.rules if style else ABOUT_A_PART, context=document["title"])
-        results.append(Result(index, answer, document, text, checker.check(text)))
+        rules = style.rules if style else ABOUT_A_PART
+        checked = Checker(document["text"], rules, context=document["title"]).check(text)
+        results.append(Result(index, answer, document, text, rules, checked))
     return results
 
 
@@ -83,7 +85,7 @@ async def ask_judge(results: Sequence[Result], base_url: str, model: str) -> Non
         async with open_sender(generator, Path(folder), limits) as sender:
             judge = Judge(sender, seed=0)
             verdicts = await gather_answers(
-                judge.verdict(one.document["title"], one.document["text"], one.text) for one in accepted
+                judge.verdict(one.document["title"], one.document["text"], one.text, one.rules) for one in accepted
             )
     for result, verdict in zip(accepted, verdicts, strict=True):
         if not isinstance(verdict, Verdict):

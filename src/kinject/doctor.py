@@ -296,7 +296,7 @@ def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
         problems += _check_retrieval(recipe, recipe.eval.retrieval)
     generators = [generator for generator in _generators(recipe) if generator.kind == "openai"]
     for generator in generators:
-        parts.append(f"sends requests to {generator.model or 'a model'} at {generator.base_url or 'OpenAI'}")
+        parts.append(f"sends requests to {generator.model or 'a model'} at {generator.address or 'OpenAI'}")
         problems += _check_endpoint(recipe, generator, surroundings.offline)
     keys = tuple(generator.api_key_env for generator in generators)
     return RecipeCheck(str(recipe.path), "; ".join(parts) or "runs in this process", tuple(problems), keys)
@@ -392,9 +392,9 @@ def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
 
 def _check_endpoint(recipe: Recipe, generator: GeneratorSection, offline: bool) -> Iterator[Problem]:
     where, key = str(recipe.path), generator.api_key_env
-    if generator.base_url is None and not os.environ.get(key):
+    if generator.address is None and not os.environ.get(key):
         yield Problem(where, f"the environment variable {key} is not set", f"export {key}=...")
-    url = generator.base_url or "https://api.openai.com/v1"
+    url = generator.address or "https://api.openai.com/v1"
     if not offline and not answers(url):
         fix = "Start the endpoint, or set generator.base_url to one that runs."
         yield Problem(where, f"nothing answers at {url}", fix)

@@ -71,7 +71,7 @@ def test_a_preview_tells_where_the_budget_ends_and_what_is_most_expensive(make_r
     documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prices = {"generator__price_in": 1.0, "generator__price_out": 2.0}
     found = preview(make_recipe("https://llm.example.org/v1", budget=1.0, **prices))
-    assert (found.crossed_at, found.dearest[0].name, len(found.dearest)) == ("", rows[7]["title"], 5)
+    assert (found.crossed_at, found.dearest[0].name, len(found.dearest)) == ("", f"{rows[7]['title']} (document 8)", 5)
     assert "enough, by estimate" in render_preview(found)
     costs = []
     for n in range(1, 13):

@@ -12,6 +12,7 @@ from kinject.augment.preview import preview
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
+from kinject.types import Completion
 
 DOCUMENTS = [
     {"id": "a", "text": "Zaronix opened a branch in Tianjin in 2017. It sells silicon."},
@@ -23,6 +24,7 @@ GIVEN = [
     {"document_id": "a", "text": "Since 2017 Zaronix, a seller of silicon, has a branch in Tianjin."},
     {"document_id": "a", "text": "A branch in Tianjin was opened by Zaronix, which sells silicon."},
 ]
+
 Make = Callable[..., Recipe]
 
 
@@ -72,6 +74,22 @@ def test_what_is_in_doubt_is_accepted_or_refused_as_the_recipe_says_and_counted_
     assert (result.got, result.refused) == (0, {"number": 1})
     assert result.styles["paraphrase"].refused_in_doubt == {"number": 1}
     assert "in doubt, refused: number 1" in render_summary(result)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "got", "refused"), [("FAITHFUL", 1, {}), ('[1] WRONG "seven players"\nUNFAITHFUL', 0, {"judge": 1})]
+)
+def test_the_judge_decides_about_a_doubt_whatever_the_recipe_says_of_doubts(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verdict: str, got: int, refused: dict[str, int]
+) -> None:
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", lambda messages, seed: Completion(verdict))
+    given = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
+    result = augment(make(given, checks={"in_doubt": "refuse"}, judge={"kind": "sandbox"}))
+    assert (result.got, result.refused) == (got, refused)
+    count = result.styles["paraphrase"]
+    assert (count.in_doubt, count.refused_in_doubt) == (({"number": 1}, {}) if got else ({}, {"number": 1}))
+    shown = "accepted (the judge found them faithful)" if got else "refused"
+    assert f"in doubt, {shown}: number 1" in render_summary(result)
 
 
 def test_a_changed_text_is_checked_anew(make: Make) -> None:

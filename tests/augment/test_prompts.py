@@ -1,4 +1,4 @@
-"""The prompts of the shipped styles, in files that a person can read. Run this file as a script to write them anew."""
+"""The prompts of the shipped styles, in files that a person can read. Run this file as a script to write them again."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ TABLE = Source(
     "Brücken",
     "## Maße\n\nDie Brücke ist für die Stadt und das Land nicht zu lang.\n\n| Länge | Jahr |\n|---|---|\n| 120 m | 1931 |",
 )
+CODE = Source("", "`F2` → 12 V\n\n```\nkinject augment\n```")
 
 
 def _prompts() -> dict[str, str]:
@@ -32,7 +33,7 @@ def _prompts() -> dict[str, str]:
         if style.mechanical:
             continue
         parts = []
-        for label, source in (("prose", PROSE), ("a table, in German", TABLE)):
+        for label, source in (("prose", PROSE), ("a table, in German", TABLE), ("code, no title, no language", CODE)):
             item: dict[str, Any] = {}
             for step in style.prepare:
                 parts.append((f"{label}: preparation, {step.name}", style.preparation(step, source, item)))

@@ -54,7 +54,7 @@ def test_one_text_is_tried_with_the_recipes_generator_and_nothing_is_stored(
         assert main(["styles", style, "--recipe", str(recipe.path), "--try"]) == 0
         out = capsys.readouterr().out
         assert out.startswith("accepted:\n")
-        assert out.endswith(f"{2 if style == 'entigraph' else 1} requests\n")
+        assert out.endswith("\n2 requests\n" if style == "entigraph" else "\n1 request\n")
     assert not recipe.run_dir.exists()
 
     def refuse(messages: list[Message], seed: int) -> Completion:

@@ -2,7 +2,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ from kinject.augment.answers import (
 from kinject.augment.prompts import STYLE_FILES, Source, ask, describe, entities_of, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
-from kinject.errors import RecipeError
+from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 from kinject.requests.prompt_injection import escape_tags
 from kinject.types import Completion, Message
@@ -107,6 +107,20 @@ def test_as_many_questions_are_asked_for_as_the_passage_has_sentences() -> None:
     assert wanted("It rained.") == "1.\n"
     assert wanted(PASSAGE) == "2.\n"
     assert wanted("It rained. " * 40) == "12."
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        ("# Manual\n\n## Power\n\nThe pump needs 12 V.", 1),  # headings state nothing
+        ("## Times\n\n| Run | Time |\n|---|---|\n| Plain | 174 s |\n| Half | 69 s |\n| All | 85 s |", 3),
+        ("Three steps lead there.\n\n- Open the lid\n- Press F2\n- Wait", 4),
+        ("Power: 12 V\nWeight: 3 kg", 2),
+        ("The first sentence goes\nover two lines. So does\nthe second.", 2),
+    ],
+)
+def test_each_row_of_a_table_or_list_may_be_asked_for_and_no_heading(text: str, n: int) -> None:
+    assert describe(Source("", text), "n_questions") == n
 
 
 def test_text_that_looks_like_an_instruction_or_a_marker_stays_inside_the_passage() -> None:
@@ -240,12 +254,32 @@ def test_strategies_are_proposed_once_a_document_and_each_is_applied(make_recipe
     assert sum("Story Tell it." in task for task in made.tasks) == 36
 
 
-@pytest.mark.parametrize("said", [" ", "I'm sorry, I cannot help with that."])
-def test_a_preparation_without_an_answer_fails_its_samples_only(make_recipe: Make, model: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "reason", "advice"),
+    [
+        (" ", "no answer", "look at the endpoint's log"),
+        ("I'm sorry, I cannot help with that.", "refusal", "take a model that does not decline"),
+        ("```\n```", "empty", "look at the prompt with `kinject styles`"),
+    ],
+)
+def test_a_preparation_without_an_answer_fails_its_samples_only(
+    make_recipe: Make, model: Any, said: str, reason: str, advice: str
+) -> None:
     model(**{"Which strategies": lambda passage, rng: said, "Apply": shuffled})
     result = augment(make_recipe(styles={"active_reading": 2, "permuted": 1}))
-    assert (result.got, result.failed) == (12, {"the preparation of the style got no usable answer": 24})
+    assert (result.got, result.failed) == (12, {f"the preparation of the style got no usable answer: {reason}": 24})
     assert result.styles["active_reading"].failed == 24
+    # The answers are stored, so that the same command would get the same ones.
+    assert f"Short by 24: preparations: {reason}: {advice}" in render_summary(result)
+
+
+def test_a_preparation_that_the_endpoint_refuses_is_told_by_its_error(make_recipe: Make, model: Any) -> None:
+    def refuses(passage: str, rng: Random) -> str:
+        raise EndpointError("answered 400 (too long).")
+
+    model(**{"Which strategies": refuses, "Apply": shuffled})
+    result = augment(make_recipe(styles={"active_reading": 1}))
+    assert list(result.failed) == ["the preparation of the style got no usable answer: answered 400 (too long)."]
 
 
 def test_an_answer_that_there_is_nothing_to_write_is_counted_and_not_asked_for_again(
@@ -256,6 +290,8 @@ def test_an_answer_that_there_is_nothing_to_write_is_counted_and_not_asked_for_a
     result = augment(recipe)
     assert (result.got, result.short, result.n_rows, result.refused) == (0, False, 0, {})
     assert (result.styles["reversed"].nothing, len(made.tasks)) == (24, 24 + 12)
+    assert (result.styles["entigraph"].asked, result.styles["entigraph"].skipped) == (0, {"items": 12})
+    assert "12  passages skipped: the model named nothing in it to write about" in render_summary(result)
     assert "24  of them answered NONE" in render_summary(result)
     assert augment(recipe).styles["reversed"].nothing == 24
     assert len(made.tasks) == 24 + 12
@@ -270,7 +306,7 @@ def test_a_style_that_does_not_fit_a_passage_is_skipped_and_counted(
     result = augment(make_recipe(styles={"reversed": 2}))
     assert (result.asked, result.short, made.tasks) == (0, False, [])
     assert result.styles["reversed"].skipped == {"prose": 1, "relations": 1}
-    assert "1  passages skipped: they are mostly a table" in render_summary(result)
+    assert "1  passage skipped: mostly a table" in render_summary(result)
 
 
 def test_implications_are_kept_only_when_the_model_stands_by_them(make_recipe: Make, model: Any) -> None:
@@ -279,6 +315,26 @@ def test_implications_are_kept_only_when_the_model_stands_by_them(make_recipe: M
     doubted = result.asked - result.got
     assert result.got
     assert result.refused == ({"inconsistent": 2 * doubted} if doubted else {})
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("error", ""), ("cut", "truncated"), ("no", "inconsistent")])
+def test_a_conclusion_is_inconsistent_only_if_the_model_answers_so(
+    make_recipe: Make, model: Any, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    made = model(**{"what follows": shuffled, "statements that": lambda passage, rng: "No."})
+
+    def answer(messages: list[Message], seed: int) -> Completion:
+        if "statements that" not in messages[-1]["content"] or fault == "no":
+            return cast(Completion, made(messages, seed))
+        if fault == "error":
+            raise EndpointError("answered 400 (too long).")
+        return Completion("", "length")
+
+    monkeypatch.setattr("kinject.augment.sandbox.generate_rewriting", answer)
+    result = augment(make_recipe(max_attempts=1, styles={"implications": 1}))
+    assert result.got == 0
+    assert result.refused == ({reason: 12} if reason else {})
+    assert result.failed == ({} if reason else {"answered 400 (too long).": 12})
 
 
 def test_questions_become_rows_of_prompts_and_completions(make_recipe: Make, model: Any, documents: Path) -> None:

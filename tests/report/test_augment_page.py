@@ -37,7 +37,7 @@ def run_dir(tmp_path: Path) -> Path:
     write_jsonl(folder / "variants.jsonl", [{**row, "id": "v1", "checks": {"in_doubt": [["name", "Bryn?"]]}}, unused])
     write_jsonl(folder / "failures.jsonl", [{"document_id": "d2", "error": "timeout"}])
     manifest = json.loads((folder / "manifest.json").read_text())
-    style = {"asked": 4, "got": 2, "refused": {"fact": 1}, "failed": 1, "nothing": 1, "skipped": {},
+    style = {"asked": 4, "got": 2, "refused": {"fact": 1}, "failed": 1, "nothing": 1, "skipped": {"prose": 2, "items": 1},
              "in_doubt": {"name": 1}, "refused_in_doubt": {"fact": 1}}  # fmt: skip
     manifest["counts"] |= {
         "asked": 4,
@@ -46,6 +46,21 @@ def run_dir(tmp_path: Path) -> Path:
         "failed": {"timeout": 1},
         "styles": {"plain": style},
     }
+    gone = {"sent": 5, "answered": 1, "share": 0.25, "latency_seconds": 2.0, "cost": 0.5, "faults": {"connection": 4}}
+    other = {
+        "sent": 3,
+        "answered": 3,
+        "share": 0.75,
+        "latency_seconds": 0.5,
+        "cost": 0.75,
+        "faults": {},
+        "closed": "<401>",
+    }
+    unused = {**other, "sent": 0}
+    manifest["counts"]["this_run"]["endpoints"] = {"gpu1": gone, "rented": other, "spare": unused}
+    manifest["counts"] |= {"cost_of_thinking": 0.25}
+    endpoints = {"gpu1": {"base_url": "http://gpu1/v1"}, "rented": {"base_url": "http://r/v1", "model": "large"}}
+    manifest["recipe"]["augment"]["generator"] = {"kind": "openai", "model": "small", "endpoints": endpoints}
     manifest |= {"written": "2026-11-22T10:00:00+00:00", "command": ["kinject", "augment"]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
@@ -59,10 +74,12 @@ def test_it_shows_yield_refusals_with_examples_doubts_the_judge_and_the_cost(
     page = Elements((run_dir / "report.html").read_text("utf-8"))
     assert "22 November 2026" in page.text
     assert (
-        "2 of 4 requested rewritings are in the corpus (50.0%), 1 had nothing to write; 1 answers were refused on the way "
+        "2 of 4 requested rewritings are in the corpus (50.0%), 1 had nothing to write; 1 answer was refused on the way "
         "(fact 1); 1 got no answer; it cost 1.25. The budget ended the run."
     ) in page.text
-    assert ["plain", "4", "2", "50.0%", "1", "1", "1", "fact 1"] in page.rows
+    assert ["plain", "4", "2", "50.0%", "1", "1", "1", "3", "fact 1"] in page.rows
+    assert "plain: 2 passages skipped: mostly a table, a list or keys and values" in page.text
+    assert "plain: 1 passage skipped: the model named nothing in it to write about" in page.text
     assert ["fact | plain, d1", "1930 became 1931", "Bryn was born in 1931.", "Bryn was born in 1930."] in page.rows
     assert [row for row in page.rows if row[0].startswith("name |")] == [
         ["name | plain, d1", "Bryn?", "Bryn was born in 1931.", "Bryn was born in 1930."]
@@ -72,6 +89,11 @@ def test_it_shows_yield_refusals_with_examples_doubts_the_judge_and_the_cost(
     assert "of an earlier recipe" not in page.text
     assert ["correct texts refused", "1 of 4", "75.0% | precision"] in page.rows
     assert ["cost, all runs into this folder", "1.2500"] in page.rows
+    assert "small and large" in page.text
+    assert ["of it for thinking", "0.2500"] in page.rows
+    assert ["gpu1", "1", "25.0%", "2.00 s", "0.5000", "connection 4", ""] in page.rows
+    assert ["rented", "3", "75.0%", "0.50 s", "0.7500", "", "<401>"] in page.rows
+    assert not any(row[0] == "spare" for row in page.rows if row)
 
 
 def test_a_folder_without_a_run_or_with_a_damaged_one_is_refused(tmp_path: Path, run_dir: Path) -> None:

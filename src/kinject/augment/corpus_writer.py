@@ -177,6 +177,8 @@ class CorpusWriter:
         if group.skipped or not group.n_samples:
             return
         items = self._plan.items(group, self._store.notes)
+        if items == []:
+            self._counts[group.style.name].skipped["items"] += 1
         schedule = Schedule(self._plan, group, items) if items is not None else [self._plan.unprepared(group)]
         got = Counter[str]()
         for requests in schedule:

@@ -85,6 +85,7 @@ class _Dearest:
     files: list[Expense] = field(default_factory=list)
     documents: list[Expense] = field(default_factory=list)
     n_files: int = 0
+    n_documents: int = 0
     _file: str = ""
     _n_tokens: int = 0
     _cost: float = 0.0
@@ -98,7 +99,8 @@ class _Dearest:
             self.n_files += 1
         self._n_tokens += n_tokens
         self._cost += cost
-        _push(self.documents, Expense(cost, n_tokens, document.title or document.id))
+        self.n_documents += 1
+        _push(self.documents, Expense(cost, n_tokens, _place(document, self.n_documents)))
 
     def found(self) -> tuple[Expense, ...]:
         """Return the most expensive first, files if there are several."""
@@ -109,6 +111,11 @@ class _Dearest:
     def _end_file(self) -> None:
         if self._file:
             _push(self.files, Expense(self._cost, self._n_tokens, self._file))
+
+
+def _place(document: Document, number: int) -> str:
+    """Return the name of a document with its number, for titles may be the same."""
+    return f"{document.title or document.id} (document {number:,})"
 
 
 def _push(heap: list[Expense], expense: Expense) -> None:
@@ -155,7 +162,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
             cost += document_cost
             dearest.add(document, _n_tokens(new), document_cost)
             if section.budget is not None and not crossed_at and spent + cost > section.budget:
-                crossed_at = f"{document.title or document.id} (document {counts['documents']:,})"
+                crossed_at = _place(document, counts["documents"])
     return Preview(
         n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
         n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"] + counts["judge_requests"],

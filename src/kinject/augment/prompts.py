@@ -32,6 +32,7 @@ _CODE = re.compile(r"^```|`[^`\n]+`|^(?: {4}|\t)\S", re.MULTILINE)
 _CODE_MARKS = ("`", "    ", "\t")
 _ROW = re.compile(r"[ \t]*(?:\|.*\||[-*•][ \t].*|\d{1,3}[.)][ \t].*|[^\s|:.]{1,40}[ \t]*[:=][ \t]*\S.{0,60})\Z")
 """A line of a table, of a list, or of keys and values."""
+_TABLE_RULE = re.compile(r"[ \t]*\|[\s|:-]*-[\s|:-]*")
 _HEADING = re.compile(r"^#{1,6}[ \t]+\S", re.MULTILINE)
 _NAME = re.compile(r"\b[A-Z][\w’-]+(?: (?:of |the |de |van |von )?[A-Z][\w’-]+)*")
 _NUMBER = re.compile(r"\d+")
@@ -100,6 +101,16 @@ def _n_in_rows(text: str) -> int:
     return sum(len(line) for line in text.split("\n") if _ROW.match(line))
 
 
+def _n_statements(text: str) -> int:
+    """Return the sentences of `text`, without its headings, and its rows of tables and lists, without their heads."""
+    lines = text.split("\n")
+    rows = {number for number, line in enumerate(lines) if _ROW.match(line)}
+    heads = {number for number in rows if _TABLE_RULE.fullmatch(lines[number])}
+    heads |= {number - 1 for number in heads}
+    prose = (line for number, line in enumerate(lines) if number not in rows and not _HEADING.match(line))
+    return len(sentences("\n".join(prose))) + len(rows - heads)
+
+
 def _marks_names(text: str) -> bool:
     """Return whether the language of `text` is known to write names, and only them, with a capital letter."""
     return find_script(text) in ("Latin", "Cyrillic", "Greek") and detect_language(text) != "de"
@@ -135,7 +146,7 @@ VARIABLES: Mapping[str, Callable[[Source], Any]] = {
     "table": lambda source: any(map(_ROW.match, source.text.split("\n"))),
     "prose": lambda source: 2 * _n_in_rows(source.text) < len(source.text),
     "n_sentences": lambda source: len(sentences(source.text)),
-    "n_questions": lambda source: max(1, min(_MOST_QUESTIONS, describe(source, "n_sentences"))),
+    "n_questions": lambda source: max(1, min(_MOST_QUESTIONS, _n_statements(source.text))),
     "n_names": lambda source: len(entities_of(source.text)),
     "relations": _relates,
 }

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kinject.augment import sandbox
 from kinject.augment.answers import LISTS, says_none, says_yes
-from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
+from kinject.augment.checks.checker import Checker, Refusals, Verdict, check_completion, declines
 from kinject.augment.checks.facts import checks_off, compare_facts
 from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
 from kinject.augment.contamination import ContaminationCheck
@@ -30,7 +30,7 @@ from kinject.augment.plan import (
 )
 from kinject.augment.store import Store, merge_shards
 from kinject.augment.styles import Item, Preparation
-from kinject.augment.summary import AugmentProgress, AugmentResult
+from kinject.augment.summary import UNPREPARED, AugmentProgress, AugmentResult
 from kinject.augment.validation import augment_section
 from kinject.corpus.documents import document_hashes
 from kinject.disk import content_id, file_hash, lock_dir, write_manifest
@@ -55,10 +55,8 @@ from kinject.types import Completion
 Reply = TypeVar("Reply")
 log = logging.getLogger(__name__)
 
-_MOST_EQUAL = 3
-"""Answers in a row that are refused at the same point before a style pauses for a passage."""
-
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
+_UNCONFIRMED = "the answer to the question whether the text follows from the passage"
 _INJECTED = Verdict(
     "injection", "the passage has prompt injection, so that the model's own yes to this text proves nothing"
 )
@@ -223,32 +221,10 @@ class _Answer:
 
 
 @dataclass
-class _Refusals:
-    """The refusals in a row of one group that got nothing yet. `stuck` is the reason of `_MOST_EQUAL` equal ones."""
-
-    stuck: str = ""
-    _point: tuple[str, str] = ("", "")
-    _n_equal: int = 0
-    _accepted: bool = False
-
-    def accept(self) -> None:
-        """Count an accepted answer: the group is not stuck, whatever comes."""
-        self._accepted, self.stuck = True, ""
-
-    def refuse(self, verdict: Verdict) -> None:
-        """Count a refused answer."""
-        point = (verdict.reason, verdict.detail)
-        self._n_equal = self._n_equal + 1 if point == self._point else 1
-        self._point = point
-        if self._n_equal >= _MOST_EQUAL and not self._accepted:
-            self.stuck = verdict.reason
-
-
-@dataclass
 class Rewriter:
     """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error.
 
-    `paused` counts by style and reason the passages that a style was given up for: nothing was accepted, and `_MOST_EQUAL`
+    `paused` counts by style and reason the passages that a style was given up for: nothing was accepted, and several
     answers in a row were refused at the same point.
     """
 
@@ -278,14 +254,14 @@ class Rewriter:
         if group.skipped or not group.n_samples:
             return
         items = await self._request_preparations(group)
-        if items is None:
-            self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
+        if isinstance(items, str):
+            self._fail(self.plan.unprepared(group), f"{UNPREPARED}: {items}")
             return
         schedule = Schedule(self.plan, group, items)
         checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
         texts: list[str] = []
         n_requests, n_announced = 0, group.n_samples if group.target is None else 0
-        refusals = _Refusals()
+        refusals = Refusals()
         for requests in schedule:
             n_requests += len(requests)
             self.progress.total += max(0, n_requests - n_announced)
@@ -312,18 +288,22 @@ class Rewriter:
                 schedule.count(variant.text for variant in self.store.variants(requests).values() if variant.text)
         self.progress.total += n_requests - n_announced
 
-    async def _request_preparations(self, group: Group) -> list[Item] | None:
-        """Return the items of the group's prompts, stored ones first. None without a usable answer."""
+    async def _request_preparations(self, group: Group) -> list[Item] | str:
+        """Return the items of the group's prompts, stored ones first; without a usable answer, the reason."""
         items: list[Item] = [{}]
-        for index, step in enumerate(group.style.prepare):
+        for step in group.style.prepare:
             answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
-            if any(isinstance(answer, EndpointError) for answer in answers) or (not index and answers == [None]):
-                return None
-            items = new_items(group, step, items, [answer for answer in answers if isinstance(answer, tuple)])
+            read = [answer for answer in answers if isinstance(answer, tuple)]
+            if len(read) < len(answers):
+                return str(next(answer for answer in answers if not isinstance(answer, tuple)))
+            items = new_items(group, step, items, read)
         return items
 
-    async def _ask_items(self, group: Group, step: Preparation, item: Item) -> tuple[str, ...] | None:
-        """Return the items in the answer to one preparation, () if the model answers NONE. None without a usable answer."""
+    async def _ask_items(self, group: Group, step: Preparation, item: Item) -> tuple[str, ...] | str:
+        """Return the items in the answer to one preparation, () if the model answers NONE.
+
+        Without a usable answer to the first preparation, return the reason for which the last one was refused.
+        """
         notes_id = self.plan.notes_id(group, step, item)
         stored = self.store.notes(notes_id)
         if stored is not None:
@@ -331,10 +311,12 @@ class Rewriter:
         notes: tuple[str, ...] = ()
         messages = group.style.preparation(step, group.source, item)
         structure = list_structure(messages) if step.parser == "lines" else None
+        reason = ""
         for attempt in range(self.max_attempts):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
             completion = await self.sender.send(messages, seed, structure)
-            if check_completion(completion).accepted and not declines(completion.text):
+            reason = check_completion(completion).reason or ("refusal" if declines(completion.text) else "empty")
+            if reason == "empty":
                 items = items_in(completion.text)
                 nothing = says_none(completion.text) or items == []
                 notes = () if nothing else tuple(items or LISTS[step.parser](completion.text))
@@ -342,12 +324,12 @@ class Rewriter:
                     break
         else:
             if step.for_each is None:
-                return None  # else it is one item of many: the others are enough
+                return reason  # else it is one item of many: the others are enough
         self.store.add_notes(notes_id, group, step.name, notes)
         return notes
 
     async def _attempt(
-        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, refusals: _Refusals
+        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, refusals: Refusals
     ) -> list[VariantRequest]:
         """Send a block once and store the answers; return the requests that are still open."""
         completions = await self._complete(group, block, attempt)
@@ -439,8 +421,11 @@ class Rewriter:
             for answer, reply in zip(accepted, replies, strict=True):
                 if injected:
                     answer.verdict = _INJECTED
-                elif not (isinstance(reply, Completion) and says_yes(reply.text)):
-                    answer.verdict = _INCONSISTENT
+                elif isinstance(reply, EndpointError):
+                    answer.error = reply
+                elif not says_yes(reply.text):
+                    unread = check_completion(reply)
+                    answer.verdict = _INCONSISTENT if unread.accepted else replace(unread, detail=_UNCONFIRMED)
         if self.judge is None or group.style.mechanical:
             return
         accepted = [answer for answer in answers if answer.accepted and answer.text]

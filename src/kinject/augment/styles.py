@@ -38,10 +38,11 @@ Item = Mapping[str, Any]
 _ALL_IN_MEMORY = 20_000
 """Combinations that are listed and shuffled; of more, this many are drawn."""
 SKIPPED = {
-    "prose": "they are mostly a table, a list or keys and values",
-    "relations": "they relate no two names or numbers",
+    "prose": "mostly a table, a list or keys and values",
+    "relations": "no two names or numbers to relate",
+    "items": "the model named nothing in it to write about",
 }
-"""Need of a style -> the reason for which a passage without it is skipped."""
+"""Need of a style -> the reason for which a passage without it is skipped. `items` are those of its preparations."""
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _EXAMPLE = Source("Title", "Mara Lind was born in Arvika in 1931. She built a bridge.", ("Heading",))

@@ -19,6 +19,8 @@ from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Tabular
 
+UNPREPARED = "the preparation of the style got no usable answer"
+"""The error of requests that need a preparation, before the reason for which its answers were refused."""
 _SECONDS_BETWEEN_TEXTS = 0.1
 
 
@@ -137,10 +139,10 @@ def render_summary(result: AugmentResult) -> str:
         if count.nothing:
             lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
         for need, number in count.skipped.items():
-            lines.append(f"{'':<16}{number:>8}  passages skipped: {SKIPPED[need]}")
+            lines.append(f"{'':<16}{number:>8}  {_passages(number)} skipped: {SKIPPED[need]}")
         for reason, number in result.paused.get(name, {}).items():
             lines.append(
-                f"{'':<16}{number:>8}  passages paused: refused three times in a row at the same point ({reason})"
+                f"{'':<16}{number:>8}  {_passages(number)} paused: refused three times in a row at the same point ({reason})"
             )
     lines += _doubt_lines(result)
     if result.refused:
@@ -175,11 +177,18 @@ def render_summary(result: AugmentResult) -> str:
     return "\n".join(lines)
 
 
+def _passages(n: int) -> str:
+    return "passage" if n == 1 else "passages"
+
+
 def _short_lines(result: AugmentResult) -> list[str]:
     """Return the number of missing rewritings and the fixes; nothing for a complete result."""
     if not result.short:
         return []
-    fixes = ["run again for the failed requests"] if result.failed else []
+    unprepared = {error.rpartition(": ")[2]: n for error, n in result.failed.items() if error.startswith(UNPREPARED)}
+    fixes = ["run again for what failed"] if sum(result.failed.values()) > sum(unprepared.values()) else []
+    if unprepared:
+        fixes += [f"preparations: {advice}" for advice in refusal_advice(unprepared)]
     if result.refused and result.n_sent:
         n_in_doubt = sum(sum(count.refused_in_doubt.values()) for count in result.styles.values())
         if not result.judge and n_in_doubt >= _DOMINANT * sum(result.refused.values()):

@@ -192,5 +192,8 @@ def _styles(arguments: argparse.Namespace) -> int:
         show("accepted: NONE, there is nothing to write")
     if group.style.missing_need(group.source):
         show(render_prompts(group).partition("\n")[0])
-    show(f"{trial.n_requests} requests" + (f", cost {trial.cost:.4f}" if trial.cost else ""))
+    show(
+        f"{trial.n_requests} request{'' if trial.n_requests == 1 else 's'}"
+        + (f", cost {trial.cost:.4f}" if trial.cost else "")
+    )
     return 0 if trial.accepted or trial.nothing else 1

@@ -80,6 +80,7 @@ _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
 )
 """The words between a number and its unit in Chinese and Japanese."""
+_DATE_UNITS = ("month", "day")
 _NO_NUMBERS = frozenset(("千万", "万一", "万千", "十百", "百千", "千百", "百万千"))
 
 
@@ -331,7 +332,9 @@ def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> Non
         number = _han_value(run)
         unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(text, match.end(), in_digits=True)
         counted = unit or text[match.end() : match.end() + 1] in _COUNTERS
-        if not in_digits and len(run) == 1 and (number in ("0", "1", "10", "100", "1000", "10000") or not counted):
+        in_date = number == "10" and unit in _DATE_UNITS  # 十月十日
+        part_of_words = number in ("0", "1", "10", "100", "1000", "10000") and not in_date
+        if not in_digits and len(run) == 1 and (part_of_words or not counted):
             # 一 and 十 are parts of many words; a single numeral is a number before a unit only.
             quantities.implied.add(number)
             if text[match.start() - 1 : match.start()] != "第":

@@ -171,6 +171,9 @@ class Checker:
 
     def _is_no_secret(self, value: Any, kind: str | None, key: KeyPath) -> bool:
         """Return whether a text is what its field `holds`. The fault does not repeat the text: it may be a secret."""
+        if isinstance(value, list | tuple):
+            kept = [self._is_no_secret(item, kind, (*key, index)) for index, item in enumerate(value)]
+            return all(kept)
         fault = secret_in(value, kind) if isinstance(value, str) and kind else ""
         if fault:
             self.report(key, fault)

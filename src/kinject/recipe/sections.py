@@ -193,8 +193,10 @@ class GeneratorSection(RequestsSection):
     )
     model: str | None = option(None, help="openai: model name at the endpoint; transformers: folder or hub name.")
     path: str | None = option(None, help="file: paraphrases (JSONL with document_id and text).", path="file")
-    base_url: str | None = option(
-        None, help="Endpoint, for example http://127.0.0.1:8000/v1. Default: OpenAI's.", holds="url"
+    base_url: str | tuple[str, ...] | None = option(
+        None,
+        help="Endpoint, for example http://127.0.0.1:8000/v1, or a list of equal ones. Default: OpenAI's.",
+        holds="url",
     )
     endpoints: Mapping[str, EndpointSection] | None = option(
         None, help="openai: several endpoints by name; each request goes where answers come soonest.", nonempty=True
@@ -224,7 +226,12 @@ class GeneratorSection(RequestsSection):
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
 
     def parts(self) -> dict[str, GeneratorSection]:
-        """Return the section of each endpoint by name, completed from this one; itself under "" if it has none."""
+        """Return the section of each endpoint by name, completed from this one; itself under "" if it is the only one.
+
+        Of a list of addresses each is the name of its endpoint, without its scheme.
+        """
+        if isinstance(self.base_url, tuple):
+            return {url.partition("://")[2].rstrip("/"): replace(self, base_url=url) for url in self.base_url}
         if not self.endpoints:
             return {"": self}
         given = {name: vars(endpoint) for name, endpoint in self.endpoints.items()}
@@ -232,6 +239,13 @@ class GeneratorSection(RequestsSection):
             name: replace(self, endpoints=None, **{key: value for key, value in keys.items() if value is not None})
             for name, keys in given.items()
         }
+
+    @property
+    def address(self) -> str | None:
+        """The address of one of the `parts`, None for OpenAI's."""
+        if isinstance(self.base_url, tuple):
+            raise TypeError("several endpoints have no single address")
+        return self.base_url
 
 
 GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {

@@ -104,7 +104,7 @@ def _make_page(run_dir: Path, manifest: Mapping[str, Any]) -> Page:
         Section("In doubt", tuple(_doubts(counts, files))),
         Section("The judge", tuple(_judge(counts))),
         Section("Yield by document", tuple(_documents(files))),
-        Section("Cost", (_cost_table(counts),)),
+        Section("Cost", (_cost_table(counts), *_endpoints(counts))),
         Section("Facts, languages, questions of the test", tuple(_further(counts))),
         Section("Run it again", (Code((command,)),) if command else ()),
     )
@@ -126,7 +126,9 @@ def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[t
     )
     for name in ("generator", "judge"):
         model = section.get(name) or {}
-        yield {"generator": "writer"}.get(name, name), format_name(str(model.get("model") or model.get("kind") or ""))
+        first = model.get("model") or model.get("kind") or ""
+        models = [str(one.get("model") or first) for one in (model.get("endpoints") or {}).values()] or [str(first)]
+        yield {"generator": "writer"}.get(name, name), join_words([format_name(one) for one in dict.fromkeys(models)])
     yield "styles", join_words([f"{format_name(name)}" for name in counts["styles"]])
 
 
@@ -144,7 +146,7 @@ def _headline(counts: Mapping[str, Any]) -> str:
     refused, failed = sum(counts["refused"].values()), sum(counts["failed"].values())
     reasons = [f"{format_name(reason)} {n:,}" for reason, n in list(counts["refused"].items())[:3]]
     text += (
-        f"; {refused:,} answers were refused on the way ({', '.join(reasons)})"
+        f"; {format_count(refused, 'answer')} {'was' if refused == 1 else 'were'} refused on the way ({', '.join(reasons)})"
         if refused
         else "; no answer was refused"
     )
@@ -176,12 +178,15 @@ def _styles_table(counts: Mapping[str, Any]) -> TableBlock:
 
 
 def _skipped(counts: Mapping[str, Any]) -> Iterator[Bullets]:
+    from kinject.augment.styles import SKIPPED  # here, so that reports of other stages do not import that stage
+
     lines = [
-        f"{format_name(name)}: {n:,} passages skipped ({format_name(need)})"
+        f"{format_name(name)}: {format_count(n, 'passage')} skipped: {format_name(SKIPPED.get(need, need))}"
         for name, style in counts["styles"].items() for need, n in style["skipped"].items()
     ]  # fmt: skip
     lines += [
-        f"{format_name(name)}: {n:,} passages paused, refused three times in a row at the same point ({format_name(reason)})"
+        f"{format_name(name)}: {format_count(n, 'passage')} paused, refused three times in a row at the same point "
+        f"({format_name(reason)})"
         for name, reasons in counts.get("paused", {}).items() for reason, n in reasons.items()
     ]  # fmt: skip
     if lines:
@@ -278,12 +283,29 @@ def _cost_table(counts: Mapping[str, Any]) -> TableBlock:
         ("tokens read by the writer", f"{counts['tokens_in']:,}"), ("tokens written", f"{counts['tokens_out']:,}"),
         ("of them thinking", f"{counts['tokens_thinking'] or ''}"),
         ("cost, all runs into this folder", f"{counts['cost']:,.4f}" if counts["cost"] else "no prices given"),
+        ("of it for thinking", f"{counts['cost_of_thinking']:,.4f}" if counts.get("cost_of_thinking") else ""),
         ("requests sent in the last run", f"{run['sent']:,}"), ("answered from the cache", f"{run['from_cache']:,}"),
         ("sent again after an error", f"{sum(run['retried'].values()) or ''}"),
         ("seconds of requests", f"{run['request_seconds']:,}"),
         ("rows in corpus.jsonl", f"{counts['n_rows']:,}"),
     ]  # fmt: skip
     return TableBlock("Tokens and requests", "", ("", ""), tuple(line(*fact) for fact in facts if fact[1]))
+
+
+def _endpoints(counts: Mapping[str, Any]) -> Iterator[TableBlock]:
+    """Yield the table of the last run's endpoints, if there were several."""
+    lines = tuple(
+        line(
+            format_name(name), f"{one['answered']:,}", format_percent(one["share"]), f"{one['latency_seconds']:,.2f} s",
+            f"{one['cost']:,.4f}" if one["cost"] else "",
+            ", ".join(f"{format_name(kind)} {n:,}" for kind, n in one["faults"].items()),
+            format_name(one.get("closed", ""), _LONGEST),
+        )
+        for name, one in counts["this_run"].get("endpoints", {}).items() if one["sent"]
+    )  # fmt: skip
+    if lines:
+        columns = ("endpoint", "answers", "of all", "mean latency", "cost", "faults", "left out, because")
+        yield without_empty_columns(TableBlock("Endpoints of the last run", "", columns, lines))
 
 
 def _further(counts: Mapping[str, Any]) -> Iterator[Bullets]:

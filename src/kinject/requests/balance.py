@@ -267,8 +267,8 @@ def _sum_of(rows: Sequence[Mapping[str, Any]], n_answered: int) -> dict[str, Any
 
 
 def render_endpoints(endpoints: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a table of `LoadBalancer.counts` as lines; none without endpoints."""
-    if not endpoints:
+    """Return a table of `LoadBalancer.counts` as lines; none without endpoints, or if nothing was sent to any."""
+    if not any(count["sent"] for count in endpoints.values()):
         return []
     width = max(8, *map(len, endpoints))
     lines = ["", f"{'endpoint':<{width}}{'answered':>10}{'share':>8}{'latency':>10}{'cost':>10}  faults"]

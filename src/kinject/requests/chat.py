@@ -28,7 +28,8 @@ RESERVED = (
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _REFUSED = re.compile(
     r"unsupported|not (?:be )?support|(?:does not|doesn['’]t|do not|don['’]t) (?:support|accept|take)|unrecogni[sz]ed"
-    r"|unknown|unexpected|extra[_ ](?:forbidden|inputs|fields)|not (?:permitted|allowed|accepted)|cannot find field",
+    r"|unknown|unexpected|extra[_ ](?:forbidden|inputs|fields)|not (?:permitted|allowed|accepted)|cannot find field"
+    r"|only [\d.]+ is (?:allowed|supported|permitted)|cannot both be",
     re.IGNORECASE,
 )
 _ABOUT_STRUCTURE = re.compile(r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE)
@@ -195,18 +196,23 @@ _CHANNEL = re.compile(
     r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.DOTALL
 )
 
+_BARE_CHANNELS = re.compile(r"\A\s*analysis(?P<thinking>.*?)assistantfinal(?P<answer>.*)\Z", re.DOTALL)
+"""The harmony format from a server that leaves its special tokens out."""
+
 
 def split_thinking(text: str) -> tuple[str, str]:
     """Return (thinking, answer) of a model's text.
 
     Thinking is between tags (``<think>``, ``[THINK]`` and their like) at the beginning, before a closing tag whose opening
-    one the chat template wrote, or in every channel but the final one of the harmony format. A text that never stops
-    thinking has no answer.
+    one the chat template wrote, or in every channel but the final one of the harmony format (which some servers send
+    without its special tokens). A text that never stops thinking has no answer.
     """
     if "<|channel|>" in text:
         channels = _CHANNEL.findall(text)
         answers = [content for name, content in channels if name == "final"]
         return "".join(content for name, content in channels if name != "final").strip(), "".join(answers).strip()
+    if "assistantfinal" in text and (bare := _BARE_CHANNELS.match(text)):
+        return bare["thinking"].strip(), bare["answer"].strip()
     if not ("<" in text or "[THINK]" in text or "◁" in text or "[/THINK]" in text):
         return "", text
     match = _THOUGHT.match(text)
@@ -266,6 +272,8 @@ def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[st
     if generator.endpoints and (generator.base_url is not None or generator.batch):
         other = "base_url" if generator.base_url is not None else "batch"
         yield f"{key}.{other}", "is for one endpoint, but endpoints lists several. Remove one of the two."
+    if isinstance(generator.base_url, tuple):
+        yield from _list_faults(key, generator, generator.base_url)
     for name, part in generator.parts().items():
         yield from _endpoint_faults(f"{key}.endpoints.{name}" if generator.endpoints else key, part)
     for name in _OPENAI_ONLY + (() if generator.kind == "transformers" else _OF_MODELS):
@@ -284,12 +292,20 @@ def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[st
         yield f"{key}.batch", f"is only for kind: openai, not for {generator.kind}."
 
 
+def _list_faults(key: str, generator: GeneratorSection, urls: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the faults of a list of addresses."""
+    if len(generator.parts()) < len(urls) or not urls:
+        yield f"{key}.base_url", "names an endpoint twice. Remove one." if urls else "is empty; give at least one."
+    if generator.batch:
+        yield f"{key}.batch", "is for one endpoint, but base_url lists several. Remove one of the two."
+
+
 def _endpoint_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
     name, description = GENERATOR_REQUIRES.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
         yield key, f"{name} is missing. kind: {generator.kind} needs {description}."
-    if generator.base_url is not None and not _is_url(generator.base_url):
-        yield f"{key}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
+    if generator.address is not None and not _is_url(generator.address):
+        yield f"{key}.base_url", f"found {generator.address!r}, expected a URL such as http://127.0.0.1:8000/v1."
     tokens = generator.tokens_per_minute
     if tokens is not None and generator.kind in ("openai", "transformers") and tokens <= generator.max_tokens:
         fault = f"found {tokens:,}, but one answer may have {generator.max_tokens:,} (max_tokens): no request could be sent."

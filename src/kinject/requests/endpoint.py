@@ -62,7 +62,7 @@ class Endpoint:
     def __init__(self, section: GeneratorSection) -> None:
         """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where it is missing."""
         self.section = section
-        self.url = section.base_url or DEFAULT_URL
+        self.url = section.address or DEFAULT_URL
         self._key = _api_key(section.api_key_env, self.url)
         others = known_secrets([section.api_key_env]).values()
         self._secrets = secret_filter(tuple(dict.fromkeys([self._key, *others])))

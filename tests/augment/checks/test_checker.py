@@ -187,3 +187,17 @@ def test_the_page_lists_every_reason_with_its_meaning_and_every_style() -> None:
     assert dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", reasons, re.MULTILINE)) == REASONS
     styles = re.findall(r"^\| (`[^|]+) \|", page.split("\n## What does a prompt")[0], re.MULTILINE)
     assert {name for cell in styles for name in re.findall(r"`(\w+)`", cell)} == STYLES.keys()
+
+
+def test_a_plain_text_may_explain_a_hard_word_and_add_no_number() -> None:
+    source = "The Falk Bridge was built in 1931 by Mara Lind. It rests on caissons and spans 120 m."
+    plain = "Mara Lind built the Falk Bridge in 1931. It stands on caissons. The bridge is 120 m long."
+    explained = f"{plain} Caissons are big boxes that keep water out. Workers sink them into the bed of a river."
+    rules = STYLES["plain"].rules
+    assert rules.explains
+    verdict = Checker(source, rules).check(explained)
+    assert (verdict.reason, verdict.doubts) == ("", ())
+    dated = f"{plain} Caissons are big boxes that keep water out. Workers have sunk them since 1850."
+    assert Checker(source, rules).check(dated).reason == "number"
+    far_longer = f"{plain} {'Caissons are big boxes that keep the water of a river out. ' * 8}"
+    assert Checker(source, rules).check(far_longer).reason == "length"

@@ -22,12 +22,16 @@ RIGHT = (
     "Ada Lund built the mill at Orsa in 1874 since a fire had destroyed its predecessor. Karl Berg ran it afterwards."
 )
 
+asked: list[str] = []
+"""The prompts of the judge."""
+
 
 class Reader(BaseHTTPRequestHandler):
     """Answers as a reader of this passage would."""
 
     def do_POST(self) -> None:
         prompt = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        asked.append(prompt)
         wrong = '[1] WRONG "Karl Berg built": Ada Lund built it\n[2] OK\nUNFAITHFUL'
         message = {"role": "assistant", "content": wrong if "Karl Berg built" in prompt else "FAITHFUL"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -72,3 +76,25 @@ def test_a_judge_refuses_what_the_rules_accept_and_the_table_shows_it(
     first, after = capsys.readouterr().out.split("After the judge")
     assert "| paraphrase | 1 | 0 (0%) | 0 | 1 | 0 | 0 | 1 |" in first
     assert "| paraphrase | 1 | 0 (0%) | 0 | 1 | 1 | 0 | 0 |" in after
+
+
+def test_a_judge_asks_for_lost_facts_only_where_the_style_is_to_keep_them(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARK))
+    import refusals
+
+    document = {"id": "mill", "title": "", "language": "en", "text": PASSAGE}
+    answers = {"paraphrase": RIGHT, "implications": "The mill at Orsa is not the first.", "summary": "Ada Lund built."}
+    rows = [
+        {"document_id": "mill", "style": style, "answer": text, "faithful": True} for style, text in answers.items()
+    ]
+    (tmp_path / "documents.jsonl").write_text(json.dumps(document) + "\n")
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked.clear()
+    monkeypatch.setattr(sys, "argv", ["refusals.py", str(tmp_path), "--base-url", reader, "--model", "reader"])
+    refusals.main()
+    whole = {
+        text: "LOST" in next(prompt for prompt in asked if text.split()[-1] in prompt) for text in answers.values()
+    }
+    assert list(whole.values()) == [True, False, False]

@@ -158,7 +158,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def answer(messages: list[Message], seed: int) -> Completion:
         asked = messages[-1]["content"]
         followed = next((text for injection, text in INJECTIONS.items() if escape_tags(injection) in asked), None)
-        if "Answer with one word, yes or no" in asked:
+        if "Answer with one English word, yes or no" in asked:
             return Completion("yes")
         if "Which strategies fit" in asked or "List the single facts" in asked:
             return Completion(followed or SOURCE)

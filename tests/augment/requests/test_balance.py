@@ -189,6 +189,38 @@ def test_faults_of_endpoints_are_told_with_their_place(over: Make, generator: di
     assert fault in str(caught.value)
 
 
+def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    servers = [serving(latency=0.01) for _ in range(3)]
+    urls = [server.url for server in servers]
+    generator = {"kind": "openai", "model": "sandbox", "base_url": urls, "concurrency": 2}
+    result = augment(make_recipe(None, generator=generator, styles={"paraphrase": 6}))
+    assert (result.got, result.failed) == (72, {})
+    assert list(result.endpoints) == [url.removeprefix("http://") for url in urls]
+    assert [server.state.most_in_flight for server in servers] == [2, 2, 2]
+    assert [count["answered"] for count in result.endpoints.values()] == [one.state.n_requests for one in servers]
+    one = generator | {"base_url": urls[0]}
+    assert augment(make_recipe(None, generator=one, styles={"paraphrase": 6})).n_sent == 0  # the same ids
+
+
+@pytest.mark.parametrize(
+    ("generator", "fault"),
+    [
+        ({"base_url": []}, "augment.generator.base_url: is empty; give at least one."),
+        ({"base_url": ["http://a/v1", "http://a/v1/"]}, "augment.generator.base_url: names an endpoint twice."),
+        ({"base_url": ["http://a/v1", "http://b:99999/v1"]}, "augment.generator.base_url: found 'http://b:99999/v1'"),
+        ({"base_url": ["http://a/v1", "ftp://b"]}, "augment.generator.base_url.1: this is no address"),
+        ({"base_url": ["http://me:secret@a/v1"]}, "augment.generator.base_url.0: the URL holds a name or password"),
+        ({"base_url": ["http://a/v1"], "batch": True}, "augment.generator.batch: is for one endpoint, but base_url lists"),
+        ({"base_url": ["http://a/v1"], "endpoints": {"b": {"base_url": "http://b/v1"}}}, "augment.generator.base_url: is for"),
+    ],
+)  # fmt: skip
+def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: dict[str, Any], fault: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        augment(make_recipe(None, generator={"kind": "openai", "model": "sandbox"} | generator))
+    assert fault in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 def states(*limits: Limits) -> list[EndpointState]:
     generator = Generator("test", {}, True, lambda messages, seed: asyncio.sleep(0))
     return [EndpointState(f"e{at}", generator, one, Budget(one, SharedBudget(None))) for at, one in enumerate(limits)]

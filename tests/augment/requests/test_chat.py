@@ -40,6 +40,9 @@ SENT = ("temperature", "max_tokens", "seed", "top_k")
             "An answer.",
         ),
         ("<|channel|>analysis<|message|>cut in the middle", "cut in the middle", ""),
+        ("analysisThe final bridge.assistantfinalAn answer.", "The final bridge.", "An answer."),
+        ("analysis a\nassistantcommentary b\nassistantfinal\nAn answer.", "a\nassistantcommentary b", "An answer."),
+        ("Analysis: the assistant gave the final answer.", "", "Analysis: the assistant gave the final answer."),
         (
             "<|channel|>commentary to=x <|constrain|>json<|message|>b<|call|><|channel|>final<|message|>An answer.",
             "b",
@@ -68,7 +71,11 @@ def test_thinking_is_taken_off_the_answer(text: str, thinking: str, answer: str)
         ({"error": {"message": "Unrecognized request argument supplied: seed", "param": None}}, "seed"),
         ([{"error": {"code": 400, "message": "Invalid JSON payload. Unknown name \"top_k\": Cannot find field."}}], "top_k"),
         ({"error": {"message": "property 'top_k' is unsupported"}}, "top_k"),
+        # as Moonshot and Anthropic answer
+        ({"error": {"message": "invalid temperature: only 1 is allowed for this model"}}, "temperature"),
+        ({"error": {"message": "`temperature` and `top_p` cannot both be specified for this model."}}, "temperature"),
         # refusals of a value, or of something else
+        ({"error": {"message": "invalid max_tokens: only values up to 4096 are allowed"}}, None),
         ({"error": {"message": "max_tokens is too large: 9000. This model supports at most 4096.", "param": "max_tokens"}}, None),
         ({"error": {"message": "This model does not support image inputs", "param": "messages"}}, None),
         ({"error": {"message": "maximum context length is 4096 tokens, you requested 5000 (max_tokens 1024)"}}, None),

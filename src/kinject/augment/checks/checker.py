@@ -125,6 +125,10 @@ class Verdict:
         return not self.reason
 
 
+_MOST_EQUAL = 3
+"""Answers in a row that are refused at the same point before a style pauses for a passage."""
+
+
 def declines(text: str) -> bool:
     """Return whether an answer begins with the words of a refusal."""
     return _REFUSAL.match(text) is not None
@@ -143,6 +147,28 @@ def check_completion(completion: Completion) -> Verdict:
     if completion.finish_reason not in ("stop", "eos", "end_turn", ""):
         return Verdict("truncated", f"finish_reason is {completion.finish_reason}")
     return Verdict()
+
+
+@dataclass
+class Refusals:
+    """The refusals in a row of one group that got nothing yet. `stuck` is the reason of `_MOST_EQUAL` equal ones."""
+
+    stuck: str = ""
+    _point: tuple[str, str] = ("", "")
+    _n_equal: int = 0
+    _accepted: bool = False
+
+    def accept(self) -> None:
+        """Count an accepted answer: the group is not stuck, whatever comes."""
+        self._accepted, self.stuck = True, ""
+
+    def refuse(self, verdict: Verdict) -> None:
+        """Count a refused answer."""
+        point = (verdict.reason, verdict.detail)
+        self._n_equal = self._n_equal + 1 if point == self._point else 1
+        self._point = point
+        if self._n_equal >= _MOST_EQUAL and not self._accepted:
+            self.stuck = verdict.reason
 
 
 class Checker:
