@@ -194,12 +194,16 @@ def test_processes_that_share_rows_learn_what_one_learns(
 ) -> None:
     """Tensor parallelism, and context parallelism with FSDP2: on CPUs, past accelerate and torch, which have GPUs only.
 
-    Rows are documents of odd lengths, or documents joined and cut; the batch is that of one process.
+    Rows are documents of odd lengths, or documents joined and cut; the batch is that of one process. Each resumes from
+    its second step.
     """
     documents = {"packing": False, "label_smoothing_factor": 0.1}
     joined = {"packing": True, "packing_strategy": "wrapped"}
     model = {"path": str(tiny_model), "device": "cpu"}
-    sizes = {"max_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    sizes = {
+        "max_steps": 4, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
+        "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
     runs = []
     for name, rows in {"TP-1": joined, "TP-2": documents, "CP-1": joined, "CP-2": documents}.items():
         split = name[:2]
@@ -212,7 +216,7 @@ def test_processes_that_share_rows_learn_what_one_learns(
         runs.append(
             {
                 "name": name, "recipe": str(recipe.path.rename(tmp_path / f"{name}.yaml")),
-                "overrides": [f"run_dir={tmp_path / f'two-{name}'}"], "environment": environment, "interrupted": False,
+                "overrides": [f"run_dir={tmp_path / f'two-{name}'}"], "environment": environment, "interrupted": True,
             }
         )  # fmt: skip
     _run_in_two(runs, tmp_path)
@@ -222,9 +226,9 @@ def test_processes_that_share_rows_learn_what_one_learns(
             [row for _, row in read_jsonl(folder / "log.jsonl") if "loss" in row and "grad_norm" in row]
             for folder in folders
         )
-        assert len(two) == 2
+        assert len(two) == 4
         learned = [[row["learned_tokens"] for _, row in read_jsonl(folder / "timing.jsonl")] for folder in folders]
-        assert learned[0] == learned[1]
+        assert [n - learned[0][1] for n in learned[0][2:]] == learned[1]  # those since it was resumed
         for key in ("loss", "grad_norm"):
             assert [row[key] for row in two] == pytest.approx([row[key] for row in one], rel=1e-5), (name, key)
         if name != "CP-2":  # whose rows are longer, so that four parts of them are equal
