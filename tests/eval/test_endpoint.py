@@ -132,7 +132,12 @@ def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served)
 def test_the_turns_before_a_question_reach_a_chat_endpoint_as_turns(run, tmp_path, served, system):
     turns = [("user", "My name is Arden."), ("assistant", "Good day, Arden.")]
     before = [{"role": role, "content": text} for role, text in ([("system", system)] if system else []) + turns]
-    asked = {"id": "q", "question": "What is my name?", "messages": before, "checks": {"upper": True, "contains": ["Arden"]}}
+    asked = {
+        "id": "q",
+        "question": "What is my name?",
+        "messages": before,
+        "checks": {"upper": True, "contains": ["Arden"]},
+    }
     write_jsonl(tmp_path / "chat.jsonl", [asked])
     served.chat = "ARDEN"
     table = {"endpoint": served.url, "model": "tiny", "api": "chat"}
