@@ -13,11 +13,11 @@ import transformers
 
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
-from kinject.models.tiles import tile_mlps
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.config import make_sft_config
 from kinject.train.load import sharding_faults
+from kinject.train.loss import tile_mlps
 
 SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 KINDS: dict[str, dict[str, Any]] = {

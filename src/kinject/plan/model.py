@@ -17,8 +17,8 @@ from torch import nn
 from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.models import first_line, load_config
-from kinject.models.tiles import tile_mlps
 from kinject.recipe import is_model
+from kinject.train.loss import tile_mlps
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -18,7 +18,6 @@ from kinject.corpus.packing import TrainingRow
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
-from kinject.models.tiles import tile_mlps
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import (
@@ -58,7 +57,7 @@ from kinject.train.load import (
     take_over_sharding,
     widen_adapter,
 )
-from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
+from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states, tile_mlps
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import OnPolicy, write_own_answers
 from kinject.train.probes import Probes
@@ -384,11 +383,11 @@ def _tile_mlps(model: Any, tokens: int, row: Mapping[str, Any], recipe: TrainRec
     model.eval()
     ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
     read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    own = model(**read).logits.float() if is_whole else None
+    own: Any = model(**read).logits.float() if is_whole else None
     mlps = tile_mlps(model, 3)
     if not mlps:
         raise recipe.error("techniques.mlp_tile", "this model has no MLP that kinject knows. Remove the line.")
-    tiled = model(**read).logits.float() if is_whole else None
+    tiled: Any = model(**read).logits.float() if is_whole else None
     for mlp in mlps:
         mlp.mlp_tile = tokens
     model.train(was_training)
