@@ -1,13 +1,14 @@
 # make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
 # make test: every check. make docs: the documentation as a site.
-# make soak: the long proofs (hours). make mutants: changes of the code that no test notices (half an hour). All make .venv when it is missing.
+# make zero: ZeRO-2 and ZeRO-3 in two processes on the CPU, with DeepSpeed in .venv-deepspeed (two minutes and a C++ compiler).
+# make soak: the same and the long proofs (hours). make mutants: changes of the code that no test notices (half an hour). All make .venv when it is missing.
 # make gpu: measures one NVIDIA GPU and writes docs/gpu.md, with GPU_PYTHON (python3), a Python that has torch with CUDA. No network.
 # make compat: the quick tests with the oldest and the newest dependencies that pyproject.toml allows (in .venv-floor, .venv-ceiling).
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak gpu compat mutants check static types recipes docs format clean
+.PHONY: demo test zero soak gpu compat mutants check static types recipes docs format clean
 
 # No process compiles what another has compiled. pip compiles nothing: of 20,000 files one in five is ever imported, and the
 # demo compiles those while it prepares its data.
@@ -61,7 +62,18 @@ docs: .venv/dev
 test: .venv/dev static
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-soak: .venv/dev
+# DeepSpeed has a folder of its own, which sees the packages of .venv: with it there, each start of accelerate takes longer.
+.venv-deepspeed/ready: .venv/dev
+	test -x .venv-deepspeed/bin/python || $(PYTHON) -m venv .venv-deepspeed
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	  > "$$(.venv-deepspeed/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kinject.pth"
+	.venv-deepspeed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt deepspeed
+	touch $@
+
+zero: .venv-deepspeed/ready
+	OMP_NUM_THREADS=1 .venv-deepspeed/bin/python -m pytest tests/train/test_distributed.py -k zero
+
+soak: .venv/dev zero
 	$(BIN)/python -m pytest -m soak tests
 
 # No .venv: a machine without network has what it has, and wheels carried along in runs/gpu-packages if there are any.
@@ -89,4 +101,4 @@ format: .venv/dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-deepspeed runs

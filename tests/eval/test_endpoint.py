@@ -128,6 +128,30 @@ def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served)
     assert report.model_sources == {"served": f"tiny (chat) at {served.url}"}
 
 
+@pytest.mark.parametrize("system", ["Answer in capitals.", ""])
+def test_the_turns_before_a_question_reach_a_chat_endpoint_as_turns(run, tmp_path, served, system):
+    turns = [("user", "My name is Arden."), ("assistant", "Good day, Arden.")]
+    before = [{"role": role, "content": text} for role, text in ([("system", system)] if system else []) + turns]
+    asked = {
+        "id": "q",
+        "question": "What is my name?",
+        "messages": before,
+        "checks": {"upper": True, "contains": ["Arden"]},
+    }
+    write_jsonl(tmp_path / "chat.jsonl", [asked])
+    served.chat = "ARDEN"
+    table = {"endpoint": served.url, "model": "tiny", "api": "chat"}
+    sets = {"chat": {"path": str(tmp_path / "chat.jsonl"), "role": "retention"}}
+    report = run({"served": table}, formats=["generate"], questions=sets)
+    sent = [body["messages"] for body in served.bodies]
+    assert [*before, {"role": "user", "content": "What is my name?"}] in sent
+    assert {tuple(message["role"] for message in messages) for messages in sent if len(messages) > 1} == {
+        tuple(message["role"] for message in [*before, {"role": "user"}])
+    }
+    (result,) = report.results
+    assert (result.role, result.n_correct, result.n) == ("retention", 1, 1)
+
+
 def test_a_killed_run_pays_no_answer_twice(run, tmp_path, tiny_model, served):
     table = {
         "endpoint": served.url,

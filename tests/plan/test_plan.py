@@ -210,6 +210,16 @@ def test_liger_saves_what_its_norms_and_mlps_do_not_keep(mixed: torch.dtype | No
     assert simulate(replace(gpt2, liger=True)) == simulate(gpt2)  # its kernels are not counted
 
 
+def test_tiles_of_an_mlp_leave_out_the_inner_tensors_of_a_row_and_add_a_pass() -> None:
+    """By hand: of one layer at a time the gate, its SiLU, the other projection and the product, without those of a tile."""
+    step = _step(device="cuda", fused=True, checkpointing=True, batch=1, block=2048)
+    plain, tiled = simulate(step), simulate(replace(step, mlp_tile=256))
+    width, inner = LLAMA["hidden_size"], LLAMA["intermediate_size"]
+    assert plain.activations - tiled.activations >= 3.0 * (2048 - 2 * 256) * inner * 4
+    assert plain.weights == tiled.weights
+    assert tiled.flops - plain.flops == 2.0 * 2048 * 3 * (3 * width * inner)
+
+
 def test_context_parallelism_divides_what_grows_with_a_row_and_gathers_its_keys_and_values() -> None:
     """What is kept for the backward pass is linear in the tokens of a device. On top come the tensors of the ring, by hand."""
     sizes: dict[str, Any] = {"device": "cuda", "fused": True, "batch": 1, "attention": "flash"}

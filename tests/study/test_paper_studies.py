@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,6 +149,29 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
     assert rate.candidates[0][2] == 10, "two validation questions of each subject"
     assert {s.n for s in result.results if s.question_set != "general"} == {2}
     assert len(result.claims) == len(SUBJECTS), "the other claims are on arms that are not run here"
+
+
+@pytest.mark.parametrize("name", ["paper-mmlu", "paper-current-events"])
+def test_the_variant_for_small_gpus_trains_adapters_on_4_bits_and_scores_in_them(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the command in the comment of the study has it; tests/plan/test_recipes.py plans the memory of its training."""
+    monkeypatch.chdir(place)
+    path = Path("recipes/studies") / f"{name}.yaml"
+    lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"kinject study {path}"))
+    end = next(number for number in range(start, len(lines)) if not lines[number].endswith("\\"))
+    words = shlex.split(" ".join(line.removesuffix("\\") for line in lines[start : end + 1]))
+    plain, small = read_recipe(path, verb="study"), read_recipe(path, words[3:], "study")
+    assert small.run_dir != plain.run_dir
+    assert small.study.arms == plain.study.arms
+    training = read_recipe(Path(small.study.train), verb="train", check_inputs=False)
+    assert (training.model.quantization, training.adapter is not None) == ("4bit", True)
+    (scored,) = [value for key, value in small.study.overrides.items() if key == "eval.model_defaults.quantization"]
+    assert scored == "4bit"
+    assert small.study.overrides["augment.documents"] == plain.study.overrides["augment.documents"]
+    for key, choice in plain.study.tune.items():
+        assert min(small.study.tune[key].values) >= 10 * min(choice.values)  # an adapter has a rate of its own
 
 
 def test_a_plan_tells_which_questions_a_shipped_recipe_has_still_to_write(

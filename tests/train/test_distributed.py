@@ -155,14 +155,15 @@ def _free_port() -> str:
 def test_sharded_runs_learn_save_resume_and_export_as_whole_ones(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, sharded: list[str]
 ) -> None:
-    """With the shipped configurations, against DDP; each resumes from its second step."""
+    """With the shipped configurations, against DDP; each resumes from its second step. MLPs are in tiles where they can be."""
     sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
     kinds = ["ddp", *sharded]
     recipe = make_recipe(trainer=sizes, model={"path": str(tiny_model), "device": "cpu"})
+    tiles = {kind: ["techniques.mlp_tile=5"] * (kind in ("fsdp2", "zero2")) for kind in kinds}  # ZeRO-3 refuses them
     _run_in_two(
         [
             {
-                "name": kind, "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}"],
+                "name": kind, "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}", *tiles[kind]],
                 "environment": _environment(kind), "interrupted": kind != "ddp",
             }
             for kind in kinds
@@ -194,12 +195,16 @@ def test_processes_that_share_rows_learn_what_one_learns(
 ) -> None:
     """Tensor parallelism, and context parallelism with FSDP2: on CPUs, past accelerate and torch, which have GPUs only.
 
-    Rows are documents of odd lengths, or documents joined and cut; the batch is that of one process.
+    Rows are documents of odd lengths, or documents joined and cut; the batch is that of one process. Each resumes from
+    its second step.
     """
     documents = {"packing": False, "label_smoothing_factor": 0.1}
     joined = {"packing": True, "packing_strategy": "wrapped"}
     model = {"path": str(tiny_model), "device": "cpu"}
-    sizes = {"max_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    sizes = {
+        "max_steps": 4, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
+        "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
     runs = []
     for name, rows in {"TP-1": joined, "TP-2": documents, "CP-1": joined, "CP-2": documents}.items():
         split = name[:2]
@@ -212,7 +217,8 @@ def test_processes_that_share_rows_learn_what_one_learns(
         runs.append(
             {
                 "name": name, "recipe": str(recipe.path.rename(tmp_path / f"{name}.yaml")),
-                "overrides": [f"run_dir={tmp_path / f'two-{name}'}"], "environment": environment, "interrupted": False,
+                "environment": environment, "interrupted": True,
+                "overrides": [f"run_dir={tmp_path / f'two-{name}'}", *["techniques.mlp_tile=5"] * name.endswith("2")],
             }
         )  # fmt: skip
     _run_in_two(runs, tmp_path)
@@ -222,9 +228,9 @@ def test_processes_that_share_rows_learn_what_one_learns(
             [row for _, row in read_jsonl(folder / "log.jsonl") if "loss" in row and "grad_norm" in row]
             for folder in folders
         )
-        assert len(two) == 2
+        assert len(two) == 4
         learned = [[row["learned_tokens"] for _, row in read_jsonl(folder / "timing.jsonl")] for folder in folders]
-        assert learned[0] == learned[1]
+        assert [n - learned[0][1] for n in learned[0][2:]] == learned[1]  # those since it was resumed
         for key in ("loss", "grad_norm"):
             assert [row[key] for row in two] == pytest.approx([row[key] for row in one], rel=1e-5), (name, key)
         if name != "CP-2":  # whose rows are longer, so that four parts of them are equal

@@ -21,6 +21,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
+from kinject.corpus import rows
 from kinject.process import context_parallel_size, processes_per_row
 from kinject.recipe import read_recipe
 from kinject.train import setup, train
@@ -92,8 +93,19 @@ def share_rows_on_cpus(*, in_context: bool) -> None:
         setup.take_over_sharding = lambda config, recipe: None
 
 
+def read_no_corpus() -> None:
+    """Let a corpus be neither read nor hashed in this process: it is to map the tokens that the first one has written."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("this is for the first process only")
+
+    rows.CorpusFile._lines, rows.file_hash = refuse, refuse
+
+
 def main() -> None:
-    """Train all runs, in order."""
+    """Train all runs, in order. Only the first process may read the corpus."""
+    if os.environ["RANK"] != "0":
+        read_no_corpus()
     for run in json.loads(Path(sys.argv[1]).read_text()):
         os.environ.update(run["environment"])
         if "ACCELERATE_USE_DEEPSPEED" in run["environment"]:

@@ -45,7 +45,8 @@ _GPU_FRAGMENTATION = 0.05
 CPU_WORKING = 60 * 2**20
 """Memory of a run on a CPU beyond its tensors, the holes in its heap and the libraries (docs/plan.md)."""
 _LONG_ROW = 8192
-"""Tokens of a row from which on it is worth splitting between devices."""
+"""Tokens of a row from which on it is worth splitting between devices, or into tiles."""
+_MLP_TILE = 2048
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
 
 
@@ -204,6 +205,9 @@ def _possible_changes(config: StepConfig, devices: Devices) -> Iterator[_Candida
     if not config.fused and config.loss_tile is None:
         cost = "the same update; the last layer's products are computed twice"
         yield _Candidate(("techniques.loss_tile=1024",), cost, (("loss_tile", 1024),))
+    if config.tokens >= _LONG_ROW and config.mlp_tile is None and config.model.model_type in LIGER_MODELS:
+        cost = f"the same update; the products of the MLPs are computed once more, {_MLP_TILE:,} tokens at a time"
+        yield _Candidate((f"techniques.mlp_tile={_MLP_TILE}",), cost, (("mlp_tile", _MLP_TILE),))
     if config.device == "cuda" and not config.liger and config.model.model_type in LIGER_MODELS:
         cost = "the same update by Triton kernels (pip install liger-kernel); read in Liger's source, not measured"
         yield _Candidate(("trainer.use_liger_kernel=true",), cost, (("liger", True),))

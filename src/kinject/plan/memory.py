@@ -261,7 +261,7 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
     state, working = optimizer_memory(model, config)
     counts = {
         "parameters": n_all, "trained": n_trained, "multiplied": n_multiplied, "state": state, "working": working,
-        "trained bytes": _bytes(trained), "largest block": _largest_block(model),
+        "trained bytes": _bytes(trained), "largest block": _largest_block(model), "in tiles": _tiled_weights(model),
     }  # fmt: skip
 
     def keep(parameter: torch.Tensor) -> None:
@@ -396,9 +396,15 @@ def _fullest_moment(figures: Mapping[tuple[str, str], int], config: StepConfig) 
         activations=parts["activations"], logits=parts["logits"], fragmentation=holes,
         when=_UPDATE if when == _UPDATE else "forward and backward pass", n_parameters=counts["parameters"],
         n_trained=counts["trained"], trained_bytes=counts["trained bytes"], largest_block=counts["largest block"],
-        flops=count_flops(counts["multiplied"], counts["trained"], config),
+        flops=count_flops(counts["multiplied"], counts["trained"], config, counts["in tiles"]),
         paged=counts["state"] if is_paged else 0,
     )  # fmt: skip
+
+
+def _tiled_weights(model: Any) -> int:
+    """Return the number of weights in MLPs that read a row in tiles."""
+    mlps = [module for module in model.modules() if hasattr(module, "mlp_tile")]
+    return sum(parameter.numel() for mlp in mlps for parameter in mlp.parameters())
 
 
 def _largest_block(model: Any) -> int:

@@ -18,6 +18,7 @@ from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.models import first_line, load_config
 from kinject.recipe import is_model
+from kinject.train.loss import tile_mlps
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -39,7 +40,8 @@ class StepConfig:
     """Everything that decides the memory of a training step.
 
     `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
-    loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. `muon`,
+    loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. An MLP reads
+    `mlp_tile` tokens of a row at once (None: all). `muon`,
     `rounding` and `in_backward` are techniques.muon, stochastic_rounding and optimizer_in_backward. `distilled` is the number
     of a teacher's log-probs of each token (None: no teacher); `teacher_copy`: its weights are in memory beside those that
     train. `liger` is trainer.use_liger_kernel. `context` devices read a row together, each its part of the tokens; `tensor`
@@ -67,6 +69,7 @@ class StepConfig:
     rounding: bool = False
     in_backward: bool = False
     loss_tile: int | None = None
+    mlp_tile: int | None = None
     distilled: int | None = None
     teacher_copy: bool = False
     liger: bool = False
@@ -136,6 +139,8 @@ def build_model(config: StepConfig, n_layers: int | None = None) -> PreTrainedMo
         if any(fnmatchcase(name, pattern) for pattern in config.freeze):
             parameter.requires_grad_(False)
     model.train()
+    if config.mlp_tile is not None:
+        tile_mlps(model, config.mlp_tile)
     if config.checkpointing:
         old_name = "gradient_checkpointing_enable"  # before transformers 5.23
         enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old_name)
@@ -337,14 +342,14 @@ def count_parameters(model: Any) -> tuple[int, int, int]:
     return n_all, n_trained, n_all - (0 if is_tied else table.numel())
 
 
-def count_flops(n_multiplied: int, n_trained: int, config: StepConfig) -> float:
+def count_flops(n_multiplied: int, n_trained: int, config: StepConfig, n_tiled: int = 0) -> float:
     """Return the operations of an optimizer step.
 
     Forward: 2 for each token and weight that is multiplied (an embedding is looked up); as many again for each gradient and
-    for recomputation. Attention adds its causal half of the square.
+    for recomputation, which the `n_tiled` weights of MLPs in tiles have once more. Attention adds its causal half of the square.
     """
     passes = 2 + config.checkpointing
     text = config.model.get_text_config()
     attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size // config.tensor
     tokens = config.batch * config.tokens * config.accumulation
-    return float(tokens * (2 * (passes * n_multiplied + min(n_trained, n_multiplied)) + attention))
+    return float(tokens * (2 * (passes * n_multiplied + n_tiled + min(n_trained, n_multiplied)) + attention))

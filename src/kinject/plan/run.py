@@ -256,7 +256,8 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
         masked=(attention == "sdpa" and strategy in ("bfd", "bfd_split")) or attention == "eager",
         fused=devices.kind != "cpu" and _is_plain_loss(recipe), optim=str(trainer_field(recipe, "optim")),
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
-        loss_tile=recipe.techniques.loss_tile, rounding=recipe.techniques.stochastic_rounding,
+        loss_tile=recipe.techniques.loss_tile, mlp_tile=recipe.techniques.mlp_tile,
+        rounding=recipe.techniques.stochastic_rounding,
         in_backward=recipe.techniques.optimizer_in_backward, muon=recipe.techniques.muon is not None,
         liger=devices.kind == "cuda" and bool(recipe.trainer.get("use_liger_kernel")), **_teacher(recipe, config),
     )  # fmt: skip

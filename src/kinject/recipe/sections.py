@@ -412,6 +412,9 @@ class TechniquesSection:
     loss_tile: int | None = option(
         None, help="Tokens whose logits are in memory at once, for every loss; each tile is computed twice.", min=1
     )
+    mlp_tile: int | None = option(
+        None, help="Tokens of a row that an MLP reads at once, for long rows; each tile is computed twice.", min=1
+    )
     stochastic_rounding: bool = option(
         False,
         help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",

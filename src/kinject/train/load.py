@@ -169,6 +169,9 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
         asked = (name for name in _NEED_WHOLE if getattr(recipe.techniques, name))
         faults += [(f"techniques.{name}", fault) for name in asked]
     stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
+    if stage == 3 and recipe.techniques.mlp_tile is not None:
+        fault = "ZeRO-3 gathers the weights for each tile, and processes with other rows have other tiles. Use FSDP2."
+        faults.append(("techniques.mlp_tile", fault))
     if sharding is None and stage < 3:
         return faults
     adapter, optim = recipe.adapter or {}, optim_name(config)

@@ -57,7 +57,7 @@ from kinject.train.load import (
     take_over_sharding,
     widen_adapter,
 )
-from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
+from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states, tile_mlps
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import OnPolicy, write_own_answers
 from kinject.train.probes import Probes
@@ -372,6 +372,8 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
     for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward", "muon"):
         setattr(trainer, name, getattr(techniques, name))
+    if techniques.mlp_tile is not None:
+        _tile_mlps(trainer.model, techniques.mlp_tile, trainer.train_dataset[0], recipe)
     if techniques.loss_tile is not None:
         whole = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
         add_hidden_states(whole)
@@ -380,6 +382,29 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
         trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
     if techniques.histogram_steps is not None:
         trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
+
+
+@torch.no_grad()
+def _tile_mlps(model: Any, tokens: int, row: Mapping[str, Any], recipe: TrainRecipe) -> None:
+    """Let the MLPs read `tokens` tokens at a time.
+
+    Raises `RecipeError` if the model has none, or if its logits of the first tokens of `row` are others in tiles of three.
+    """
+    was_training, is_whole = model.training, models.is_runnable(model)
+    model.eval()
+    ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
+    read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    own: Any = model(**read).logits.float() if is_whole else None
+    mlps = tile_mlps(model, 3)
+    if not mlps:
+        raise recipe.error("techniques.mlp_tile", "this model has no MLP that kinject knows. Remove the line.")
+    tiled: Any = model(**read).logits.float() if is_whole else None
+    for mlp in mlps:
+        mlp.mlp_tile = tokens
+    model.train(was_training)
+    if own is not None and not torch.allclose(tiled, own, atol=1e-2, rtol=1e-2):
+        fault = f"an MLP of this model does more than read each token (logits differ by {float((tiled - own).abs().max()):.2g})."
+        raise recipe.error("techniques.mlp_tile", f"{fault} Remove the line.")
 
 
 @torch.no_grad()
