@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from kinject.corpus.packing import TrainingRow
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
-from kinject.train import train
+from kinject.train import regularization, train
 from kinject.train.regularization import Projection
 
 MakeRecipe = Callable[..., Recipe]
@@ -209,3 +210,24 @@ def test_a_model_of_which_no_matrix_trains_is_refused(make_recipe: MakeRecipe, t
     model = {"path": str(tiny_model), "freeze": ["*proj*", "*embed*"]}
     with pytest.raises(Exception, match=r"regularization\.projection: no matrix of a layer trains\. Remove the line"):
         train(make_recipe(model=model, **_section(kept)))
+
+
+@pytest.mark.parametrize("size", ["context_parallel_size", "tensor_parallel_size"])
+def test_processes_that_share_rows_or_weights_are_refused(
+    size: str, make_recipe: MakeRecipe, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regularization, size, lambda: 2)
+    config = types.SimpleNamespace(optim="adamw_torch")
+    faults = regularization.projection_faults(make_recipe(**_section(kept)), config)  # type: ignore[arg-type]
+    assert faults == [
+        (
+            "regularization.projection",
+            "needs whole weights and whole rows on each process. Use DDP, or remove it.",
+        )
+    ]
+
+
+def test_sharded_weights_are_refused(make_recipe: MakeRecipe, kept: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        train(make_recipe(trainer={"fsdp": "full_shard"}, **_section(kept)))
+    assert any(fault.key == "regularization.projection" for fault in caught.value.faults)

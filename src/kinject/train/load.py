@@ -168,6 +168,7 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
         fault = "needs whole weights on each process. Use DDP, or remove the line."
         asked = (name for name in _NEED_WHOLE if getattr(recipe.techniques, name))
         faults += [(f"techniques.{name}", fault) for name in asked]
+        faults += [("regularization.projection", fault)] if recipe.projection is not None else []
     stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
     if stage == 3 and recipe.techniques.mlp_tile is not None:
         fault = "ZeRO-3 gathers the weights for each tile, and processes with other rows have other tiles. Use FSDP2."

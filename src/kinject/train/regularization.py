@@ -23,8 +23,8 @@ from transformers.pytorch_utils import Conv1D
 from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
+from kinject.process import context_parallel_size, tensor_parallel_size
 from kinject.recipe import RegularizationSection
-from kinject.train.load import what_splits
 from kinject.train.loss import Project, add_hidden_states, divergence, in_tiles
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def projection_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str,
     faults = []
     if recipe.model.new is not None:
         faults.append((key, "a new model has nothing to keep. Remove it."))
-    if splits := what_splits(recipe, config):
-        faults.append((key, f"needs whole weights, and {splits}"))
+    if max(context_parallel_size(), tensor_parallel_size()) > 1:
+        faults.append((key, "needs whole weights and whole rows on each process. Use DDP, or remove it."))
     optim = str(getattr(config.optim, "value", config.optim))
     if optim.startswith("schedule_free") or optim.rpartition(".")[2] in ("lomo", "adalomo") or "layerwise" in optim:
         fault = f"corrects the weights after each step, and {optim} keeps or updates them elsewhere. Set another trainer.optim."
