@@ -275,7 +275,7 @@ def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: 
 
 def test_an_article_with_another_checksum_is_refused(events: Any, source: Source, tmp_path: Path) -> None:
     source.api.sha1 = "0" * 40
-    with pytest.raises(InputError, match=r"Mill of Kelm: the text has SHA-1 .* and Wikipedia says 0000"):
+    with pytest.raises(InputError, match=r"Mill of Kelm: the text has SHA-1 .* and Wikipedia has 0000"):
         get_data(events, tmp_path)
 
 

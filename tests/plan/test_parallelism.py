@@ -200,7 +200,7 @@ def test_the_page_of_a_plan_has_machines_batch_and_a_command_that_train_accepts(
     overrides = shlex.split(command)[shlex.split(command).index("recipe.yaml") + 1 :]
     assert overrides[:1] == ["trainer.optim=adamw_torch_fused"]
     Path("none.jsonl").write_text('{"text": "x"}\n')
-    check_training(read_recipe(Path("recipe.yaml"), overrides))
+    check_training(read_recipe(Path("recipe.yaml"), overrides, "train"))
     for option in ("--nodes", "--link"):
         assert main([*words[:2], option, "0"]) == 2
         assert f"{option}: found 0, allowed: more than 0." in capsys.readouterr().err

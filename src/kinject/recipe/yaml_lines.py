@@ -159,7 +159,7 @@ class _ValueReader:
         if kind not in _READ:
             self.report(line, path, _tag_fault(node))
         elif kind != implied and (kind, implied) != ("float", "int"):
-            self.report(line, path, f"found {text!r}, expected {_READ[kind]}, by its tag. Remove the tag.")
+            self.report(line, path, f"found {text!r}, expected {_READ[kind]} to match its tag. Remove the tag.")
         elif kind in ("int", "float") and len(text) > _LONGEST_NUMBER:
             self.report(line, path, f"found a number of {len(text)} characters, allowed: {_LONGEST_NUMBER}.")
         elif kind == "int":
