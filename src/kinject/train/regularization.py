@@ -26,6 +26,7 @@ from kinject.errors import TrainingError
 from kinject.process import context_parallel_size, tensor_parallel_size
 from kinject.recipe import RegularizationSection
 from kinject.train.loss import Project, add_hidden_states, divergence, in_tiles
+from kinject.train.optimizers import optim_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -163,7 +164,7 @@ def projection_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str,
         faults.append((key, "a new model has nothing to keep. Remove it."))
     if max(context_parallel_size(), tensor_parallel_size()) > 1:
         faults.append((key, "needs whole weights and whole rows on each process. Use DDP, or remove it."))
-    optim = str(getattr(config.optim, "value", config.optim))
+    optim = optim_name(config)
     if optim.startswith("schedule_free") or optim.rpartition(".")[2] in ("lomo", "adalomo") or "layerwise" in optim:
         fault = f"corrects the weights after each step, and {optim} keeps or updates them elsewhere. Set another trainer.optim."
         faults.append((key, fault))
