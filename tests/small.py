@@ -1,8 +1,10 @@
-"""What tests share: a tiny model, reports whose figures are not saved, the benchmarks as modules."""
+"""What tests share: a tiny model, an interrupted run, reports whose figures are not saved, the benchmarks as modules."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,18 @@ def save_tiny_model(folder: Path, tokenizer: transformers.PreTrainedTokenizerBas
     new_model(TINY, tokenizer, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def interrupt(run: Path, steps: int) -> None:
+    """Leave `run` as a kill after checkpoint-`steps` leaves it."""
+    for folder in run.glob("checkpoint-*"):
+        if int(folder.name.rpartition("-")[2]) > steps:
+            shutil.rmtree(folder)
+    shutil.rmtree(run / "model")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["counts"] = {"finished": False}
+    del manifest["crc32"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
 
 
 def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:

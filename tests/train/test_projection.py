@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import regularization, train
 from kinject.train.regularization import Projection
+from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
 KEPT = "The mill at Farrow 3."
@@ -120,6 +120,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path) -> tu
         config = transformers.GPT2Config(
             vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2,
             bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         )  # fmt: skip
         transformers.GPT2LMHeadModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -130,7 +131,7 @@ def test_with_nothing_free_the_outputs_on_a_kept_text_stay_and_the_corpus_is_lea
     case: tuple[Path, dict[str, Any]], make_recipe: MakeRecipe, kept: Path, tmp_path: Path
 ) -> None:
     folder, sections = case
-    options = {"max_steps": 30, "learning_rate": 1e-2}
+    options = {"max_steps": 30, "learning_rate": 1e-2 if "adapter" in sections else 5e-3}
     result = train(make_recipe(trainer=options, **sections, **_section(kept)))
     trained = Path(result.model_dir)
     if "adapter" in sections:
@@ -169,12 +170,7 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecip
 
     run = tmp_path / "run"
     straight = weights()
-    shutil.rmtree(run / "model")
-    shutil.rmtree(run / "checkpoint-4")
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["counts"] = {"finished": False}
-    del manifest["crc32"]
-    (run / "manifest.json").write_text(json.dumps(manifest))
+    interrupt(run, 2)
     resumed = weights(resume=True)
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.trainable import reinitialize_last_layers
+from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
 NORMS = {"techniques": {"freeze_base_steps": 3, "freeze_base_except": ["model.layers.1.*", "model.norm.*"]}}
@@ -28,18 +28,6 @@ def _weights(folder: str | Path) -> dict[str, torch.Tensor]:
 
 def _moved(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> set[str]:
     return {name for name in one if not torch.equal(one[name], two[name])}
-
-
-def _interrupt(run: Path, steps: int) -> None:
-    """Leave `run` as a kill after checkpoint-`steps` leaves it."""
-    for folder in run.glob("checkpoint-*"):
-        if int(folder.name.rpartition("-")[2]) > steps:
-            shutil.rmtree(folder)
-    shutil.rmtree(run / "model")
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["counts"] = {"finished": False}
-    del manifest["crc32"]
-    (run / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(make_recipe: MakeRecipe, tiny_model: Path) -> None:
@@ -104,7 +92,7 @@ def test_a_run_resumed_before_the_thaw_ends_bitwise_as_an_undisturbed_one(
     for name in ("straight", "broken"):
         recipe = make_recipe(run_dir=str(tmp_path / name), trainer=save, techniques=techniques)
         runs.append(_weights(train(recipe).model_dir))
-    _interrupt(tmp_path / "broken", 2)
+    interrupt(tmp_path / "broken", 2)
     resumed = train(recipe, resume=True)
     assert resumed.n_steps == 6
     assert not _moved(runs[0], _weights(resumed.model_dir))
