@@ -296,7 +296,7 @@ def test_a_wrong_schedule_is_told_with_its_line(
     (fault,) = caught.value.faults
     assert fault.key == f"trainer.{key}"
     assert said in fault.message
-    path, _, line = fault.where.rpartition(":")
+    path, _, line = fault.location.rpartition(":")
     assert key.rpartition(".")[2] in Path(path).read_text("utf-8").splitlines()[int(line) - 1]
 
 

@@ -56,7 +56,7 @@ def test_a_short_recipe_keeps_what_a_step_costs_and_the_lines_of_the_file(
     assert not {"warmup_steps", "eval_steps", "save_steps"} & short.trainer.keys()
     assert (short.techniques.sam, short.techniques.patience) == (0.05, None)
     assert (short.guards.masked_batch, short.guards.zero_loss) == ("warn", "ignore")
-    assert short.where("trainer.max_length") == recipe.where("trainer.max_length")
+    assert short.location("trainer.max_length") == recipe.location("trainer.max_length")
     path = tmp_path / "short.yaml"
     path.write_text(yaml.safe_dump(dict(short.raw)))
     written = read_recipe(path, verb="train")

@@ -23,7 +23,7 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.trainer_pt_utils import nested_gather
 
 from kinject.disk import write_jsonl
-from kinject.models import whole
+from kinject.models import full_tensor
 from kinject.process import is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
 from kinject.signals import deferred, interruption, running_time
@@ -146,14 +146,14 @@ class _ExtraCheckpoints(TrainerCallback):  # type: ignore[misc]
         self.seconds = math.inf if minutes is None else 60 * minutes
         self.saved = running_time()
         self.number, self.is_due = 0, False
-        self.is_asked = self.is_extra = False
+        self.is_requested = self.is_extra = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock."""
         self.saved = running_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint, unless the epoch or the run ends with this step."""
+        """Request a checkpoint, unless the epoch or the run ends with this step."""
         self.number = self.received[0] if self.received else 0
         self.is_due = is_first_process() and running_time() - self.saved >= self.seconds
         if self.trainer.accelerator.num_processes > 1:
@@ -161,15 +161,15 @@ class _ExtraCheckpoints(TrainerCallback):  # type: ignore[misc]
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
             self.number, self.is_due = int(agreed[0]), bool(agreed[1])
         if state.global_step % self.trainer.steps_per_epoch:
-            self._ask(control)
+            self._request_checkpoint(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint, unless the run ends with this epoch."""
-        self._ask(control)
+        """Request a checkpoint, unless the run ends with this epoch."""
+        self._request_checkpoint(control)
 
-    def _ask(self, control: Any) -> None:
+    def _request_checkpoint(self, control: Any) -> None:
         if (self.number or self.is_due) and not control.should_training_stop:
-            self.is_asked, self.is_extra = True, not control.should_save
+            self.is_requested, self.is_extra = True, not control.should_save
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -178,9 +178,9 @@ class _ExtraCheckpoints(TrainerCallback):  # type: ignore[misc]
         A process that ended earlier would let its launcher stop the first one while that writes hashes.
         """
         self.saved = running_time()
-        if not self.is_asked:
+        if not self.is_requested:
             return
-        self.is_asked = self.is_due = False
+        self.is_requested = self.is_due = False
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if (
             state.is_world_process_zero
@@ -232,7 +232,7 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
         for name, parameter in model.named_parameters():
             for kind, tensor in (("weights", parameter), ("gradients", parameter.grad)):
                 if tensor is not None and (kind == "gradients" or parameter.requires_grad):
-                    values = whole(tensor)  # of a sharded model all processes take part
+                    values = full_tensor(tensor)  # of a sharded model all processes take part
                     if state.is_world_process_zero:
                         finite[f"{kind}/{name}"] = values[values.isfinite()].float().cpu()
         if not state.is_world_process_zero:

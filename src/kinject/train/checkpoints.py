@@ -137,9 +137,11 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
         for path in (*incomplete, run_dir / ".model.part"):
             shutil.rmtree(path, ignore_errors=True)
         newest = newest_complete(run_dir)
-        rest = f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint yet"
+        newest_text = (
+            f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint yet"
+        )
         raise DiskError(
-            f"{run_dir}: the disk refuses a file of training ({reason}). {rest}. Fix that, then run again with "
+            f"{run_dir}: the disk refuses a file of training ({reason}). {newest_text}. Fix that, then run again with "
             "--resume; trainer.save_total_limit keeps fewer checkpoints."
         ) from error
 

@@ -64,11 +64,11 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
 
     def make_config(trainer: Mapping[str, Any]) -> SFTConfig:
         left_out = recipe.trainer.keys() - trainer.keys()
-        given = {key: value for key, value in values.items() if key not in left_out}
-        schedule = given.get("lr_scheduler_type")
+        options = {key: value for key, value in values.items() if key not in left_out}
+        schedule = options.get("lr_scheduler_type")
         if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
-            given["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only
-        config = SFTConfig(**given)
+            options["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only
+        config = SFTConfig(**options)
         if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
             config.lr_scheduler_type = schedule
         return config
@@ -110,15 +110,19 @@ def refusals(
     `make_config` gets some of the fields and calls nothing but the library.
     """
     faults: Faults = []
-    left = dict(fields)
-    while error := _failure(make_config, left):
+    remaining = dict(fields)
+    while error := _failure(make_config, remaining):
         fault = f"{library} refuses it: {error.rstrip('.')}."
-        without = {name: _failure(make_config, {key: left[key] for key in left if key != name}) for name in left}
-        culprits = [name for name in left if not without[name]] or [name for name in left if without[name] != error]
+        without = {
+            name: _failure(make_config, {key: remaining[key] for key in remaining if key != name}) for name in remaining
+        }
+        culprits = [name for name in remaining if not without[name]] or [
+            name for name in remaining if without[name] != error
+        ]
         faults += [(f"{section}.{name}", fault) for name in culprits] or [(section, fault)]
         if not culprits:
             break
-        left = {key: value for key, value in left.items() if key not in culprits}
+        remaining = {key: value for key, value in remaining.items() if key not in culprits}
     return faults
 
 
@@ -258,7 +262,7 @@ def trainer_field(recipe: TrainRecipe, name: str) -> Any:
 
 def _raise_faults(recipe: TrainRecipe, faults: Faults) -> None:
     if faults:
-        raise RecipeError([Fault(recipe.where(key), key, fault) for key, fault in faults])
+        raise RecipeError([Fault(recipe.location(key), key, fault) for key, fault in faults])
 
 
 def _section_faults(recipe: TrainRecipe) -> Faults:

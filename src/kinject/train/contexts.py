@@ -112,10 +112,10 @@ class TeacherRows:
         return ids[len(ids) - self.heads[index].n_left_out :]
 
     def learned_in_tail(self, index: int) -> list[int]:
-        """Return the places of the learned tokens in the tail of a row."""
+        """Return the indices of the learned tokens in the tail of a row."""
         n_tail = self.heads[index].n_left_out
-        places: list[int] = np.flatnonzero(np.asarray(self.rows[index].learned)[-n_tail:]).tolist()
-        return places
+        indices: list[int] = np.flatnonzero(np.asarray(self.rows[index].learned)[-n_tail:]).tolist()
+        return indices
 
 
 @dataclass(frozen=True)
@@ -128,31 +128,31 @@ class HeadWriter:
 
     section: DistillationSection
     tokenizer: PreTrainedTokenizerBase
-    how: Tokenization
+    tokenization: Tokenization
     window: int | None
     documents: Mapping[str, str]
     others: Mapping[str, str]
 
     def heads(self, rows: Iterable[CorpusRow], tokens: Iterable[TokenRow]) -> Iterator[TokenRow]:
         """Yield the head of each row; an empty one if it has no context, or if head and text exceed the window."""
-        for row, own in zip(rows, tokens, strict=True):
-            head, n_tail = self._head(row, own)
+        for row, token_row in zip(rows, tokens, strict=True):
+            head, n_tail = self._head(row, token_row)
             if self.window is not None and len(head) + n_tail > self.window:
                 head, n_tail = [], 0
             yield TokenRow("", "", "", head, [False] * len(head), n_tail)
 
-    def _head(self, row: CorpusRow, own: TokenRow) -> tuple[list[int], int]:
+    def _head(self, row: CorpusRow, token_row: TokenRow) -> tuple[list[int], int]:
         """Return (the tokens of the head, how many tokens of the row follow it)."""
         if row.shape == "messages":
-            return self._head_of_conversation(row, own, self._context(row, len(own.input_ids) + _TEMPLATE))
-        begin = [self.tokenizer.bos_token_id] if self.how.bos else []
+            return self._head_of_conversation(row, token_row, self._context(row, len(token_row.input_ids) + _TEMPLATE))
+        begin = [self.tokenizer.bos_token_id] if self.tokenization.bos else []
         first: list[int] = []
-        if row.shape == "text" and self.how.second_part:
+        if row.shape == "text" and self.tokenization.second_part:
             ids = self._ids(row.text)
             first = ids[: split_text(row, ids, self.tokenizer)]
-        context = self._context(row, len(first) + len(own.input_ids))
+        context = self._context(row, len(first) + len(token_row.input_ids))
         before = [*(self._ids(context) if context else []), *first]
-        return ([*begin, *before], len(own.input_ids) - len(begin)) if before else ([], 0)
+        return ([*begin, *before], len(token_row.input_ids) - len(begin)) if before else ([], 0)
 
     def _context(self, row: CorpusRow, n_tokens: int) -> str:
         """Return the text before a row of `n_tokens`: its document, or for the document itself another text of it.
@@ -166,9 +166,9 @@ class HeadWriter:
         room = min((limit for limit in limits if limit is not None), default=None)
         if not document:
             return ""
-        whole = with_passages([document], "")
-        if room is None or len(self._ids(whole)) <= room:
-            return whole
+        full_text = with_passages([document], "")
+        if room is None or len(self._ids(full_text)) <= room:
+            return full_text
         words = row.text or f"{row.prompt}{row.completion}" or "\n".join(text for _, text in conversation_texts(row))
         return self._nearest(document, words, room)
 
@@ -185,18 +185,20 @@ class HeadWriter:
                 chosen.append(index)
         return with_passages([passages[index] for index in sorted(chosen)], "")
 
-    def _head_of_conversation(self, row: CorpusRow, own: TokenRow, context: str) -> tuple[list[int], int]:
+    def _head_of_conversation(self, row: CorpusRow, token_row: TokenRow, context: str) -> tuple[list[int], int]:
         """Return the same for a conversation: the context is in front of the user's first message."""
         turns = behind_context(row.messages, context) if context else None
         if turns is None:
             return [], 0
-        ids = encode_conversation(dataclasses.replace(row, messages=tuple(turns)), self.tokenizer, self.how.chat)[0]
-        student = np.asarray(own.input_ids).tolist()
+        ids = encode_conversation(
+            dataclasses.replace(row, messages=tuple(turns)), self.tokenizer, self.tokenization.chat
+        )[0]
+        student = np.asarray(token_row.input_ids).tolist()
         n_tail = next(
             (n for n, (a, b) in enumerate(zip(reversed(ids), reversed(student), strict=False)) if a != b), len(student)
         )
         n_tail = min(n_tail, len(student) - 1, len(ids) - 1)
-        first = int(np.argmax(np.asarray(own.learned)))
+        first = int(np.argmax(np.asarray(token_row.learned)))
         return (ids[:-n_tail], n_tail) if n_tail >= len(student) - first else ([], 0)
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
@@ -210,7 +212,7 @@ class HeadWriter:
 
 def teacher_rows(
     recipe: TrainRecipe, corpus: CorpusFile, tokens: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase,
-    how: Tokenization,
+    tokenization: Tokenization,
 ) -> TeacherRows | None:  # fmt: skip
     """Return the teacher's text for each row of `corpus`; None for another method.
 
@@ -221,13 +223,13 @@ def teacher_rows(
     section, path = section_of(recipe), recipe.model.path
     window = models.window_of(models.load_config(path, recipe.model.revision)) if path is not None else None
     reads = section.context, section.context_tokens, document_inputs(recipe, teacher_documents(recipe))
-    key = entry_key(corpus.cache_key, tokenizer, how, "teacher", _FORMAT, window, *reads)
+    key = entry_key(corpus.cache_key, tokenizer, tokenization, "teacher", _FORMAT, window, *reads)
 
     def make() -> Iterator[TokenRow]:
         reads_documents = section.context != "beginning"
         documents = document_texts(recipe, section.documents, corpus) if reads_documents else {}
         others = _other_texts(corpus) if reads_documents else {}
-        return HeadWriter(section, tokenizer, how, window, documents, others).heads(corpus, tokens)
+        return HeadWriter(section, tokenizer, tokenization, window, documents, others).heads(corpus, tokens)
 
     heads = cached_tokens(Path(recipe.corpus.cache_dir), key, make, "")
     read = TeacherRows(tokens, heads, key)

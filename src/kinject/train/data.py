@@ -102,7 +102,7 @@ class Corpora:
     parts: dict[str, Part]
     validation: CorpusFile | None
     questions: dict[str, list[Question]]
-    kept: CorpusFile | None = None
+    projection: CorpusFile | None = None
 
 
 def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> Corpora:
@@ -123,10 +123,10 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     validation = None
     if corpus.validation_corpus is not None:
         validation = CorpusFile(Path(corpus.validation_corpus), sha256=hashes.get("validation_corpus", ""))
-    kept = None
+    projection = None
     if recipe.projection is not None:
-        kept = CorpusFile(Path(recipe.projection.path), sha256=hashes.get("projection", ""))
-    return Corpora(TrainingCorpus(recipe, hashes.get("corpus", "")), parts, validation, questions, kept)
+        projection = CorpusFile(Path(recipe.projection.path), sha256=hashes.get("projection", ""))
+    return Corpora(TrainingCorpus(recipe, hashes.get("corpus", "")), parts, validation, questions, projection)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class CorpusPacker:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    how: Tokenization
+    tokenization: Tokenization
     packing: PackingConfig
     seed: int
     cache: Path | None = None
@@ -168,7 +168,7 @@ class CorpusPacker:
 
     def tokenize(self, rows: Sequence[CorpusRow]) -> Sequence[TokenRow]:
         """Return the tokens of each row of a corpus."""
-        return self._tokens(rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.how))
+        return self._tokens(rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.tokenization))
 
     def pack_tokens(self, main: Sequence[TokenRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
         """Return the training rows as `pack` does, of rows that are tokenized already."""
@@ -178,30 +178,30 @@ class CorpusPacker:
         sampled: dict[str, Sequence[TokenRow]] = {}
         pools = [Pool("", main, 1 - sum(fractions))]
         for number, (name, part) in enumerate(parts.items()):
-            wanted, origin = wanted_tokens(n_main, part.fraction, fractions), REPLAY if name == REPLAY else ""
-            sampled[name] = self._sample(part.rows, origin, wanted, self.seed + number)
+            n_target, origin = wanted_tokens(n_main, part.fraction, fractions), REPLAY if name == REPLAY else ""
+            sampled[name] = self._sample(part.rows, origin, n_target, self.seed + number)
             pool = sampled[name]
             if origin and self.replay_pool > 1:
-                pool = self._sample(part.rows, origin, self.replay_pool * wanted, self.seed + number)
+                pool = self._sample(part.rows, origin, self.replay_pool * n_target, self.seed + number)
             pools.append(Pool(name, pool, part.fraction, is_replay=bool(origin)))
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
         sizes = {name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()}
         learned = ConcatRows([main, *(tokens for name, tokens in sampled.items() if name != REPLAY)])
-        shares = {name: size / account.source for name, size in sizes.items()}
+        read_fractions = {name: size / account.source for name, size in sizes.items()}
         chosen = tuple(pool for pool in pools if pool.fraction > 0) if self.replay_pool else ()
-        return TrainingData(packed, account, shares, count_exposures(learned), chosen)
+        return TrainingData(packed, account, read_fractions, count_exposures(learned), chosen)
 
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens."""
         return pack(self._sample(rows, "", n_tokens, self.seed), self.packing, self.seed)[0]
 
-    def _sample(self, rows: Sequence[CorpusRow], origin: str, wanted: float, seed: int) -> Sequence[TokenRow]:
-        def tokenize(some: Sequence[CorpusRow]) -> Iterable[TokenRow]:
-            return tokenize_rows(some, self.tokenizer, self.how)
+    def _sample(self, rows: Sequence[CorpusRow], origin: str, n_target: float, seed: int) -> Sequence[TokenRow]:
+        def tokenize(sampled: Sequence[CorpusRow]) -> Iterable[TokenRow]:
+            return tokenize_rows(sampled, self.tokenizer, self.tokenization)
 
         def make() -> Iterator[TokenRow]:
             try:
-                yield from sample_tokens(rows, tokenize, wanted, seed)
+                yield from sample_tokens(rows, tokenize, n_target, seed)
             except InputError:
                 if isinstance(rows, CorpusFile):
                     rows.check()  # reports all faulty lines
@@ -209,21 +209,23 @@ class CorpusPacker:
             if isinstance(rows, CorpusFile):
                 rows.check(only_unread=True)
 
-        return self._tokens(rows, origin, make, round(wanted, 6), seed)
+        return self._tokens(rows, origin, make, round(n_target, 6), seed)
 
     def _tokens(
         self, rows: Sequence[CorpusRow], origin: str, make: Callable[[], Iterable[TokenRow]], *more: object
     ) -> Sequence[TokenRow]:
         if self.cache is None or not isinstance(rows, CorpusFile):
             return list(make())
-        return cached_tokens(self.cache, entry_key(rows.cache_key, self.tokenizer, self.how, *more), make, origin)
+        return cached_tokens(
+            self.cache, entry_key(rows.cache_key, self.tokenizer, self.tokenization, *more), make, origin
+        )
 
 
 @dataclass(frozen=True)
 class TokenizedCorpora:
     """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log.
 
-    `teacher` has the teacher's texts for `method: distill`, `kept` rows of the texts of `regularization.projection`.
+    `teacher` has the teacher's texts for `method: distill`, `projection_rows` rows of the texts of `regularization.projection`.
     """
 
     train: TrainingData
@@ -232,7 +234,7 @@ class TokenizedCorpora:
     packing: PackingConfig
     notes: list[str]
     teacher: TeacherRows | None = None
-    kept: PackedRows | None = None
+    projection_rows: PackedRows | None = None
 
 
 def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
@@ -248,17 +250,17 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, order)
     chat, chat_note = set_chat_template(recipe, tokenizer)
     second_part = recipe.method == "distill" and section_of(recipe).context != "document"
-    how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
+    tokenization = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
     pool = (exposure.most or MOST) if exposure.read_again != "all" else float(exposure.is_planned)
-    packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir), pool)
+    packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir), pool)
     tokens = packer.tokenize(corpora.rows)
-    learned, held_out, held_note = _hold_out(recipe, tokens)
-    teacher = teacher_rows(recipe, corpora.rows.plain(), tokens, tokenizer, how)
+    learned, held_out, held_out_note = _hold_out(recipe, tokens)
+    teacher = teacher_rows(recipe, corpora.rows.plain(), tokens, tokenizer, tokenization)
     data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
         validation = packer.pack(corpora.validation)
-    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_note, *chat_note]
+    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_out_note, *chat_note]
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
     weights = corpora.rows.weights.result() if corpora.rows.weights is not None else None
@@ -267,10 +269,10 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     if teacher is not None and held_out:
         teacher = teacher.pick(learned)
     notes += [describe_heads(teacher)] if teacher is not None else []
-    kept = None
-    if recipe.projection is not None and corpora.kept is not None:
-        kept = packer.pack_sample(corpora.kept, recipe.projection.tokens)
-    return TokenizedCorpora(data, weights, validation, packing, notes, teacher, kept)
+    projection_rows = None
+    if recipe.projection is not None and corpora.projection is not None:
+        projection_rows = packer.pack_sample(corpora.projection, recipe.projection.tokens)
+    return TokenizedCorpora(data, weights, validation, packing, notes, teacher, projection_rows)
 
 
 def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:

@@ -59,21 +59,21 @@ def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], o
     names = {"model": model, "add": plus, "minus": minus}
     folders = {role: plain_model(name, role) for role, name in names.items()}
     inputs = {role: model_hash(folder) for role, folder in folders.items()}
-    done: dict[float, Path] = {}
+    written: dict[float, Path] = {}
     with ExitStack() as stack:
         ours, theirs, base = (stack.enter_context(_Weights(folder)) for folder in folders.values())
         ours.check_fits(theirs, base)
         for scale in scales:
-            done[scale] = out / f"scale-{scale:g}"
+            written[scale] = out / f"scale-{scale:g}"
             change = _Difference(ours, theirs, base, scale)
             counts: dict[str, Any] = {"scale": scale, "models": names}
-            with result_folder(done[scale], inputs, counts) as part:
+            with result_folder(written[scale], inputs, counts) as part:
                 rewrite(ours.folder, part, change)
                 copy_others(theirs.folder, part)
                 set_config(part, dtype=ours.dtype, tie_word_embeddings=change.is_tied)
                 change.check_finite()
                 counts["norms"] = change.report()
-    return done
+    return written
 
 
 class _Weights:
@@ -161,12 +161,14 @@ class _Weights:
         """Raise `InputError` if a token that is not special has another id in the other tokenizer."""
         ours, theirs = (load_tokenizer(str(side.folder)) for side in (self, plus))
         special = {str(token) for side in (ours, theirs) for token in side.added_tokens_decoder.values()}
-        found, wanted = theirs.get_vocab(), ours.get_vocab()
-        other = next((token for token in wanted if found.get(token) != wanted[token] and token not in special), None)
+        their_ids, our_ids = theirs.get_vocab(), ours.get_vocab()
+        other = next(
+            (token for token in our_ids if their_ids.get(token) != our_ids[token] and token not in special), None
+        )
         if other is not None:
             raise InputError(
-                f"{plus.folder}: the token {other!r} is number {found.get(other)} there and {wanted[other]} in {self.folder}, so "
-                "their embeddings cannot be added. Both must be trained from one base."
+                f"{plus.folder}: the token {other!r} is number {their_ids.get(other)} there and {our_ids[other]} in "
+                f"{self.folder}, so their embeddings cannot be added. Both must be trained from one base."
             )
 
 

@@ -149,7 +149,7 @@ class Documents:
     group_tokens: npt.NDArray[np.int64]
 
 
-def _gather(pools: Sequence[Pool], packing: PackingConfig, asked: set[str], seed: int) -> Documents:
+def _gather(pools: Sequence[Pool], packing: PackingConfig, probed: set[str], seed: int) -> Documents:
     """Return the documents of `pools`; a row without a document is one of its own.
 
     Texts without a token to learn are left out.
@@ -167,7 +167,7 @@ def _gather(pools: Sequence[Pool], packing: PackingConfig, asked: set[str], seed
                 d = numbers.setdefault((p, name), len(names))
                 if d == len(names):
                     names.append(name)
-                    groups.append(2 * p + (row.document_id in asked))
+                    groups.append(2 * p + (row.document_id in probed))
                 document_of.append(d)
                 indices.append(index)
                 tokens[groups[d]] += len(row.input_ids)
@@ -203,9 +203,9 @@ class ReadingPlan:
         self.packing = dataclasses.replace(packing, order="interleaved")
         self.n_steps, self.rows_per_step = n_steps, rows_per_step
         self.source = ConcatRows([pool.rows for pool in pools])
-        asked = {question.document_id for items in questions.values() for question in items} - {""}
-        self.documents = _gather(pools, packing, asked, seed)
-        self.asked_about = self._link(questions)
+        probed = {question.document_id for items in questions.values() for question in items} - {""}
+        self.documents = _gather(pools, packing, probed, seed)
+        self.probed_documents = self._link(questions)
         self.rows = PhaseRows(n_steps * rows_per_step)
         rng = np.random.default_rng([seed, len(self.documents.names)])
         n = len(self.documents.names)
@@ -251,15 +251,15 @@ class ReadingPlan:
 
     def _take_answers(self, state: ReadingState, margins: Mapping[str, Sequence[float]], step: int) -> None:
         n = len(self.documents.names)
-        n_asked, state.right = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        for name, documents_of in self.asked_about.items():
+        n_questions, state.right = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        for name, documents_of in self.probed_documents.items():
             for documents, margin in zip(documents_of, margins[name], strict=True):
                 for d in documents:
-                    n_asked[d] += 1
+                    n_questions[d] += 1
                     state.right[d] += margin > (self.section.margin or 0.0)
         patience = self.section.patience
         for d in np.flatnonzero(self.documents.group % 2).tolist():
-            if state.right[d] < n_asked[d]:
+            if state.right[d] < n_questions[d]:
                 state.streak[d], state.since[d] = 0, -1
                 self._reweigh(state, d, 1.0)
                 if self.section.order == "spaced":
@@ -284,35 +284,37 @@ class ReadingPlan:
     def _is_replay(self, d: int) -> bool:
         return self.pools[int(self.documents.group[d]) // 2].is_replay
 
-    def _shares(self, state: ReadingState) -> dict[int, float]:
-        """Return the fraction of the tokens that each group is given, only groups of which something is read."""
+    def _fractions(self, state: ReadingState) -> dict[int, float]:
+        """Return the fraction of the tokens that each group gets, only groups of which something is read."""
         documents = self.documents
-        natural, alive, left = {}, {}, 0.0
+        natural, alive, unused = {}, {}, 0.0
         for g in np.unique(documents.group).tolist():
             pool, members = self.pools[g // 2], documents.group == g
             of_pool = documents.group_tokens[2 * (g // 2) : 2 * (g // 2) + 2].sum()
             natural[g] = float(pool.fraction * documents.group_tokens[g] / of_pool)
             n_texts = documents.n_texts[members]
-            wanted = float((n_texts * state.weight[members]).sum() / n_texts.sum())
-            if not wanted:
-                left += natural[g]
+            mean_weight = float((n_texts * state.weight[members]).sum() / n_texts.sum())
+            if not mean_weight:
+                unused += natural[g]
             elif pool.is_replay or self.section.read_again == "all":
                 alive[g] = natural[g]
             else:
-                alive[g] = natural[g] * min(1.0, wanted * (MOST if self.section.most is None else self.section.most))
-                left += natural[g] - alive[g]
-        replay = {g: share for g, share in alive.items() if self.pools[g // 2].is_replay}
-        for g, share in (replay or alive).items():
-            alive[g] += left * share / sum((replay or alive).values())
+                alive[g] = natural[g] * min(
+                    1.0, mean_weight * (MOST if self.section.most is None else self.section.most)
+                )
+                unused += natural[g] - alive[g]
+        replay = {g: fraction for g, fraction in alive.items() if self.pools[g // 2].is_replay}
+        for g, fraction in (replay or alive).items():
+            alive[g] += unused * fraction / sum((replay or alive).values())
         return alive or natural
 
     def _choose(self, state: ReadingState) -> ReadingState:
         """Choose the rows of the phase that begins with `state`; return the state after it."""
         after, rng = state.copy(), random.Random(f"{self.seed} {state.phase}")
         after.phase += 1
-        shares = self._shares(state)
-        queues = {g: self._queue(after, g) for g in shares}
-        used = dict.fromkeys(shares, 0.0)
+        fractions = self._fractions(state)
+        queues = {g: self._queue(after, g) for g in fractions}
+        used = dict.fromkeys(fractions, 0.0)
         rows = PackedRows(self.source, joined=False)
         waiting = [self._segment(*item) for item in state.carry]
         block = self.packing.block if self.packing.strategy is not None else None
@@ -322,7 +324,7 @@ class ReadingPlan:
             n_rows = min(window, len(self.rows) - len(rows))
             step = first + len(rows) // self.rows_per_step
             while (sum(s.size for s in waiting) < n_rows * block) if block else len(waiting) < n_rows:
-                g = min(used, key=lambda g: used[g] / shares[g])
+                g = min(used, key=lambda g: used[g] / fractions[g])
                 segments = self._next_text(after, queues[g](step))
                 used[g] += sum(segment.size for segment in segments)
                 waiting += segments
@@ -388,11 +390,11 @@ class ReadingPlan:
 
     def describe(self) -> str:
         """Return a line for the log: the phases, and how many documents the probes decide about."""
-        n_asked, n = int((self.documents.group % 2).sum()), len(self.documents.names)
+        n_probed, n = int((self.documents.group % 2).sum()), len(self.documents.names)
         decided = (
-            f"; probes decide about {n_asked:,} of {n:,} documents" if self.section.read_again == "unknown" else ""
+            f"; probes decide about {n_probed:,} of {n:,} documents" if self.section.read_again == "unknown" else ""
         )
-        unlinked = sum(not documents for items in self.asked_about.values() for documents in items)
+        unlinked = sum(not documents for items in self.probed_documents.values() for documents in items)
         more = f" ({unlinked:,} questions name no document that can be read)" if unlinked else ""
         return f"exposure: {self.section.order}, rows are chosen every {self.n_steps:,} updates{decided}{more}"
 
@@ -416,26 +418,29 @@ class ReadingPlan:
 
     def _counts(self) -> dict[str, float]:
         """Return how many documents are known; with patience also how many are not finished."""
-        asked, streak = self.documents.group % 2 == 1, self.state.streak
+        is_probed, streak = self.documents.group % 2 == 1, self.state.streak
         replayed = np.array([pool.is_replay for pool in self.pools])[self.documents.group // 2]
-        found = {}
-        for name, members in (("known_documents", asked & ~replayed), ("known_replayed_documents", asked & replayed)):
+        counts = {}
+        for name, members in (
+            ("known_documents", is_probed & ~replayed),
+            ("known_replayed_documents", is_probed & replayed),
+        ):
             if members.any():
-                found[name] = float((streak[members] > 0).sum())
+                counts[name] = float((streak[members] > 0).sum())
         if self.section.patience is not None:
-            unfinished = np.where(asked, self.state.weight > 0, ~replayed)
-            found["unfinished_documents"] = float(unfinished.sum())
-        return found
+            unfinished = np.where(is_probed, self.state.weight > 0, ~replayed)
+            counts["unfinished_documents"] = float(unfinished.sum())
+        return counts
 
     def exposures(self, step: int) -> dict[str, tuple[int, int]]:
         """Return (texts, learned tokens) that were read of each document that is not replay."""
         state = self.read_until(step)
-        found: dict[str, tuple[int, int]] = {}
+        counts: dict[str, tuple[int, int]] = {}
         for d, name in enumerate(self.documents.names):
             if not self._is_replay(d):
-                texts, tokens = found.get(name, (0, 0))
-                found[name] = (texts + int(state.readings[d]), tokens + int(state.learned[d]))
-        return found
+                texts, tokens = counts.get(name, (0, 0))
+                counts[name] = (texts + int(state.readings[d]), tokens + int(state.learned[d]))
+        return counts
 
     def rows_by_document(self, step: int) -> Iterable[dict[str, Any]]:
         """Yield a row for each document: how often it was read, and since which step its questions have been right."""
@@ -463,11 +468,11 @@ def summarize_exposures(exposures: Mapping[str, tuple[int, int]], epochs: float)
     """Return how often a run of `epochs` shows each document: least, median and most rows and tokens."""
     if not exposures:
         return {"documents": 0}
-    seen = {"rows": [n for n, _ in exposures.values()], "tokens": [n for _, n in exposures.values()]}
+    counts = {"rows": [n for n, _ in exposures.values()], "tokens": [n for _, n in exposures.values()]}
     functions: dict[str, Callable[[list[int]], float]] = {"min": min, "median": statistics.median, "max": max}
     return {"documents": len(exposures)} | {
-        name: {key: round(function(counts) * epochs, 2) for key, function in functions.items()}
-        for name, counts in seen.items()
+        name: {key: round(function(values) * epochs, 2) for key, function in functions.items()}
+        for name, values in counts.items()
     }
 
 

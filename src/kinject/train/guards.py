@@ -149,14 +149,14 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         if math.isfinite(loss):
             self._check_loss(loss, f"step {step + 1}: ")
 
-    def _check_norm(self, norm: float, where: str) -> None:
+    def _check_norm(self, norm: float, prefix: str) -> None:
         """Check for a spike, 10 times the running median, and for 8 norms in a row that are almost 0."""
         if len(self.norms) >= _SETTLED:
             median = statistics.median(self.norms)
             if norm > _SPIKE * median > 0:
                 self._react(
                     self.reactions.norm_spike,
-                    f"{where}the gradient norm is {norm:.3g}, over 10 times its running median {median:.3g}. "
+                    f"{prefix}the gradient norm is {norm:.3g}, over 10 times its running median {median:.3g}. "
                     "Check the batch, lower trainer.learning_rate, or set trainer.max_grad_norm.",
                 )
         self.norms.append(norm)
@@ -164,12 +164,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         if len(self.norms) >= _SETTLED and highest < _VANISHED * math.sqrt(self._n_weights):
             self._react_once(
                 "gradient", self.reactions.vanishing_gradient,
-                f"{where}the gradient vanishes: in {_SETTLED} updates its norm was at most {highest:.2g}, for "
+                f"{prefix}the gradient vanishes: in {_SETTLED} updates its norm was at most {highest:.2g}, for "
                 f"{self._n_weights:,} weights. With a loss near 0 the rows are memorised: train less. Else it has "
                 f"saturated: start again and lower {self._settings}.",
             )  # fmt: skip
 
-    def _check_loss(self, loss: float, where: str) -> None:
+    def _check_loss(self, loss: float, prefix: str) -> None:
         """Check for 16 losses in a row above twice the lowest and 1 nat above it, by more than 4 standard deviations.
 
         The lowest is a median of 16, since single batches may be easy, or in the first 64 updates the first loss.
@@ -184,7 +184,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         if least > max(2 * lowest, lowest + 1) and rise > 4 * statistics.stdev(self._losses):
             self._react_once(
                 "divergence", self.reactions.divergence,
-                f"{where}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, after a lowest of {lowest:.3g}. "
+                f"{prefix}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, after a lowest of {lowest:.3g}. "
                 f"Lower {self._settings}. guards.divergence: stop ends such a run here.",
             )  # fmt: skip
         median = statistics.median(self._losses)
@@ -204,13 +204,13 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 self._react_once(name, "warn", message)
         rate = logs.get("learning_rate")
         self._highest_rate = max(self._highest_rate, rate or 0.0)
-        left = 1 - state.global_step / max(state.max_steps, 1)
-        settled = state.global_step > args.get_warmup_steps(state.max_steps) and left > 0.05
+        remaining = 1 - state.global_step / max(state.max_steps, 1)
+        settled = state.global_step > args.get_warmup_steps(state.max_steps) and remaining > 0.05
         if rate is not None and settled and rate < 1e-4 * self._highest_rate:
             self._react_once(
                 "rate",
                 self.reactions.vanishing_rate,
-                f"step {state.global_step}: the learning rate is down to {rate:.2g} with {left:.0%} of the steps to go. "
+                f"step {state.global_step}: the learning rate is down to {rate:.2g} with {remaining:.0%} of the steps to go. "
                 "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
             )
 

@@ -166,8 +166,8 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
     if sharding is not None or what_splits(recipe, config):
         fault = "needs whole weights on each process. Use DDP, or remove the line."
-        asked = (name for name in _NEED_WHOLE if getattr(recipe.techniques, name))
-        faults += [(f"techniques.{name}", fault) for name in asked]
+        enabled = (name for name in _NEED_WHOLE if getattr(recipe.techniques, name))
+        faults += [(f"techniques.{name}", fault) for name in enabled]
         faults += [("regularization.projection", fault)] if recipe.projection is not None else []
     stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
     if stage == 3 and recipe.techniques.mlp_tile is not None:

@@ -28,16 +28,16 @@ class Predictions:
     """Log-probs of next tokens [tokens, k + 1]: of `ids` [tokens, k], and in the last column of all others together.
 
     Without `ids` they are of the whole vocabulary in its order; with as many ids as the vocabulary has there is no last column.
-    `given` [tokens] marks the tokens that have any.
+    `has_target` [tokens] marks the tokens that have any.
     """
 
-    given: torch.Tensor
+    has_target: torch.Tensor
     log_probs: torch.Tensor
     ids: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors it is made from, each with one row a token."""
-        return [self.given, self.log_probs, *([] if self.ids is None else [self.ids])]
+        return [self.has_target, self.log_probs, *([] if self.ids is None else [self.ids])]
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
@@ -45,11 +45,11 @@ def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor
     log_probs = logits.log_softmax(-1)
     if ids is None:
         return log_probs
-    kept = log_probs.gather(-1, ids)
+    selected = log_probs.gather(-1, ids)
     if ids.shape[-1] == logits.shape[-1]:
-        return kept
+        return selected
     others = log_probs.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([kept, others], -1)
+    return torch.cat([selected, others], -1)
 
 
 def divergence(
@@ -61,14 +61,14 @@ def divergence(
     "this token" and "another one", at most that of the whole vocabulary. `kind` is forward, KL(target || model), reverse,
     KL(model || target), or jensen-shannon, the mean of both to their mixture.
     """
-    own = log_probs_of(logits, ids)
+    predicted = log_probs_of(logits, ids)
     if kind == "forward":
-        return F.kl_div(own, target, reduction="none", log_target=True).sum(-1)
+        return F.kl_div(predicted, target, reduction="none", log_target=True).sum(-1)
     if kind == "reverse":
-        return F.kl_div(target, own, reduction="none", log_target=True).sum(-1)
-    middle = torch.logaddexp(own, target) - math.log(2)
+        return F.kl_div(target, predicted, reduction="none", log_target=True).sum(-1)
+    middle = torch.logaddexp(predicted, target) - math.log(2)
     both = F.kl_div(middle, target, reduction="none", log_target=True)
-    both = both + F.kl_div(middle, own, reduction="none", log_target=True)
+    both = both + F.kl_div(middle, predicted, reduction="none", log_target=True)
     return both.sum(-1) / 2
 
 
@@ -130,15 +130,19 @@ class TrainingLoss:
         self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "none", teacher: Predictions | None = None
     ) -> torch.Tensor:
         """Return the loss of each of `labels` [tokens], 0 where it is ignored; `logits` [tokens, vocabulary] in float32."""
-        smoothing, how = self.smoothing, self.distillation
+        smoothing, section = self.smoothing, self.distillation
         losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction=reduction)
-        if teacher is None or how is None or not bool(teacher.given.any()):
+        if teacher is None or section is None or not bool(teacher.has_target.any()):
             return losses
-        given = teacher.given.nonzero()[:, 0]
-        ids = None if teacher.ids is None else teacher.ids[given]
-        distances = divergence(logits[given] / how.temperature, teacher.log_probs[given], ids, how.divergence)
-        distances = (1 - how.cross_entropy) * how.temperature**2 * distances + how.cross_entropy * losses[given]
-        return losses.index_copy(0, given, distances)
+        indices = teacher.has_target.nonzero()[:, 0]
+        ids = None if teacher.ids is None else teacher.ids[indices]
+        distances = divergence(
+            logits[indices] / section.temperature, teacher.log_probs[indices], ids, section.divergence
+        )
+        distances = (1 - section.cross_entropy) * section.temperature**2 * distances + section.cross_entropy * losses[
+            indices
+        ]
+        return losses.index_copy(0, indices, distances)
 
     def total_of(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
@@ -164,14 +168,14 @@ def add_hidden_states(model: Any) -> None:
     """
     text = model.config.get_text_config()
     cap, scale = getattr(text, "final_logit_softcapping", None), _logit_scale(text)
-    whole = model.forward
+    original_forward = model.forward
 
     @functools.wraps(type(model).forward)
     def forward(
         self: Any, *args: Any, score: Callable[[torch.Tensor, Project], Any] | None = None, **options: Any
     ) -> Any:
         if score is None:
-            return whole(*args, **options)
+            return original_forward(*args, **options)
         options.pop("labels", None)
         hidden = self.base_model(*args, **options).last_hidden_state
 

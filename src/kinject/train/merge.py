@@ -63,7 +63,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
     invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
     if invalid:
         raise InputError(f"--alpha: found {invalid[0]}, allowed: 0 (the base) to 1 (the tuned model).")
-    done: dict[float, Path] = {}
+    written: dict[float, Path] = {}
     with TemporaryDirectory(prefix="kinject-merge-") as scratch:
         for folder in (Path(base), Path(tuned)):
             if not folder.is_dir():
@@ -77,16 +77,16 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
         for folder in (Path(base), tuned_dir):
             check_finite_in(folder)
         for alpha in alphas:
-            done[alpha] = out / f"alpha-{alpha:g}"
-            with result_folder(done[alpha], {"base": base, "tuned": tuned}, {"alpha": alpha}) as part:
+            written[alpha] = out / f"alpha-{alpha:g}"
+            with result_folder(written[alpha], {"base": base, "tuned": tuned}, {"alpha": alpha}) as part:
                 _write(Path(base), tuned_dir, alpha, part)
-                found = not_finite_in(part).rpartition(": ")[2]
-                if found:
+                name = not_finite_in(part).rpartition(": ")[2]
+                if name:
                     raise InputError(
-                        f"{tuned}: {found} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED in "
+                        f"{tuned}: {name} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED in "
                         "the dtype of BASE, or in float32."
                     )
-    return done
+    return written
 
 
 @contextmanager
@@ -237,15 +237,15 @@ def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = N
 
     if dtype == "auto" and (base is None or load_config(base, revision).dtype != torch.bfloat16):
         return ""
-    wanted = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+    target_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     source = Path(base or "")
     stored = read_headers(source) if dtype == "auto" and source.is_dir() and (source / CONFIG).exists() else {}
-    kept = {name for name, tensor in stored.items() if tensor.dtype != "BF16"}
+    unchanged = {name for name, tensor in stored.items() if tensor.dtype != "BF16"}
 
     def cast(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {name: tensor.to(wanted) if tensor.is_floating_point() and name not in kept else tensor}
+        return {name: tensor.to(target_dtype) if tensor.is_floating_point() and name not in unchanged else tensor}
 
-    name = str(wanted).removeprefix("torch.")
+    name = str(target_dtype).removeprefix("torch.")
     if {tensor.dtype for tensor in read_headers(folder).values()} != {_DTYPES[name]}:
         rewrite(folder, folder, cast)
         set_config(folder, dtype=name)
@@ -308,10 +308,10 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | No
         raise InputError(f"{adapter}: lora_bias: true is not folded in shard by shard. Train with adapter.merge: true.")
     fold = _AdapterFold(base, adapter, dtype)
     rewrite(base, out, fold)
-    left = fold.unmerged()
-    if left:
+    unmerged = fold.unmerged()
+    if unmerged:
         raise InputError(
-            f"{adapter}: adapts {left}, which the files of {base} store under another name. Train with adapter.merge: true."
+            f"{adapter}: adapts {unmerged}, which the files of {base} store under another name. Train with adapter.merge: true."
         )
     for folder in (base, adapter) if onto is None else (onto,):
         copy_others(folder, out)
@@ -352,7 +352,7 @@ class _AdapterFold:
         self.wrappers = {name: module for name, module in modules.items() if isinstance(module, ModulesToSaveWrapper)}
         self.brought = {name: value.data for name, value in model.named_parameters() if value.data_ptr() != blank}
         """Parameters that the adapter's file holds."""
-        self.done: set[str] = set()
+        self.folded: set[str] = set()
         names = {id(module): name for name, module in modules.items()}
         self.embedding = names[id(model.get_input_embeddings())]
         head = names.get(id(model.get_output_embeddings()), "")
@@ -375,25 +375,25 @@ class _AdapterFold:
 
         if not tensor.is_floating_point():
             return tensor
-        self.done.add(module)
-        whole = tensor.to(torch.float32, copy=True)
+        self.folded.add(module)
+        weight = tensor.to(torch.float32, copy=True)
         if module in self.wrappers:
             wrapper = self.wrappers[module]
-            whole = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
+            weight = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
         elif module in self.layers and leaf == "weight":
             layer = self.layers[module]
             base_layer = layer.get_base_layer()
-            base_layer.weight, nothing = torch.nn.Parameter(whole, requires_grad=False), base_layer.weight
+            base_layer.weight, nothing = torch.nn.Parameter(weight, requires_grad=False), base_layer.weight
             layer.merge()
-            whole, base_layer.weight = base_layer.weight.data, nothing
+            weight, base_layer.weight = base_layer.weight.data, nothing
         else:
             for key in (f"{module}.{leaf}", f"{module}.base_layer.{leaf}"):
-                whole = self.brought.get(key, whole)
-        return whole.to(self.dtype or tensor.dtype)
+                weight = self.brought.get(key, weight)
+        return weight.to(self.dtype or tensor.dtype)
 
     def unmerged(self) -> str:
         """Return the first module that the adapter changes and no file holds; "" if there is none."""
-        return min({*self.layers, *self.wrappers} - self.done, default="")
+        return min({*self.layers, *self.wrappers} - self.folded, default="")
 
 
 def _blank(model: Any) -> int:

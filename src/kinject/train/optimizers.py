@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kinject.errors import InputError
-from kinject.models import has_fast_bf16, own_part, whole
+from kinject.models import full_tensor, has_fast_bf16, own_part
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -314,7 +314,7 @@ class SharpnessAware:
         moving = [parameter for parameter in model.parameters() if parameter.grad is not None]
         if not moving:
             return False
-        norm = whole(torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving]))
+        norm = full_tensor(torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving]))
         if not bool(norm.isfinite()) or float(norm) == 0.0:
             return False
         self._weights = [(parameter, parameter.detach().clone()) for parameter in moving]

@@ -71,7 +71,7 @@ class _Request:
     row_id: str
     prompt: list[int]
     alone: list[int]
-    given: str
+    corpus_answer: str
     in_chat: bool
     breaks: bool
 
@@ -101,8 +101,8 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         _hash_of(recipe.trainer.get("chat_template_path")),
     )  # fmt: skip
     out = Path(corpus.cache_dir) / f"own-answers-{identity}.jsonl"
-    counts = out.with_suffix(".json")
-    if not out.exists() or not counts.exists():
+    counts_path = out.with_suffix(".json")
+    if not out.exists() or not counts_path.exists():
         writer = _load_writer(recipe, part, section, generator)
         reads = writer.reads_document
         documents = document_texts(recipe, section.documents, main) if reads else {}
@@ -119,13 +119,13 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
                 f"{path}: {key}: keeps none of its {len(requests):,} answers to {source}: {fates['endless']:,} do not end "
                 f"within {writer.most} tokens, {fates['wrong']:,} do not hold the given answer."
             )
-        asked = {request.index for request in requests}
-        n_rows = write_jsonl(out, _merged(Path(source), asked, answers))
+        requested = {request.index for request in requests}
+        n_rows = write_jsonl(out, _merged(Path(source), requested, answers))
         write_checked_json(
-            counts, {**fates, "given": n_rows - len(answers), "kept": len(answers), "written_seconds": seconds}
+            counts_path, {**fates, "given": n_rows - len(answers), "kept": len(answers), "written_seconds": seconds}
         )
-    found = read_checked_json(counts, "Delete it; the answers are written again.")
-    return out, _note(recipe, part, found, out), {key: found[key] for key in ("written_tokens", "written_seconds")}
+    counts = read_checked_json(counts_path, "Delete it; the answers are written again.")
+    return out, _note(recipe, part, counts, out), {key: counts[key] for key in ("written_tokens", "written_seconds")}
 
 
 def answers_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
@@ -170,12 +170,12 @@ def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) 
     )
 
 
-def _merged(source: Path, asked: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
+def _merged(source: Path, requested: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
     """Yield the rows of `source` with the new answers, by index; without those that were asked and are not answered."""
     lines = ((number, line) for number, line in read_lines(source) if line.removeprefix(b"\xef\xbb\xbf").strip())
     for index, (number, line) in enumerate(lines):
         row = parse_row(line.removeprefix(b"\xef\xbb\xbf"), f"{source}:{number}")
-        if index not in asked:
+        if index not in requested:
             yield row
         elif index in answers and "messages" in row:
             turns = row["messages"][: _last_answer(row["messages"])]
@@ -236,8 +236,8 @@ class _Writer:
             last = _last_answer(row.messages)
             if in_chat and (not last or not all(isinstance(turn.get("content"), str) for turn in row.messages)):
                 continue
-            given = row.messages[last]["content"] if in_chat else row.completion
-            context = self._context(row, given, documents)
+            corpus_answer = row.messages[last]["content"] if in_chat else row.completion
+            context = self._context(row, corpus_answer, documents)
             if context is None:
                 continue
             alone = self._encode(row, row.messages[:last], "")
@@ -247,14 +247,14 @@ class _Writer:
             prompt = self._encode(row, turns, context) if context else alone
             if self.window is not None and max(len(prompt), len(alone)) + self.most > self.window:
                 continue
-            breaks = not in_chat and "\n" not in given.strip()
-            yield _Request(index, row.id, prompt, alone, given.strip(), in_chat, breaks)
+            breaks = not in_chat and "\n" not in corpus_answer.strip()
+            yield _Request(index, row.id, prompt, alone, corpus_answer.strip(), in_chat, breaks)
 
-    def _context(self, row: CorpusRow, given: str, documents: Mapping[str, str]) -> str | None:
+    def _context(self, row: CorpusRow, corpus_answer: str, documents: Mapping[str, str]) -> str | None:
         """Return the text before the prompt, "" for none; None if the row needs one that is not there."""
         if self.section.without_context == 1:
             return ""
-        text = documents.get(row.document_id) if self.reads_document else f"{row.prompt}{given}"
+        text = documents.get(row.document_id) if self.reads_document else f"{row.prompt}{corpus_answer}"
         return with_passages([text.strip()], "") if text else None
 
     def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]], context: str) -> list[int]:
@@ -263,8 +263,8 @@ class _Writer:
         A bare question is asked in the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
         """
         if row.shape == "completion":
-            asked = row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
-            ids = self.tokenizer(context + asked, add_special_tokens=False, verbose=False)["input_ids"]
+            question = row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
+            ids = self.tokenizer(context + question, add_special_tokens=False, verbose=False)["input_ids"]
             return [*([self.tokenizer.bos_token_id] if self.bos else []), *ids]
         text = self.tokenizer.apply_chat_template(
             [*turns], add_generation_prompt=True, tokenize=False, **{**self.kwargs, **row.template_kwargs}
@@ -284,7 +284,7 @@ class _Writer:
                 for request, text, n_written in self._written(waiting, attempt):
                     n_tokens += n_written
                     fate = "endless" if text is None else "kept"
-                    if text is not None and section.correct_only and not matches(text, [request.given]):
+                    if text is not None and section.correct_only and not matches(text, [request.corpus_answer]):
                         fate = "wrong"
                     if fate == "kept" and text is not None:
                         answers[request.index] = text
@@ -304,19 +304,20 @@ class _Writer:
     def _written(self, requests: Sequence[_Request], attempt: int) -> Iterator[tuple[_Request, str | None, int]]:
         """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts of similar length."""
         ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
-        order = sorted(requests, key=lambda one: (one.breaks, -len(one.prompt)))
-        for breaks, group in groupby(order, key=lambda one: one.breaks):
+        order = sorted(requests, key=lambda request: (request.breaks, -len(request.prompt)))
+        for breaks, group in groupby(order, key=lambda request: request.breaks):
             stops = [*ends, *(token for token in self._line_breaks if token not in ends)] if breaks else ends
             some = list(group)
             for start in range(0, len(some), self.section.batch):
                 batch = some[start : start + self.section.batch]
-                seeds = [request_seed("own answers", self.section.seed, one.row_id, attempt) for one in batch]
+                seeds = [request_seed("own answers", self.section.seed, request.row_id, attempt) for request in batch]
                 tokens = write_tokens(
-                    self.model, self.generator, [one.prompt for one in batch], seeds, stops,
-                    [one.alone for one in batch], self.section.without_context,
+                    self.model, self.generator, [request.prompt for request in batch], seeds, stops,
+                    [request.alone for request in batch], self.section.without_context,
                 )  # fmt: skip
                 yield from (
-                    (one, self._text(one, own, stops), len(own)) for one, own in zip(batch, tokens, strict=True)
+                    (request, self._text(request, ids, stops), len(ids))
+                    for request, ids in zip(batch, tokens, strict=True)
                 )
 
     @cached_property
@@ -333,8 +334,8 @@ class _Writer:
             text = read_answer(self.tokenizer, tokens)[1]
         else:  # what follows the prompt: a decoder may drop the space before the first word
             before = str(self.tokenizer.decode(request.alone, skip_special_tokens=True))
-            whole = str(self.tokenizer.decode([*request.alone, *tokens], skip_special_tokens=True))
-            text = whole[len(before) :]
+            full_text = str(self.tokenizer.decode([*request.alone, *tokens], skip_special_tokens=True))
+            text = full_text[len(before) :]
             text = text.split("\n")[0] if request.breaks else text
         return text if text.strip() else None
 
@@ -348,7 +349,7 @@ class OnPolicy:
     """
 
     def __init__(self, teacher: LiveTeacher, tokenizer: Any, most: int, seed: int) -> None:
-        self.teacher, self.given = teacher, teacher.read
+        self.teacher, self.corpus_rows = teacher, teacher.read
         self.model = unwrapped(teacher.model)
         self.ends = ends_of(self.model, tokenizer, "the model")
         self.section = GeneratorSection(kind="transformers", temperature=1.0, max_tokens=most)
@@ -369,15 +370,17 @@ class OnPolicy:
         texts = [text for number in range(len(batch["labels"])) for text in _texts(batch, number)]
         numbers = [self._row_of(text) for text in texts]
         prompts = [self._prompt(text, number) for text, number in zip(texts, numbers, strict=True)]
-        asked = [index for index, prompt in enumerate(prompts) if prompt]
+        prompted = [index for index, prompt in enumerate(prompts) if prompt]
         answers = dict(
-            zip(asked, self._write([prompts[i] for i in asked], [numbers[i] for i in asked], step), strict=True)
+            zip(
+                prompted, self._write([prompts[i] for i in prompted], [numbers[i] for i in prompted], step), strict=True
+            )
         )
         first = len(rows)
         for index, number in enumerate(numbers):
             if number == NO_TEACHER:
                 continue
-            row, head = self.given.rows[number], self.given.heads[number]
+            row, head = self.corpus_rows.rows[number], self.corpus_rows.heads[number]
             if index in answers:
                 prompt, answer = prompts[index], answers[index]
                 n_answer = len(row.input_ids) - len(prompt)
@@ -388,17 +391,17 @@ class OnPolicy:
             heads.append(head)
         read = TeacherRows(rows, heads, "on policy")
         self.teacher.read = read
-        place = first
+        position = first
         for index, number in enumerate(numbers):
             if number == NO_TEACHER:
                 continue
             if index in answers:
-                texts[index] = _replaced(texts[index], prompts[index], answers[index], read.numbers(place))
+                texts[index] = _replaced(texts[index], prompts[index], answers[index], read.numbers(position))
             else:
                 moved = texts[index]["teacher"]
-                shift = int(read.starts[place]) - int(self.given.starts[number])
+                shift = int(read.starts[position]) - int(self.corpus_rows.starts[number])
                 texts[index]["teacher"] = torch.where(moved == NO_TEACHER, moved, moved + shift)
-            place += 1
+            position += 1
         return _joined(batch, texts)
 
     def _row_of(self, text: dict[str, Any]) -> int:
@@ -406,13 +409,13 @@ class OnPolicy:
         numbers = text["teacher"][text["teacher"] != NO_TEACHER]
         if not len(numbers):
             return NO_TEACHER
-        return int(np.searchsorted(self.given.starts, int(numbers[0]), side="right")) - 1
+        return int(np.searchsorted(self.corpus_rows.starts, int(numbers[0]), side="right")) - 1
 
     def _prompt(self, text: dict[str, Any], number: int) -> list[int]:
         """Return the tokens before the last learned ones of a row; [] for a row that stays as it is."""
         if number == NO_TEACHER:
             return []
-        row, head = self.given.rows[number], self.given.heads[number]
+        row, head = self.corpus_rows.rows[number], self.corpus_rows.heads[number]
         ids, learned = np.asarray(row.input_ids).tolist(), np.asarray(row.learned, dtype=np.bool_)
         end = int(np.flatnonzero(learned)[-1])
         before = np.flatnonzero(~learned[:end])

@@ -63,7 +63,7 @@ class Probes:
         self.section, self.tokenizer = section, tokenizer
         self.margins: dict[str, list[float]] = {}
         start = tokenizer("a").input_ids[:1]
-        how = Tokenization(bos=start == [tokenizer.bos_token_id], eos=False)
+        tokenization = Tokenization(bos=start == [tokenizer.bos_token_id], eos=False)
         template = read_template(Path(section.template)) if section.template else ""
         self.sets = []
         for name, item in section.sets().items():
@@ -77,7 +77,8 @@ class Probes:
             writes = n_open > 0 or item.layout == "open"
             cut = self._cut if writes else _shorten
             rows = [
-                cut(row, window) for row in tokenize_rows(_options(limited, template, writes=writes), tokenizer, how)
+                cut(row, window)
+                for row in tokenize_rows(_options(limited, template, writes=writes), tokenizer, tokenization)
             ]
             accepted = [question.accepted for question in limited] if writes else []
             sizes, answers = [len(q.choices) for q in limited], [q.answer for q in limited]
@@ -102,7 +103,7 @@ class Probes:
         the other options (NaN without a score); for a written answer inf if it is right, else -inf.
         """
         model.eval()
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for probe in self.sets:
             if probe.accepted:
                 texts = self.written(model, probe, pad_token_id)
@@ -110,9 +111,9 @@ class Probes:
                 self.margins[probe.name] = [math.inf if is_right else -math.inf for is_right in right]
                 n, n_right = len(texts), sum(right)
                 n_abstained = sum(abstains(text) and not is_right for text, is_right in zip(texts, right, strict=True))
-                found[f"{probe.name}_accuracy"] = n_right / n
-                found[f"{probe.name}_wrong"] = (n - n_right - n_abstained) / n
-                found[f"{probe.name}_abstained"] = n_abstained / n
+                scores[f"{probe.name}_accuracy"] = n_right / n
+                scores[f"{probe.name}_wrong"] = (n - n_right - n_abstained) / n
+                scores[f"{probe.name}_abstained"] = n_abstained / n
                 continue
             sums = iter(log_probs(model, probe.rows, pad_token_id, self.section.batch_tokens))
             n_correct = n_scored = 0
@@ -124,9 +125,9 @@ class Probes:
                 n_correct += is_scored and options.index(max(options)) == answer
                 others = max(options[:answer] + options[answer + 1 :])
                 margins.append(options[answer] - others if is_scored else math.nan)
-            found[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
-        accuracies = [found[f"{probe.name}_accuracy"] for probe in self.sets]
-        return {**found, "accuracy": math.fsum(accuracies) / len(accuracies)}
+            scores[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
+        accuracies = [scores[f"{probe.name}_accuracy"] for probe in self.sets]
+        return {**scores, "accuracy": math.fsum(accuracies) / len(accuracies)}
 
     def written(self, model: Any, probe: ProbeSet, pad_token_id: int) -> list[str]:
         """Return the text that `model` writes after each prompt of `probe`: its likeliest tokens, up to a line break.
@@ -164,10 +165,10 @@ class Probes:
             pad_token_id=pad_token_id, use_cache=True,
         )  # fmt: skip
         with without_defaults(model):
-            whole = model.generate(
+            sequences = model.generate(
                 ids, attention_mask=mask, generation_config=config, stopping_criteria=StoppingCriteriaList([has_broken])
             )
-        return [_until(tokens, ends) for tokens in whole[:, width:].tolist()]
+        return [_until(tokens, ends) for tokens in sequences[:, width:].tolist()]
 
 
 def _until(tokens: list[int], ends: Collection[int]) -> list[int]:

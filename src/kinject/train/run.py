@@ -288,11 +288,11 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     trainer.accelerator.wait_for_everyone()
     if is_first_process() and not (part / ADAPTER_CONFIG).exists():
         save_as(part, recipe.model.save_dtype, recipe.model.path, recipe.model.revision)
-    found = not_finite_in(part) if is_first_process() else ""
-    if found:
+    fault = not_finite_in(part) if is_first_process() else ""
+    if fault:
         shutil.rmtree(part)
-    name = found.rpartition(": ")[2]
-    agree_on_fault(trainer, found and f"{recipe.run_dir}: {name} is not finite after training. {UNSTABLE}")
+    name = fault.rpartition(": ")[2]
+    agree_on_fault(trainer, fault and f"{recipe.run_dir}: {name} is not finite after training. {UNSTABLE}")
     if is_first_process():
         trainer.create_model_card(model_name=recipe.run_dir.name)
         if trainer.args.push_to_hub:
@@ -316,12 +316,12 @@ def _publish_model(trainer: KnowledgeTrainer, model_dir: Path) -> None:
 
     name = trainer.hub_model_id
     try:
-        done = HfApi().upload_folder(
+        commit = HfApi().upload_folder(
             repo_id=name, folder_path=model_dir, commit_message="Model save", revision=trainer.args.hub_revision
         )
     except Exception as error:  # the hub's client raises its own errors and those of its network library
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"{model_dir} is written, but was not uploaded to {name}: {why} Upload it: hf upload {name} {model_dir}"
+            f"{model_dir} is written, but was not uploaded to {name}: {reason} Upload it: hf upload {name} {model_dir}"
         ) from error
-    log.info("uploaded to %s", done.repo_url)
+    log.info("uploaded to %s", commit.repo_url)

@@ -79,8 +79,8 @@ class Schedule:
         return get_scheduler(self.name, optimizer, warmup, n_steps, kwargs)
 
     def _decay_steps(self, n_steps: int, warmup: int) -> int:
-        wanted = self.kwargs["num_decay_steps"]
-        n_decay = int(wanted) if wanted >= 1 else math.ceil(n_steps * wanted)
+        requested = self.kwargs["num_decay_steps"]
+        n_decay = int(requested) if requested >= 1 else math.ceil(n_steps * requested)
         if warmup + n_decay > n_steps:
             raise TrainingError(
                 f"trainer.lr_scheduler_kwargs.num_decay_steps: {warmup} steps of warm-up and {n_decay} of decay are more "
@@ -144,8 +144,8 @@ class CosineRestarts:
         """Return the factor of update `step` (from 0)."""
         if step < self.warmup:
             return step / self.warmup
-        done = (step - self.warmup) / max(1, self.n_steps - self.warmup)
-        cosine = 0.0 if done >= 1 else (1 + math.cos(math.pi * (self.n_cycles * done % 1))) / 2
+        progress = (step - self.warmup) / max(1, self.n_steps - self.warmup)
+        cosine = 0.0 if progress >= 1 else (1 + math.cos(math.pi * (self.n_cycles * progress % 1))) / 2
         return self.floor + (1 - self.floor) * cosine
 
 

@@ -118,7 +118,7 @@ def _make_trainer(
 
     corpora, tokenizer, tokenized, cost = first_process_first(tokenize)  # the others find its tokens in the cache
     model, notes = load_training_model(recipe, tokenizer, sharding)
-    models.check_causal(model, recipe.model.path or recipe.where("model.new"))
+    models.check_causal(model, recipe.model.path or recipe.location("model.new"))
     window = check_positions(recipe, model.config, tokenized.train)
     probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
 
@@ -136,8 +136,8 @@ def _make_trainer(
         tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes, cost))
     trainer.preparation_cost = cost
     check_trainable(trainer.model, recipe)
-    if recipe.projection is not None and tokenized.kept is not None:
-        projection = Projection(trainer.model, tokenized.kept, recipe.projection.free)
+    if recipe.projection is not None and tokenized.projection_rows is not None:
+        projection = Projection(trainer.model, tokenized.projection_rows, recipe.projection.free)
         trainer.add_callback(projection)
         tokenized.notes.append(projection.describe(recipe.projection.path))
     _check_output(trainer, recipe)
@@ -168,7 +168,7 @@ def _check_output(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
     """Keep the model's output on the first row for the guard. Raises `InputError` if it is not finite."""
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
     if not trainer.guard.output.isfinite().all():
-        name = recipe.model.path or f"{recipe.where('model.new')}: model.new"
+        name = recipe.model.path or f"{recipe.location('model.new')}: model.new"
         raise InputError(
             f"{name}: the model's output on the first row of the corpus is not finite, so it cannot be trained. Check the "
             "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
@@ -187,8 +187,8 @@ def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, li
             rows = CorpusFile(path, REPLAY * (name == REPLAY))
             corpora.parts[name] = dataclasses.replace(corpora.parts[name], rows=rows)
         else:
-            own = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
-            corpora = dataclasses.replace(corpora, rows=TrainingCorpus(own))
+            with_answers = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
+            corpora = dataclasses.replace(corpora, rows=TrainingCorpus(with_answers))
     return corpora, notes, costs
 
 
@@ -323,7 +323,7 @@ def _plan_readings(
         section, data.pools, tokenized.packing, recipe.seed, steps_of_phase(recipe, config.max_steps), rows_per_step,
         questions,
     )  # fmt: skip
-    for name, documents in plan.asked_about.items():
+    for name, documents in plan.probed_documents.items():
         if not any(documents):
             fault = "no question names a document of the corpus or of replay (document_id), so none can decide "
             "which documents are read."
@@ -375,9 +375,9 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     if techniques.mlp_tile is not None:
         _tile_mlps(trainer.model, techniques.mlp_tile, trainer.train_dataset[0], recipe)
     if techniques.loss_tile is not None:
-        whole = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
-        add_hidden_states(whole)
-        check_tiles(whole, trainer.train_dataset[0], recipe)
+        base_model = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
+        add_hidden_states(base_model)
+        check_tiles(base_model, trainer.train_dataset[0], recipe)
     if techniques.patience is not None:
         trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
     if techniques.histogram_steps is not None:
@@ -394,7 +394,7 @@ def _tile_mlps(model: Any, tokens: int, row: Mapping[str, Any], recipe: TrainRec
     model.eval()
     ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
     read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    own: Any = model(**read).logits.float() if is_whole else None
+    expected: Any = model(**read).logits.float() if is_whole else None
     mlps = tile_mlps(model, 3)
     if not mlps:
         raise recipe.error("techniques.mlp_tile", "this model has no MLP that kinject knows. Remove the line.")
@@ -402,8 +402,9 @@ def _tile_mlps(model: Any, tokens: int, row: Mapping[str, Any], recipe: TrainRec
     for mlp in mlps:
         mlp.mlp_tile = tokens
     model.train(was_training)
-    if own is not None and not torch.allclose(tiled, own, atol=1e-2, rtol=1e-2):
-        fault = f"an MLP of this model does more than read each token (logits differ by {float((tiled - own).abs().max()):.2g})."
+    if expected is not None and not torch.allclose(tiled, expected, atol=1e-2, rtol=1e-2):
+        difference = float((tiled - expected).abs().max())
+        fault = f"an MLP of this model does more than read each token (logits differ by {difference:.2g})."
         raise recipe.error("techniques.mlp_tile", f"{fault} Remove the line.")
 
 
@@ -414,11 +415,11 @@ def check_tiles(model: Any, row: Mapping[str, Any], recipe: TrainRecipe) -> None
     model.eval()
     ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
     read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    own = model(**read).logits.float()
+    expected = model(**read).logits.float()
     tiled = model(**read, score=lambda hidden, project: project(hidden))
     model.train(was_training)
-    if not torch.allclose(tiled, own, atol=1e-2, rtol=1e-2):
-        difference = float((tiled - own).abs().max())
+    if not torch.allclose(tiled, expected, atol=1e-2, rtol=1e-2):
+        difference = float((tiled - expected).abs().max())
         fault = f"this model's head has a step that kinject does not know (logits differ by {difference:.2g}). Remove the line."
         raise recipe.error("techniques.loss_tile", fault)
 

@@ -79,14 +79,14 @@ class StoredTeacher(Teacher):
 
     def predictions(self, numbers: torch.Tensor) -> Predictions:
         """Read the predictions."""
-        device, given = numbers.device, numbers != NO_TEACHER
+        device, has_target = numbers.device, numbers != NO_TEACHER
         index = numbers.cpu().numpy()
-        picked, place = index[index != NO_TEACHER], given.nonzero()[:, 0]
+        picked, positions = index[index != NO_TEACHER], has_target.nonzero()[:, 0]
         log_probs = torch.zeros(len(index), self._log_probs.shape[1], device=device)
         ids = torch.zeros(len(index), self._ids.shape[1], dtype=torch.long, device=device)
-        log_probs[place] = torch.from_numpy(self._log_probs[picked]).to(device)
-        ids[place] = torch.from_numpy(self._ids[picked].astype(np.int64)).to(device)
-        return Predictions(given, log_probs, ids)
+        log_probs[positions] = torch.from_numpy(self._log_probs[picked]).to(device)
+        ids[positions] = torch.from_numpy(self._ids[picked].astype(np.int64)).to(device)
+        return Predictions(has_target, log_probs, ids)
 
 
 class LiveTeacher(Teacher):
@@ -100,30 +100,30 @@ class LiveTeacher(Teacher):
         self.read, self.section, self.model = read, section, model
         self.n_read = 0
         """Tokens that it has read."""
-        self.held: dict[str, torch.Tensor] = {}
+        self.weights: dict[str, torch.Tensor] = {}
         if section.teacher == "ema" or not isinstance(model, PeftModel):
-            self.held = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+            self.weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
     def predictions(self, numbers: torch.Tensor) -> Predictions:
         """Read the rows of the predictions, and predict."""
-        found: dict[int, torch.Tensor] = {}
-        wanted = numbers[numbers != NO_TEACHER].cpu().numpy()
-        rows = np.unique(np.searchsorted(self.read.starts, wanted, side="right") - 1).tolist()
+        logits_of: dict[int, torch.Tensor] = {}
+        requested = numbers[numbers != NO_TEACHER].cpu().numpy()
+        rows = np.unique(np.searchsorted(self.read.starts, requested, side="right") - 1).tolist()
         self.n_read += sum(len(self.read.heads[row].input_ids) + self.read.heads[row].n_left_out for row in rows)
         with self._as_teacher():
-            for indices, logits in read_rows(self.model, self.read, rows, share=False):
-                places = (
+            for indices, logits in read_rows(self.model, self.read, rows, share_heads=False):
+                read_numbers = (
                     number for index in indices for number in range(*self.read.starts[index : index + 2].tolist())
                 )
-                found |= dict(zip(places, logits / self.section.temperature, strict=True))
-        given, k = numbers != NO_TEACHER, self.section.top_k
-        scaled = torch.stack([found[int(number)] for number in wanted]) if found else None
+                logits_of |= dict(zip(read_numbers, logits / self.section.temperature, strict=True))
+        has_target, k = numbers != NO_TEACHER, self.section.top_k
+        scaled = torch.stack([logits_of[int(number)] for number in requested]) if logits_of else None
         if scaled is None:
-            return Predictions(given, torch.zeros(len(numbers), 1, device=numbers.device))
+            return Predictions(has_target, torch.zeros(len(numbers), 1, device=numbers.device))
         ids = None if k is None else scaled.topk(min(k, scaled.shape[-1])).indices
         return Predictions(
-            given, *(_spread(given, item) for item in (log_probs_of(scaled, ids), ids) if item is not None)
+            has_target, *(_spread(has_target, item) for item in (log_probs_of(scaled, ids), ids) if item is not None)
         )
 
     @contextlib.contextmanager
@@ -132,7 +132,7 @@ class LiveTeacher(Teacher):
         torch.clear_autocast_cache()
         self._swap()
         try:
-            with as_frozen(self.model, adapter=bool(self.held)):
+            with as_frozen(self.model, adapter=bool(self.weights)):
                 yield
         finally:
             self._swap()
@@ -140,34 +140,34 @@ class LiveTeacher(Teacher):
 
     def _swap(self) -> None:
         parameters = dict(self.model.named_parameters())
-        for name, weight in self.held.items():
+        for name, weight in self.weights.items():
             parameter = parameters[name]
-            self.held[name], parameter.data = parameter.data, weight
+            self.weights[name], parameter.data = parameter.data, weight
 
     @torch.no_grad()
     def follow(self) -> None:
         """Move the average of the weights by one update."""
         if self.section.teacher == "ema":
             parameters = dict(self.model.named_parameters())
-            for name, weight in self.held.items():
+            for name, weight in self.weights.items():
                 weight.lerp_(parameters[name].detach(), 1 - self.section.ema_decay)
 
     def save(self, checkpoint: Path) -> None:
         """Save the moving average."""
         if self.section.teacher == "ema":
-            save_file({name: weight.contiguous() for name, weight in self.held.items()}, checkpoint / _EMA)
+            save_file({name: weight.contiguous() for name, weight in self.weights.items()}, checkpoint / _EMA)
 
     def restore(self, checkpoint: Path) -> None:
         """Load the moving average."""
         if self.section.teacher == "ema":
             for name, weight in load_file(checkpoint / _EMA).items():
-                self.held[name].copy_(weight)
+                self.weights[name].copy_(weight)
 
 
-def _spread(given: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _spread(mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Return `values`, one for each marked token, with zeros for the others."""
-    spread = values.new_zeros(len(given), values.shape[1])
-    spread[given] = values
+    spread = values.new_zeros(len(mask), values.shape[1])
+    spread[mask] = values
     return spread
 
 
@@ -228,8 +228,8 @@ def make_teacher(
     teacher = StoredTeacher(folder)
     n, n_bytes = int(teacher.starts[-1]), sum(path.stat().st_size for path in folder.iterdir())
     cost = read_checked_json(folder / _COST, "Delete it; the predictions are made again.")
-    where = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
-    note = f"distillation: {n:,} predictions of the teacher {where} ({n_bytes / 2**20:,.0f} MiB in {folder})"
+    origin = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
+    note = f"distillation: {n:,} predictions of the teacher {origin} ({n_bytes / 2**20:,.0f} MiB in {folder})"
     return teacher, note, cost
 
 
@@ -255,20 +255,20 @@ def _write_predictions(
         for indices, logits in read_rows(model, read, range(len(read))):
             scaled = logits / section.temperature
             best = scaled.topk(k).indices
-            places = np.concatenate([np.arange(*read.starts[index : index + 2]) for index in indices])
-            files["ids"][places] = best.cpu().numpy()
-            files["log_probs"][places] = log_probs_of(scaled, best).cpu().numpy()
+            positions = np.concatenate([np.arange(*read.starts[index : index + 2]) for index in indices])
+            files["ids"][positions] = best.cpu().numpy()
+            files["log_probs"][positions] = log_probs_of(scaled, best).cpu().numpy()
             progress.advance(len(best))
     for file in files.values():
         file.flush()
 
 
 def read_rows(
-    model: Any, read: TeacherRows, indices: Iterable[int], *, share: bool = True
+    model: Any, read: TeacherRows, indices: Iterable[int], *, share_heads: bool = True
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of rows with a teacher.
 
-    If they `share`, rows with the same head share a pass over it, where the model's cache of keys and values gives the same
+    If they `share_heads`, rows with the same head share a pass over it, where the model's cache of keys and values gives the same
     log-probs as a pass over the whole; otherwise each is read whole.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
@@ -277,7 +277,7 @@ def read_rows(
             groups[hashlib.sha256(np.asarray(read.heads[index].input_ids, dtype=np.int64).tobytes()).digest()].append(
                 index
             )
-    shared = [members for members in groups.values() if share and len(members) > 1]
+    shared = [members for members in groups.values() if share_heads and len(members) > 1]
     if shared and not _can_share(model, read, shared[0]):
         shared = []
     vocabulary = int(model.config.get_text_config().vocab_size)
@@ -327,15 +327,15 @@ def _read_whole(model: Any, read: TeacherRows, batch: Sequence[int]) -> torch.Te
     heads = [read.head(index) for index in batch]
     texts = [[*head, *read.tail(index)[:-1]] for head, index in zip(heads, batch, strict=True)]
     logits = _logits(model, texts, 0, use_cache=False)
-    places = ([len(head) - 1 + place for place in read.learned_in_tail(index)]
+    positions = ([len(head) - 1 + position for position in read.learned_in_tail(index)]
               for head, index in zip(heads, batch, strict=True))  # fmt: skip
-    return _picked(logits, list(places))
+    return _picked(logits, list(positions))
 
 
-def _picked(logits: torch.Tensor, places: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] in float32 at the `places` of each row, row after row."""
-    rows = [number for number, of_row in enumerate(places) for _ in of_row]
-    return logits[rows, [place for of_row in places for place in of_row]].float()
+def _picked(logits: torch.Tensor, positions: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] in float32 at the `positions` of each row, row after row."""
+    rows = [number for number, of_row in enumerate(positions) for _ in of_row]
+    return logits[rows, [position for of_row in positions for position in of_row]].float()
 
 
 def _logits(model: Any, texts: Sequence[Sequence[int]], start: int, **options: Any) -> torch.Tensor:
@@ -357,6 +357,6 @@ def _can_share(model: Any, read: TeacherRows, members: Sequence[int]) -> bool:
         shared = _read_tails(model, read, some, head, _cache_of(model, head))
     except (AttributeError, TypeError, ValueError, NotImplementedError):  # a model without such a cache
         return False
-    whole = _read_whole(model, read, some)
+    separate = _read_whole(model, read, some)
     tolerance = _TOLERANCE.get(model.dtype, _COARSE) if not torch.is_autocast_enabled(model.device.type) else _COARSE
-    return bool((shared.log_softmax(-1) - whole.log_softmax(-1)).abs().max() < tolerance)
+    return bool((shared.log_softmax(-1) - separate.log_softmax(-1)).abs().max() < tolerance)

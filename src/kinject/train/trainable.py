@@ -43,8 +43,8 @@ def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if recipe.adapter is None:
         frozen = recipe.model.freeze
-        wanted = [n for n, _ in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
-        different = sorted(set(wanted) ^ set(trained))
+        expected = [n for n, _ in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+        different = sorted(set(expected) ^ set(trained))
         if different:
             raise TrainingError(
                 f"the parameters that train are not those of the recipe; these differ: {', '.join(different[:5])}."
@@ -211,20 +211,18 @@ def _name_faults(adapter: Mapping[str, Any], model: Any) -> Faults:
     )
     faults: Faults = []
     for key in ("target_modules", "modules_to_save", "exclude_modules"):
-        wanted = adapter.get(key)
-        if isinstance(wanted, str) and not (key == "target_modules" and wanted.lower() == "all-linear"):
+        modules = adapter.get(key)
+        if isinstance(modules, str) and not (key == "target_modules" and modules.lower() == "all-linear"):
             try:
-                found = any(re.fullmatch(wanted, name) for name in names)
+                matches = any(re.fullmatch(modules, name) for name in names)
             except re.error as error:
-                faults.append((f"adapter.{key}", f"{wanted!r:.80} is no pattern (a regular expression): {error}."))
+                faults.append((f"adapter.{key}", f"{modules!r:.80} is no pattern (a regular expression): {error}."))
                 continue
-            if not found:
-                fault = (
-                    f"{wanted!r:.80} matches no module.{suggestion(wanted, ends)} A text is a pattern for whole names."
-                )
+            if not matches:
+                fault = f"{modules!r:.80} matches no module.{suggestion(modules, ends)} A text is a pattern for whole names."
                 faults.append((f"adapter.{key}", fault))
-        elif not isinstance(wanted, str):
-            for name in wanted or ():
+        elif not isinstance(modules, str):
+            for name in modules or ():
                 if not any(other == name or other.endswith(f".{name}") for other in names):
                     faults.append(
                         (f"adapter.{key}", f"{name!r:.80} is no module of this model.{suggestion(name, ends)}")
@@ -236,8 +234,8 @@ def _name_faults(adapter: Mapping[str, Any], model: Any) -> Faults:
 
 def check_trained_tokens(recipe: TrainRecipe, model: Any) -> None:
     """Raise `RecipeError` if adapter.trainable_token_indices names a token that has no row in its embedding."""
-    wanted = (recipe.adapter or {}).get("trainable_token_indices")
-    for name, indices in (wanted if isinstance(wanted, Mapping) else {"": wanted or ()}).items():
+    token_indices = (recipe.adapter or {}).get("trainable_token_indices")
+    for name, indices in (token_indices if isinstance(token_indices, Mapping) else {"": token_indices or ()}).items():
         layers = [layer for path, layer in model.named_modules() if f".{path}".endswith(f".{name}")] if name else ()
         for layer in layers or (model.get_input_embeddings(),):
             n_rows = models.shape_of(layer.weight)[0] if hasattr(layer, "weight") else 0
@@ -250,9 +248,9 @@ def check_trained_tokens(recipe: TrainRecipe, model: Any) -> None:
 
 def _check_adapter(trained: Sequence[str], adapter: Any) -> None:
     targets = adapter.get("target_modules")
-    wanted = [(name, "lora_") for name in targets or ()] if isinstance(targets, list | tuple) else []
-    wanted += [(name, "modules_to_save") for name in adapter.get("modules_to_save") or ()]
-    for module, mark in wanted:
+    expected = [(name, "lora_") for name in targets or ()] if isinstance(targets, list | tuple) else []
+    expected += [(name, "modules_to_save") for name in adapter.get("modules_to_save") or ()]
+    for module, mark in expected:
         if not any(f".{module}." in f".{name}" and mark in name for name in trained):
             raise TrainingError(f"the adapter asks to train {module}, but none of its weights train. Check its name.")
     marks = ("lora_", "modules_to_save", "trainable_tokens")
@@ -267,12 +265,12 @@ def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
     Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on the recipe's seed alone, so a resumed
     run draws the same. Returns the names of the parameters. Raises `RecipeError` if the model has fewer layers.
     """
-    wanted = recipe.techniques.reinitialize_last_layers
+    n_last = recipe.techniques.reinitialize_last_layers
     n_layers = model.config.get_text_config().num_hidden_layers
     _check_last_layers(recipe, model.config)
-    if not wanted:
+    if not n_last:
         return []
-    names = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - wanted)]
+    names = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - n_last)]
     for name in names:
         model.get_parameter(name)._is_hf_initialized = False  # transformers skips weights that it has marked as loaded
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
@@ -284,15 +282,15 @@ def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(recipe.seed)
         for name, module in model.named_modules():
-            if _at_least(f"{name}.", n_layers - wanted) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
+            if _at_least(f"{name}.", n_layers - n_last) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
                 module.apply(initialize)
     return names
 
 
 def _check_last_layers(recipe: TrainRecipe, config: Any) -> None:
-    wanted, n_layers = recipe.techniques.reinitialize_last_layers, config.get_text_config().num_hidden_layers
-    if wanted > n_layers:
-        fault = f"found {wanted}, but the model has {n_layers} layers. Set at most {n_layers}."
+    n_last, n_layers = recipe.techniques.reinitialize_last_layers, config.get_text_config().num_hidden_layers
+    if n_last > n_layers:
+        fault = f"found {n_last}, but the model has {n_layers} layers. Set at most {n_layers}."
         raise recipe.error("techniques.reinitialize_last_layers", fault)
 
 

@@ -332,8 +332,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         pad = self.processing_class.pad_token_id
         scores = self.probes.score(self.model_wrapped, 0 if pad is None else pad)
         if self.reading_plan is not None:
-            found = self.probes.margins
-            margins = made_by_first_process(lambda: found)  # their last digits may differ
+            computed = self.probes.margins
+            margins = made_by_first_process(lambda: computed)  # their last digits may differ
             scores |= self.reading_plan.decide(margins, self.state.global_step)
         accuracies = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         self.log(dict(accuracies))
@@ -433,8 +433,10 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         states, targets = hidden[:, :-1][learned], labels[learned]
         more = [] if teacher is None else teacher.tensors()
 
-        def score(part: torch.Tensor, wanted: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-            return training_loss.by_token(project(part), wanted, teacher=Predictions(*given) if given else None)
+        def score(part: torch.Tensor, target: torch.Tensor, *predictions: torch.Tensor) -> torch.Tensor:
+            return training_loss.by_token(
+                project(part), target, teacher=Predictions(*predictions) if predictions else None
+            )
 
         losses = in_tiles(score, tile, states, targets, *more)
         by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
