@@ -50,7 +50,7 @@ def test_a_missing_input_is_to_be_made_by_the_recipe_that_makes_it(here: Path, t
     assert not first.problems
     (problem,) = second.problems
     assert problem.message == "runs/a/corpus.jsonl does not exist"
-    assert problem.where == "train.yaml:5"
+    assert problem.location == "train.yaml:5"
     assert problem.fix == "Run kinject augment augment.yaml first."
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/corpus.jsonl").write_text('{"text": "a"}\n')
@@ -91,7 +91,7 @@ def test_a_model_of_the_hub_that_is_out_of_reach_is_a_problem(here: Path) -> Non
 def test_a_bad_recipe_is_reported_with_its_line(here: Path) -> None:
     Path("bad.yaml").write_text("run_dir: a\nsed: 1\n")
     (check,) = _check(Path("bad.yaml"))
-    assert check.problems[0].where == "bad.yaml:2"
+    assert check.problems[0].location == "bad.yaml:2"
 
 
 def test_the_command_ends_with_0_or_1_and_shows_no_key(

@@ -48,10 +48,10 @@ def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log
     ]
     with LocalExecutor(2, 0, preload) as executor:
         outcomes = run(executor, stages)
-    assert outcomes["a"].done is not None
-    assert outcomes["c"].done is not None
-    assert outcomes["a"].done["seconds"] >= 0
-    assert outcomes["b"].done is None
+    assert outcomes["a"].result is not None
+    assert outcomes["c"].result is not None
+    assert outcomes["a"].result["seconds"] >= 0
+    assert outcomes["b"].result is None
     assert "no: cannot be read" in outcomes["b"].error
     assert "cannot be read" in (tmp_path / "b" / LOG).read_text("utf-8")
     assert not (tmp_path / "b" / "done.json").exists()
@@ -65,9 +65,9 @@ def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp
         os.kill(worker.pid, signal.SIGSTOP)  # before it can have finished: it has all its imports to do
         os.kill(worker.pid, signal.SIGKILL)  # ends a stopped process, too
         (outcome,) = executor.wait()
-        assert outcome.done is None
+        assert outcome.result is None
         assert "killed by signal 9" in outcome.error
-        assert run(executor, [corpus_stage(tmp_path, source, "next")])["next"].done is not None
+        assert run(executor, [corpus_stage(tmp_path, source, "next")])["next"].result is not None
 
 
 def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_before(monkeypatch):
@@ -177,5 +177,5 @@ def test_a_ray_cluster_of_two_workers_does_stages(tmp_path, source):
             executor.submit(stage)
         while len(outcomes) < 2:
             outcomes |= {outcome.task.id: outcome for outcome in executor.wait()}
-    assert outcomes["a"].done is not None
+    assert outcomes["a"].result is not None
     assert "cannot be read" in outcomes["b"].error

@@ -349,17 +349,17 @@ def check(*recipes: str | Path) -> dict[str, KinjectError | None]:
     """
     from kinject.recipe.yaml_lines import read_yaml
 
-    given = {Path(path) for path in recipes}
-    found: dict[str, KinjectError | None] = {}
+    named = {Path(path) for path in recipes}
+    faults: dict[str, KinjectError | None] = {}
     for file in recipe_files(recipes):
         try:
-            if file not in given and "compute_environment" in read_yaml(file).root:
+            if file not in named and "compute_environment" in read_yaml(file).root:
                 continue  # accelerate checks its own configuration files
             _check_one(file)
-            found[str(file)] = None
+            faults[str(file)] = None
         except KinjectError as error:
-            found[str(file)] = error
-    return found
+            faults[str(file)] = error
+    return faults
 
 
 def recipe_files(paths: Sequence[str | Path]) -> list[Path]:

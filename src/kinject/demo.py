@@ -44,7 +44,7 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         duration = "15 minutes" if from_scratch else "two minutes"
-        _say(
+        _print_line(
             f"Can a model learn the facts of 120 documents, and what does it forget? About {duration} on 2 CPU cores.\n"
         )
         start_fork_server()  # it imports the libraries while this process prepares the data
@@ -52,14 +52,16 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
         _write_base(from_scratch=from_scratch)
         _augment()
         with executor_factory("local", min(2, core_count()))() as executor:
-            _say("4 of 5  trains the base model on the paraphrases, and its control on the documents as they are")
+            _print_line(
+                "4 of 5  trains the base model on the paraphrases, and its control on the documents as they are"
+            )
             # As YAML: to check a training recipe, this process would import the libraries that the workers have.
             recipes = [read_yaml(path).root for path in _TRAININGS]
             tasks = [
                 _Task("train", path, Path(recipe["run_dir"])) for path, recipe in zip(_TRAININGS, recipes, strict=True)
             ]
             _finish(executor, tasks, Path(folder), recipes)
-            _say("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
+            _print_line("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
             _finish(executor, [_Task("eval", _EVAL, REPORT.parent)], Path(folder))
         return read_report(REPORT.with_name("report.json"))
 
@@ -103,7 +105,7 @@ class _Task:
         return {"text": f"{_render_accuracies(report)}\n\n{textwrap.fill(headline, 80)}\n"}
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     """Print a line at once, in order with the progress on stderr, also into a file or a pipe."""
     show(text, flush=True)
 
@@ -113,13 +115,13 @@ def _write_inputs() -> None:
     from kinject.sandbox import write_sandbox
 
     n_written = len(copy_recipes(find_recipes(["eval"], read_shipped()), Path(), write_sandbox).written)
-    _say(f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}")
+    _print_line(f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}")
 
 
 def _write_base(*, from_scratch: bool) -> None:
     from kinject.sandbox import BASE, BASE_CORPUS, write_base_corpus
 
-    _say(f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from")
+    _print_line(f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from")
     if not BASE_CORPUS.exists():
         write_base_corpus(BASE_CORPUS)
     if not from_scratch:
@@ -129,16 +131,16 @@ def _write_base(*, from_scratch: bool) -> None:
     from kinject.train import render_summary
 
     is_shipped = BASE.is_in()
-    _say(render_summary(train(_BASE, resume=not is_shipped, overwrite=is_shipped)))
+    _print_line(render_summary(train(_BASE, resume=not is_shipped, overwrite=is_shipped)))
 
 
 def _augment() -> None:
     from kinject.augment import augment
     from kinject.recipe import read_recipe
 
-    _say("3 of 5  paraphrases of the documents, by the sandbox's own writer")
+    _print_line("3 of 5  paraphrases of the documents, by the sandbox's own writer")
     result = augment(read_recipe(_AUGMENT, verb="augment"))
-    _say(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
+    _print_line(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
 
 
 def _finish(
@@ -154,13 +156,13 @@ def _finish(
                 executor.submit(waiting.pop(0))
             for outcome in executor.wait():
                 task: _Task = outcome.task
-                if outcome.done is None:
+                if outcome.result is None:
                     raise InputError(
                         f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}"
                     )
-                texts[task.label] = outcome.done["text"]
+                texts[task.label] = outcome.result["text"]
     for task in tasks:
-        _say(textwrap.indent(texts[task.label], "        "))
+        _print_line(textwrap.indent(texts[task.label], "        "))
 
 
 @contextlib.contextmanager

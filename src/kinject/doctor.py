@@ -55,7 +55,7 @@ _SECTION: Mapping[str, Verb] = {
 class Problem:
     """Something that will not work: its place (a file, a line, a package), the fault, and the fix."""
 
-    where: str
+    location: str
     message: str
     fix: str
 
@@ -97,9 +97,9 @@ class Checkup(Tabular):
         checks: list[MachineCheck | RecipeCheck] = [*self.machine, *self.recipes]
         return [
             {
-                "check": one.name, "found": one.value, "problems": "; ".join(problem.message for problem in one.problems),
-                "fixes": "; ".join(problem.fix for problem in one.problems),
-            } for one in checks
+                "check": check.name, "found": check.value, "problems": "; ".join(problem.message for problem in check.problems),
+                "fixes": "; ".join(problem.fix for problem in check.problems),
+            } for check in checks
         ]  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def check_recipes(files: Sequence[Path], *, hub_reachable: bool, offline: bool) 
 
 
 def _recipe_problem(fault: Fault) -> Problem:
-    return Problem(fault.where, f"{fault.key}: {fault.message}", "Correct the recipe.")
+    return Problem(fault.location, f"{fault.key}: {fault.message}", "Correct the recipe.")
 
 
 def _commands_by_output(files: Sequence[Path]) -> dict[str, str]:
@@ -315,7 +315,7 @@ def _check_inputs(recipe: Recipe, commands: Mapping[str, str]) -> Iterator[Probl
                 path = fault.message.split("'")[1]
                 command = next((command for output, command in commands.items() if _is_within(path, output)), None)
                 yours = "This is your own input: put it there, or give another path (section.key=PATH)."
-                yield Problem(fault.where, f"{path} does not exist", f"Run {command} first." if command else yours)
+                yield Problem(fault.location, f"{path} does not exist", f"Run {command} first." if command else yours)
 
 
 def _is_within(path: str, folder: str) -> bool:
@@ -325,7 +325,7 @@ def _is_within(path: str, folder: str) -> bool:
 def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Problem]]:
     """Return the device, dtype and attention of a training run, and its problems on this machine."""
     trainer = recipe.trainer
-    where = str(recipe.path)
+    location = str(recipe.path)
     try:
         device = "cpu" if trainer.get("use_cpu") else choose_device(model.device)
         attention = choose_attention(model.attention, device)
@@ -333,7 +333,7 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
         fault, separator, fix = str(error).rpartition(" Or set ")
         if not separator:
             fault, _, fix = str(error).rpartition(" Set ")
-        return "cannot train here", [Problem(where, fault, f"Set {fix}")]
+        return "cannot train here", [Problem(location, fault, f"Set {fix}")]
     if attention is None:
         attention = next(iter(fastest_attention(device)), "sdpa")
     dtype = "float32" if model.dtype == "auto" else model.dtype
@@ -343,13 +343,13 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
     problems = []
     needs_bitsandbytes = "8bit" in str(trainer.get("optim", "")) or model.quantization != "none"
     if needs_bitsandbytes and importlib.util.find_spec("bitsandbytes") is None:
-        problems.append(Problem(where, "needs bitsandbytes, which is not installed", "pip install bitsandbytes"))
+        problems.append(Problem(location, "needs bitsandbytes, which is not installed", "pip install bitsandbytes"))
     if trainer.get("fp16") and device == "cpu":
         fault = "trainer.fp16: half precision with a scaler needs a GPU"
-        problems.append(Problem(where, fault, "Set trainer.fp16: false."))
+        problems.append(Problem(location, fault, "Set trainer.fp16: false."))
     if trainer.get("bf16") and not fast_bf16:
         fault = f"trainer.bf16: {emulated_bf16(device) or f'this {device} only emulates bfloat16 (slow)'}"
-        problems.append(Problem(where, fault, "Remove the line: kinject then chooses by the device."))
+        problems.append(Problem(location, fault, "Remove the line: kinject then chooses by the device."))
     quantization = f", {model.quantization}" if model.quantization != "none" else ""
     return f"trains on {device} in {dtype}{f' with {mixed}' if mixed else ''}{quantization}, {attention}", problems
 
@@ -391,13 +391,13 @@ def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
 
 
 def _check_endpoint(recipe: Recipe, generator: GeneratorSection, offline: bool) -> Iterator[Problem]:
-    where, key = str(recipe.path), generator.api_key_env
+    location, key = str(recipe.path), generator.api_key_env
     if generator.address is None and not os.environ.get(key):
-        yield Problem(where, f"the environment variable {key} is not set", f"export {key}=...")
+        yield Problem(location, f"the environment variable {key} is not set", f"export {key}=...")
     url = generator.address or "https://api.openai.com/v1"
     if not offline and not answers(url):
         fix = "Start the endpoint, or set generator.base_url to one that runs."
-        yield Problem(where, f"nothing answers at {url}", fix)
+        yield Problem(location, f"nothing answers at {url}", fix)
 
 
 def render(checkup: Checkup) -> str:
@@ -419,7 +419,7 @@ def render(checkup: Checkup) -> str:
         by_fix.setdefault(problem.fix, []).append(problem)
     for fix, problems in by_fix.items():
         lines.append(f"- {_first_values([problem.message for problem in problems], '; ')}")
-        lines.append(f"  where: {_first_values([problem.where for problem in problems], ', ')}")
+        lines.append(f"  where: {_first_values([problem.location for problem in problems], ', ')}")
         lines.append(f"  fix:   {fix}")
     return "\n".join(lines)
 

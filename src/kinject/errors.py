@@ -78,14 +78,14 @@ class Terminated(KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of a recipe: `where` is ``file:line`` or ``command line``, `key` the dotted key, `message` the text."""
+    """One fault of a recipe: `location` is ``file:line`` or ``command line``, `key` the dotted key, `message` the text."""
 
-    where: str
+    location: str
     key: str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.key}: {self.message}" if self.key else f"{self.where}: {self.message}"
+        return f"{self.location}: {self.key}: {self.message}" if self.key else f"{self.location}: {self.message}"
 
 
 class RecipeError(KinjectError):

@@ -56,13 +56,13 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a task: `done` as its `run` returns it, or None and the `error` in one line.
+    """The outcome of a task: `result` as its `run` returns it, or None and the `error` in one line.
 
     `died` is True if the process ended in the middle of the task.
     """
 
     task: Any
-    done: Mapping[str, Any] | None
+    result: Mapping[str, Any] | None
     error: str = ""
     died: bool = False
 

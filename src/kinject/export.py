@@ -166,11 +166,11 @@ class _Parts:
     def recall(self, options: ExportOptions) -> None:
         """Give the options that this call leaves out the values of the call before, so that a card keeps its results."""
         for option in ("report", "license", "dtype", "push"):
-            given = getattr(options, option)
-            if given is None and f"--{option}" in self.keys:
+            value = getattr(options, option)
+            if value is None and f"--{option}" in self.keys:
                 setattr(options, option, self.keys[f"--{option}"])
-            elif given is not None:
-                self.keys[f"--{option}"] = str(given.resolve() if isinstance(given, Path) else given)
+            elif value is not None:
+                self.keys[f"--{option}"] = str(value.resolve() if isinstance(value, Path) else value)
 
     def write_card(self, card: str) -> None:
         """Write the model's card, if it is another than the one that is there."""
@@ -203,9 +203,9 @@ class _Parts:
         """Upload the part `name` and nothing else, unless this repository has had the same from here."""
         from huggingface_hub import HfApi
 
-        folder, done = self.out / name, f"{name} uploaded to {repository}"
+        folder, upload_key = self.out / name, f"{name} uploaded to {repository}"
         content = self.keys[name] + (self.keys["card"] if name == "model" else "")
-        if self.keys.get(done) == content:
+        if self.keys.get(upload_key) == content:
             show(f"{repository}: has {folder} already")
             return
         kind, api = ("dataset" if name == "data" else "model"), HfApi()
@@ -215,12 +215,12 @@ class _Parts:
                 repo_id=repository, repo_type=kind, folder_path=folder, commit_message=f"Upload {name} with kinject"
             )
         except Exception as error:  # the hub's client raises its own errors and those of its network library
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(
-                f"{folder} is written, but was not uploaded to {repository}: {why}. Run the same command again, or: "
+                f"{folder} is written, but was not uploaded to {repository}: {reason}. Run the same command again, or: "
                 f"hf upload {repository} {shlex.quote(str(folder))} --repo-type {kind}"
             ) from error
-        self.keys[done] = content
+        self.keys[upload_key] = content
         write_checked_json(self.path, self.keys)
         show(f"uploaded to {commit.repo_url}")
 
@@ -249,8 +249,8 @@ def _front_matter(values: Mapping[str, Any]) -> str:
     return f"---\n{yaml.safe_dump({k: v for k, v in values.items() if v}, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _license(source: _Source, given: str | None) -> str:
-    """Return the licence for a card: the one `given`, else that of the card in the base's folder, else "".
+def _license(source: _Source, license_name: str | None) -> str:
+    """Return the licence for a card: the one `license_name`, else that of the card in the base's folder, else "".
 
     Raises `InputError` if that card cannot be read.
     """
@@ -259,8 +259,8 @@ def _license(source: _Source, given: str | None) -> str:
     from kinject.models import first_line
 
     card = Path(source.base or ".") / "README.md"
-    if given is not None or not source.base or not card.is_file():
-        return given or ""
+    if license_name is not None or not source.base or not card.is_file():
+        return license_name or ""
     try:
         return str(ModelCard.load(card).data.to_dict().get("license") or "")
     except Exception as error:  # YAML's own errors, and any other for values that are none
@@ -280,12 +280,12 @@ def _model_card(title: str, source: _Source, options: ExportOptions) -> str:
         "datasets": [options.push_data] if options.push_data and options.public else [],
     })  # fmt: skip
     start = base or ("a model in a local folder" if source.base else "random weights")
-    how = "a LoRA adapter, folded in" if source.is_adapter else "all weights"
+    trained_weights = "a LoRA adapter, folded in" if source.is_adapter else "all weights"
     lines = [
         front,
         f"# {title.rpartition('/')[2]}",
         "",
-        f"Trained from {start} with kinject {__version__} ({how}).",
+        f"Trained from {start} with kinject {__version__} ({trained_weights}).",
         "",
         "## Results",
         "",
@@ -345,23 +345,23 @@ def _training_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def _find_converter(folder: Path | None) -> Path:
     """Return llama.cpp's converter. Raises `InputError` if it is not here."""
-    place = folder or Path(os.environ.get("LLAMA_CPP") or ".")
-    found = place / _CONVERTER if folder or os.environ.get("LLAMA_CPP") else shutil.which(_CONVERTER)
-    if found is None or not Path(found).is_file():
-        where = f"{found}: no such file" if found else f"{_CONVERTER} is not on the PATH"
+    directory = folder or Path(os.environ.get("LLAMA_CPP") or ".")
+    converter = directory / _CONVERTER if folder or os.environ.get("LLAMA_CPP") else shutil.which(_CONVERTER)
+    if converter is None or not Path(converter).is_file():
+        fault = f"{converter}: no such file" if converter else f"{_CONVERTER} is not on the PATH"
         raise InputError(
-            f"--gguf: {where}. It comes with llama.cpp (github.com/ggml-org/llama.cpp): give its folder with --llama-cpp, or in "
+            f"--gguf: {fault}. It comes with llama.cpp (github.com/ggml-org/llama.cpp): give its folder with --llama-cpp, or in "
             "the environment variable LLAMA_CPP."
         )
-    return Path(found)
+    return Path(converter)
 
 
 def _convert(converter: Path, model: Path, file: Path, kind: str) -> None:
     """Write a GGUF file of `model` with llama.cpp's converter. Raises `InputError` with its last line if it fails."""
     command = [sys.executable, str(converter), str(model), "--outfile", str(file), "--outtype", kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not file.is_file():
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode or not file.is_file():
+        last = (completed.stderr.strip().splitlines() or ["no message"])[-1][:300]
         raise InputError(f"--gguf: {_CONVERTER} failed ({last}). The command: {shlex.join(command)}")
 
 

@@ -106,5 +106,5 @@ def unreachable_reason() -> str:
 def _cached_folder(name: str, revision: str | None) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = (try_to_load_from_cache(name, file, revision=revision) for file in _CACHED)
-    return next((str(Path(path).parent) for path in found if isinstance(path, str)), None)
+    cached = (try_to_load_from_cache(name, file, revision=revision) for file in _CACHED)
+    return next((str(Path(path).parent) for path in cached if isinstance(path, str)), None)

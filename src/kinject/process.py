@@ -58,10 +58,10 @@ def check_environment() -> None:
             raise InputError(
                 f"the environment variable {name}: found {value[:100]!r}, expected {expected}. Correct it, or unset it."
             )
-    given = {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ}
-    if given and (missing := {"RANK", "WORLD_SIZE"} - given):
+    present = {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ}
+    if present and (missing := {"RANK", "WORLD_SIZE"} - present):
         raise InputError(
-            f"the environment has {' and '.join(sorted(given))}, but not {' and '.join(sorted(missing))}. A launcher "
+            f"the environment has {' and '.join(sorted(present))}, but not {' and '.join(sorted(missing))}. A launcher "
             "(accelerate launch, torchrun) sets both: start kinject under one, or unset what is there."
         )
     if rank() >= world_size():
@@ -155,8 +155,8 @@ def first_process_first(make: Callable[[], _Made]) -> _Made:
     if is_first_process():
         try:
             made = make()
-        except KinjectError as found:
-            error = found
+        except KinjectError as raised:
+            error = raised
         broadcast_object_list([None if error is None else str(error)])
         if error is not None:
             raise error

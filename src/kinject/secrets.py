@@ -109,10 +109,10 @@ class SecretFilter:
         for secret in dict.fromkeys(secrets):
             if len(secret) >= WINDOW:
                 self._add(secret)
-        self._places: dict[bytes, list[tuple[int, int]]] = {}
+        self._samples: dict[bytes, list[tuple[int, int]]] = {}
         for number, (letters, windows) in enumerate(self._forms):
             for offset in _stabbing(windows):
-                self._places.setdefault(letters[offset : offset + _SIZE], []).append((number, offset))
+                self._samples.setdefault(letters[offset : offset + _SIZE], []).append((number, offset))
 
     def _add(self, secret: str) -> None:
         # Plain words, such as the "not-needed-here" of a local endpoint, are in honest texts, too.
@@ -137,12 +137,12 @@ class SecretFilter:
         spans = sorted(self._spans(text)) if self._forms else []
         if not spans:
             return text
-        pieces, end = [], -1
+        parts, end = [], -1
         for start, stop in spans:
             if start > end:
-                pieces += [text[max(end, 0) : start], SHOWN]
+                parts += [text[max(end, 0) : start], SHOWN]
             end = max(end, stop)
-        return "".join((*pieces, text[end:]))
+        return "".join((*parts, text[end:]))
 
     def _spans(self, text: str) -> list[_Span]:
         """Return (start, end) of each part of a secret in `text`: as it is, and with escapes decoded, up to three times."""
@@ -153,11 +153,11 @@ class SecretFilter:
             if text == views[-1]:
                 break
             views.append(text)
-            found = self._spans_of_view(text)
-            for view in reversed(views[:-1]) if found else ():
-                places = _places(view)
-                found = [(places[start][0], places[end - 1][1]) for start, end in found]
-            spans += found
+            new_spans = self._spans_of_view(text)
+            for view in reversed(views[:-1]) if new_spans else ():
+                positions = _positions(view)
+                new_spans = [(positions[start][0], positions[end - 1][1]) for start, end in new_spans]
+            spans += new_spans
         return spans
 
     def _spans_of_view(self, view: str) -> list[_Span]:
@@ -183,9 +183,9 @@ class SecretFilter:
             starts = (self._table.take(_hashes(samples)).nonzero()[0] * _STEP).tolist()
         runs: list[_Span] = []
         for start in starts:
-            places = self._places.get(letters[start : start + _SIZE])
-            if places:
-                runs += self._runs_at(letters, start, places)
+            matches = self._samples.get(letters[start : start + _SIZE])
+            if matches:
+                runs += self._runs_at(letters, start, matches)
         return runs
 
     @functools.cached_property
@@ -194,12 +194,12 @@ class SecretFilter:
         import numpy as np
 
         table = np.zeros(1 << _TABLE_BITS, np.bool_)
-        table[_hashes(np.frombuffer(b"".join(self._places), "<u4"))] = True
+        table[_hashes(np.frombuffer(b"".join(self._samples), "<u4"))] = True
         return table
 
-    def _runs_at(self, letters: bytes, index: int, places: list[tuple[int, int]]) -> Iterator[_Span]:
+    def _runs_at(self, letters: bytes, index: int, samples: list[tuple[int, int]]) -> Iterator[_Span]:
         """Yield (start, end) of the parts of forms around a sample."""
-        for number, offset in places:
+        for number, offset in samples:
             form, windows = self._forms[number]
             before = after = 0
             while before < min(index, offset) and letters[index - before - 1] == form[offset - before - 1]:
@@ -236,22 +236,22 @@ def _forms_of(secret: str) -> Iterator[tuple[bytes, list[int], list[int]]]:
     """
     raw = secret.encode("utf-8", "surrogatepass")
     for mirrored in (raw, raw[::-1]):
-        whole = list(range(len(raw)))
-        yield mirrored, whole, whole
+        identity = list(range(len(raw)))
+        yield mirrored, identity, identity
     for variant in (raw, raw.lower(), raw.upper(), raw[::-1]):
         for form, first, last in _encodings(variant):
             yield form, first, last
             if variant is raw:
                 top = len(raw) - 1
-                yield form[::-1], [top - one for one in reversed(last)], [top - one for one in reversed(first)]
+                yield form[::-1], [top - index for index in reversed(last)], [top - index for index in reversed(first)]
 
 
 def _encodings(raw: bytes) -> Iterator[tuple[bytes, list[int], list[int]]]:
     """Yield hex, hex as in 0x73 0x6b, and base64 after 0, 1 and 2 other bytes, as `_forms_of`."""
     for digits in ("%02x", "0x%02x"):
         form = "".join(digits % byte for byte in raw).encode()
-        whole = [index * len(raw) // len(form) for index in range(len(form))]
-        yield form, whole, whole
+        positions = [index * len(raw) // len(form) for index in range(len(form))]
+        yield form, positions, positions
     for shift in range(3):
         encoded = base64.b64encode(b"." * shift + raw).rstrip(b"=")
         first = [6 * index // 8 - shift for index in range(len(encoded))]
@@ -261,8 +261,8 @@ def _encodings(raw: bytes) -> Iterator[tuple[bytes, list[int], list[int]]]:
 
 def _letters_of(form: bytes, first: list[int], last: list[int], n_bytes: int, size: int) -> _Form:
     """Return the letters of a form, and the parts of them that are made of `size` of the secret's `n_bytes` in a row."""
-    kept = [index for index, byte in enumerate(form) if byte not in _OTHERS]
-    first, last = [first[index] for index in kept], [last[index] for index in kept]
+    letter_indices = [index for index, byte in enumerate(form) if byte not in _OTHERS]
+    first, last = [first[index] for index in letter_indices], [last[index] for index in letter_indices]
     windows: list[_Span] = []
     for start in range(n_bytes - size + 1):
         window = bisect_left(first, start), bisect_right(last, start + size - 1)
@@ -274,12 +274,12 @@ def _letters_of(form: bytes, first: list[int], last: list[int], n_bytes: int, si
 def _stabbing(windows: list[_Span]) -> set[int]:
     """Return the fewest offsets so that every window, wherever a text's samples begin, has a whole sample at one of them."""
     chosen: set[int] = set()
-    for rest in range(_STEP):
+    for residue in range(_STEP):
         newest = -1
         for start, end in windows:
             if newest < start:
                 most = end - _SIZE
-                newest = most - (most - rest) % _STEP
+                newest = most - (most - residue) % _STEP
                 chosen.add(newest)
     return chosen
 
@@ -307,15 +307,15 @@ def _decoded(match: re.Match[str]) -> str:
     return chr(int(code, 8)) if len(code) == 3 else " "
 
 
-def _places(text: str) -> list[_Span]:
+def _positions(text: str) -> list[_Span]:
     """Return (start, end) in `text` of each character of `text` with its escapes decoded."""
-    places: list[_Span] = []
+    positions: list[_Span] = []
     end = 0
     for match in _ESCAPE.finditer(text):
-        places += [(index, index + 1) for index in range(end, match.start())]
-        places += [match.span()] * len(_decoded(match))
+        positions += [(index, index + 1) for index in range(end, match.start())]
+        positions += [match.span()] * len(_decoded(match))
         end = match.end()
-    return places + [(index, index + 1) for index in range(end, len(text))]
+    return positions + [(index, index + 1) for index in range(end, len(text))]
 
 
 def _indices_of_letters(view: str) -> list[int]:
@@ -323,5 +323,5 @@ def _indices_of_letters(view: str) -> list[int]:
     indices: list[int] = []
     for index, character in enumerate(view):
         plain = character if character.isascii() else unicodedata.normalize("NFKD", character)
-        indices += [index] * sum(one.isascii() and one.isalnum() for one in plain)
+        indices += [index] * sum(letter.isascii() and letter.isalnum() for letter in plain)
     return indices

@@ -269,8 +269,8 @@ def _is_notebook() -> bool:
 
 def duration(seconds: float) -> str:
     """Return seconds as text: ``45 s``, ``12 min``, ``3 h 20 min``."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes > 2 else f"{minutes * 60 + rest} s"
+    return f"{minutes} min" if minutes > 2 else f"{minutes * 60 + remainder} s"

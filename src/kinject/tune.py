@@ -368,7 +368,10 @@ class BatchResult(Tabular):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each batch that was tried."""
-        return [{"batch": one.batch, "peak bytes": one.peak_bytes, "fits": one.fits(self.limit)} for one in self.trials]
+        return [
+            {"batch": trial.batch, "peak bytes": trial.peak_bytes, "fits": trial.fits(self.limit)}
+            for trial in self.trials
+        ]
 
 
 def find_batch(recipe: TrainRecipe, limit: int | None, max_batch: int | None) -> BatchResult:
@@ -403,7 +406,7 @@ def find_batch(recipe: TrainRecipe, limit: int | None, max_batch: int | None) ->
             "trainer.optim: adamw_8bit, a shorter trainer.max_length, an adapter section, a smaller model."
         )
     batch = next(size for size in range(min(largest, rows), 0, -1) if rows % size == 0)
-    tried = tuple(sorted(trials.done.values(), key=lambda trial: trial.batch))
+    tried = tuple(sorted(trials.trials.values(), key=lambda trial: trial.batch))
     return BatchResult(largest, batch, rows // batch, config.world_size, tried, limit)
 
 
@@ -432,13 +435,13 @@ class _Trials:
         files = {name: content for name, content in hash_inputs(recipe).items() if name != "fingerprint"}
         self.identity = content_id(_FORMAT, device, dict(self.trial_recipe(0, Path()).raw), files)
         self.path = folder / "trials.json"
-        self.done: dict[int, BatchTrial] = {}
+        self.trials: dict[int, BatchTrial] = {}
         if self.path.is_file():
             fix = "Delete it to repeat the trials."
             try:
                 stored = read_checked_json(self.path, fix)
                 if stored["id"] == self.identity:
-                    self.done = {item["batch"]: BatchTrial(**item) for item in stored["trials"]}
+                    self.trials = {item["batch"]: BatchTrial(**item) for item in stored["trials"]}
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{self.path}: damaged ({error!r}). {fix}") from error
 
@@ -447,12 +450,12 @@ class _Trials:
 
         A stored trial that was killed at a limit does not show whether it fits a higher one, so it is repeated.
         """
-        stored = self.done.get(batch)
+        stored = self.trials.get(batch)
         if stored is None or (stored.peak_bytes is None and not stored.refused):
-            self.done[batch] = self._try(batch)
-            trials = [asdict(trial) for trial in self.done.values()]
+            self.trials[batch] = self._try(batch)
+            trials = [asdict(trial) for trial in self.trials.values()]
             write_checked_json(self.path, {"id": self.identity, "trials": trials})
-        return self.done[batch]
+        return self.trials[batch]
 
     def _try(self, batch: int) -> BatchTrial:
         folder = self.folder / f"batch-{batch}"

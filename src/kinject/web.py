@@ -117,10 +117,10 @@ def _retried(url: str, attempt: Callable[[], _Result]) -> _Result:
     raise AssertionError("the loop returns or raises")
 
 
-def _pause(wanted: str | None, n: int) -> float:
+def _pause(retry_after: str | None, n: int) -> float:
     """Return the seconds to wait after attempt `n`: as many as the server wants, else a quarter, doubled each time."""
     try:
-        return min(_LONGEST_PAUSE, max(0.0, float(wanted or "")))
+        return min(_LONGEST_PAUSE, max(0.0, float(retry_after or "")))
     except ValueError:
         return float(min(_LONGEST_PAUSE, 0.25 * 2**n))
 

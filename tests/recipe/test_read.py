@@ -46,8 +46,8 @@ def test_overrides_win_and_are_yaml(write: Write) -> None:
     assert recipe.corpus is not None
     assert recipe.corpus.replay is not None
     assert recipe.corpus.replay.fraction == 0.5
-    assert recipe.where("trainer.learning_rate") == "command line"
-    assert recipe.where("trainer.max_steps").endswith("r.yaml:8")
+    assert recipe.location("trainer.learning_rate") == "command line"
+    assert recipe.location("trainer.max_steps").endswith("r.yaml:8")
 
 
 def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:

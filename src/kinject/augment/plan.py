@@ -365,7 +365,7 @@ class PassageFile:
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
-        spans = [(one.id, one.start, one.end, one.path, one.place, one.header, one.cut) for one in passages]
+        spans = [(one.id, one.start, one.end, one.path, one.location, one.header, one.cut) for one in passages]
         row = [document.id, document.title, document.text, document.source, document.meta.get("licence"), spans]
         try:
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -181,10 +181,10 @@ def _run_shards(shards: Iterator[Shard], start_executor: Callable[[int], Executo
             for outcome in executor.wait():
                 n_running -= 1
                 progress.advance()
-                if outcome.done is None:
+                if outcome.result is None:
                     errors.append(f"{outcome.task.label}: {outcome.error}")
                 else:
-                    counts.append(outcome.done)
+                    counts.append(outcome.result)
     if errors:
         more = f" So did {len(errors) - 1} more." if len(errors) > 1 else ""
         raise EndpointError(f"{errors[0]}{more} Stored answers are kept; the same command resumes.", fatal=True)

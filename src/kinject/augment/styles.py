@@ -246,7 +246,7 @@ def read_style(path: Path, *, templates: bool = True) -> Style:
     faults: list[Fault] = []
 
     def report(key: tuple[str | int, ...], fault: str) -> None:
-        faults.append(Fault(file.where(key), ".".join(map(str, key)), fault))
+        faults.append(Fault(file.location(key), ".".join(map(str, key)), fault))
 
     style = FieldChecker(report).section(Style, file.root, ())
     if style is not None:

@@ -155,7 +155,7 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
         with LocalExecutor(1, _n_gpus(run.setting.device, strategy), CPU_PRELOAD if on_cpu else ()) as executor:
             executor.submit(stage)
             (outcome,) = executor.wait()
-        if outcome.done is None:
+        if outcome.result is None:
             reason = f"{outcome.error} (its log: {stage.folder / LOG})"
             if strategy.name == "vanilla":
                 raise InputError(f"the vanilla run failed: {reason}")

@@ -151,7 +151,9 @@ def custom_strategies(recipe: Recipe) -> list[Strategy]:
         try:
             read_recipe(recipe.path, (*recipe.overrides, *words))
         except RecipeError as error:
-            faults += [replace(fault, where=recipe.where(place), key=f"{name}: {fault.key}") for fault in error.faults]
+            faults += [
+                replace(fault, location=recipe.location(place), key=f"{name}: {fault.key}") for fault in error.faults
+            ]
     if faults:
         raise RecipeError(faults)
     return [

@@ -192,7 +192,7 @@ class _Splitter:
         return Passage(
             content_id("passage", document.id, start, end, text), document.id, start, end, text,
             path=(title, *path[path[:1] == (title,) :]) if title else path,
-            place=", ".join(_render_place(*marks, start, end) for marks in self._marks), header=header, cut=cut,
+            location=", ".join(_render_place(*marks, start, end) for marks in self._marks), header=header, cut=cut,
         )  # fmt: skip
 
 

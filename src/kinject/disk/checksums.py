@@ -198,17 +198,17 @@ def check_sha256sums(folder: Path) -> tuple[dict[str, str], str]:
     if not path.exists():
         return {}, ""
     lines = read_bytes(path).decode("utf-8", "replace").splitlines()
-    wanted: dict[str, str] = {}
+    expected: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         match = _SUMS_LINE.fullmatch(line)
         if match is None:
             return {}, f"{path}:{number}: damaged: no hash and name of a file"
-        wanted[match[2]] = match[1]
-    missing = next((name for name in wanted if not (folder / name).is_file()), None)
+        expected[match[2]] = match[1]
+    missing = next((name for name in expected if not (folder / name).is_file()), None)
     if missing is not None:
         return {}, f"{folder / missing}: is missing, but {SHA256SUMS} beside it names it"
-    found = dict(zip(wanted, file_hashes([folder / name for name in wanted]), strict=True))
-    changed = next((name for name, digest in found.items() if digest != wanted[name]), None)
+    present = dict(zip(expected, file_hashes([folder / name for name in expected]), strict=True))
+    changed = next((name for name, digest in present.items() if digest != expected[name]), None)
     if changed is not None:
-        return found, f"{folder / changed}: its bytes are not those that were written ({SHA256SUMS} beside it)"
-    return found, ""
+        return present, f"{folder / changed}: its bytes are not those that were written ({SHA256SUMS} beside it)"
+    return present, ""

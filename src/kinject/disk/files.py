@@ -139,10 +139,10 @@ def check_regular(path: Path) -> None:
     A folder, pipe, socket or device is refused, and a file below /proc or /sys, where reading may never end.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
-    _refuse_unless_regular(path, found)
+    _refuse_unless_regular(path, status)
 
 
 def open_regular(name: str | os.PathLike[str], flags: int) -> int:
@@ -153,9 +153,9 @@ def open_regular(name: str | os.PathLike[str], flags: int) -> int:
     path = Path(name)
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
     try:
-        found = os.fstat(descriptor)
-        _refuse_unless_regular(path, found)
-        if not found.st_size and not flags & (os.O_WRONLY | os.O_RDWR) and _is_endless(descriptor):
+        status = os.fstat(descriptor)
+        _refuse_unless_regular(path, status)
+        if not status.st_size and not flags & (os.O_WRONLY | os.O_RDWR) and _is_endless(descriptor):
             raise _no_file(path, "a file of the kernel")
     except BaseException:
         os.close(descriptor)
@@ -180,8 +180,8 @@ def kind_of(mode: int) -> str:
     return next((words for is_kind, words in kinds if is_kind(mode)), "a device")
 
 
-def _refuse_unless_regular(path: Path, found: os.stat_result) -> None:
-    kind = kind_of(found.st_mode) or ("a file of the kernel" if found.st_dev in _kernel_devices() else "")
+def _refuse_unless_regular(path: Path, status: os.stat_result) -> None:
+    kind = kind_of(status.st_mode) or ("a file of the kernel" if status.st_dev in _kernel_devices() else "")
     if kind:
         raise _no_file(path, kind)
 
@@ -217,13 +217,13 @@ def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = No
     limit = LARGEST_FILE if most is None else min(most, LARGEST_FILE)
     with open_to_read(path) if stream is None else contextlib.nullcontext(stream) as file:
         try:
-            left, parts = limit + 1, []
-            while part := file.read(min(left, 2**20)):  # one read of the limit would allocate as much
+            remaining, parts = limit + 1, []
+            while part := file.read(min(remaining, 2**20)):  # one read of the limit would allocate as much
                 parts.append(part)
-                left -= len(part)
+                remaining -= len(part)
         except OSError as error:
             raise unreadable(path, error) from error
-    if not left:
+    if not remaining:
         raise InputError(f"{path}: longer than {format_size(limit)}, the most that is read whole. Split it.")
     return b"".join(parts)
 

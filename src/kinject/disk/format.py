@@ -19,17 +19,17 @@ FORMAT_VERSION = 1
 MARKER = ".format.json"
 
 
-def check_version(found: object, where: str) -> None:
-    """Raise `InputError` at `where` unless `found` is a format version that this kinject reads."""
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+def check_version(version: object, location: str) -> None:
+    """Raise `InputError` at `location` unless `version` is a format version that this kinject reads."""
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(
-            f"{where}: damaged: format_version is {found!r:.40}, a whole number from 1 is needed. Restore it from a copy, or "
-            "choose another run folder."
+            f"{location}: damaged: format_version is {version!r:.40}, a whole number from 1 is needed. Restore it from a copy, "
+            "or choose another run folder."
         )
-    if found > FORMAT_VERSION:
+    if version > FORMAT_VERSION:
         raise InputError(
-            f"{where}: written by a newer kinject (format {found}; this one reads up to {FORMAT_VERSION}). Update kinject, or "
-            "choose another run folder."
+            f"{location}: written by a newer kinject (format {version}; this one reads up to {FORMAT_VERSION}). Update kinject, "
+            "or choose another run folder."
         )
 
 
@@ -39,12 +39,12 @@ def check_folder(folder: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        found = json.loads(read_bytes(path))["format_version"]
+        version = json.loads(read_bytes(path))["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path}: damaged ({error}). Delete this file if no newer kinject wrote into the folder."
         ) from error
-    check_version(found, str(path))
+    check_version(version, str(path))
     return True
 
 

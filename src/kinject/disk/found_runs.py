@@ -120,10 +120,10 @@ def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
 def _manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a run folder, {} if it has none that can be read."""
     try:
-        found = json.loads((path / "manifest.json").read_bytes())
+        manifest = json.loads((path / "manifest.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("counts"), dict) else {}
+    return manifest if isinstance(manifest, dict) and isinstance(manifest.get("counts"), dict) else {}
 
 
 def _guess_verb(path: Path) -> str:

@@ -65,9 +65,9 @@ class Journal:
         line = add_line_checksum(encode_row(row).encode("utf-8")) + b"\n"
         start = self._file.seek(0, os.SEEK_END)
         try:
-            left = memoryview(line)
-            while left:  # unbuffered: a disk that fills takes a part, then refuses the rest
-                left = left[self._file.write(left) :]
+            remaining = memoryview(line)
+            while remaining:  # unbuffered: a disk that fills takes a part, then refuses the rest
+                remaining = remaining[self._file.write(remaining) :]
             if self._sync:
                 os.fsync(self._file.fileno())
             self._check_not_replaced()
@@ -129,20 +129,20 @@ def _scan(file: Iterable[bytes], path: Path, fix: str) -> Iterator[tuple[int, in
         offset += len(line)
 
 
-def _parse(line: bytes, where: str, fix: str) -> Row:
+def _parse(line: bytes, location: str, fix: str) -> Row:
     """Return the row on a line without its checksum."""
     body = line.rstrip(b"\r\n")
     try:
         bare = remove_line_checksum(body)
     except ValueError as error:
-        raise InputError(f"{where}: damaged: {error}. {fix}") from error
+        raise InputError(f"{location}: damaged: {error}. {fix}") from error
     if bare is not None:
-        return parse_row(bare, where)
+        return parse_row(bare, location)
     try:
-        parse_row(body, where)
+        parse_row(body, location)
     except InputError as error:
         raise InputError(f"{error} {fix}") from error
-    raise InputError(f"{where}: damaged: its {CHECKSUM} is missing. {fix}")
+    raise InputError(f"{location}: damaged: its {CHECKSUM} is missing. {fix}")
 
 
 def _open(path: Path, mode: str) -> BinaryIO:

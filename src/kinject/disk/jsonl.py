@@ -59,8 +59,8 @@ def encode_row(row: object) -> str:
     return _ENCODER.encode(row)
 
 
-def parse_row(line: bytes, where: str) -> Row:
-    """Return the object on one line. Raises `InputError` at `where` if it is not a UTF-8 JSON object.
+def parse_row(line: bytes, location: str) -> Row:
+    """Return the object on one line. Raises `InputError` at `location` if it is not a UTF-8 JSON object.
 
     Also if an object holds a key twice, if it is nested deeper than `DEEPEST`, or holds an integer of more digits than
     Python reads.
@@ -68,24 +68,24 @@ def parse_row(line: bytes, where: str) -> Row:
     try:
         value = parse_json(line)
     except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
+        raise InputError(f"{location}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
     except RecursionError as error:
-        raise _too_deep(where) from error
+        raise _too_deep(location) from error
     except _RepeatedKeyError as error:
-        raise InputError(f"{where}: {error}. Keep one.") from error
+        raise InputError(f"{location}: {error}. Keep one.") from error
     except ValueError as error:  # also an integer of thousands of digits
-        raise InputError(f"{where}: not JSON: {error}. Each line must hold one JSON object.") from error
+        raise InputError(f"{location}: not JSON: {error}. Each line must hold one JSON object.") from error
     if not isinstance(value, dict):
-        raise InputError(f"{where}: found {type(value).__name__}, each line must hold one JSON object.")
+        raise InputError(f"{location}: found {type(value).__name__}, each line must hold one JSON object.")
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
-        raise _too_deep(where)
+        raise _too_deep(location)
     if b"\\u" in line:
-        _check_surrogates(value, where)
+        _check_surrogates(value, location)
     return value
 
 
-def _too_deep(where: str) -> InputError:
-    return InputError(f"{where}: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object.")
+def _too_deep(location: str) -> InputError:
+    return InputError(f"{location}: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object.")
 
 
 def _depth(value: object) -> int:
@@ -97,15 +97,15 @@ def _depth(value: object) -> int:
     return depth
 
 
-def _check_surrogates(value: Row, where: str) -> None:
+def _check_surrogates(value: Row, location: str) -> None:
     """Raise `InputError` if an escape is half a surrogate pair, which no file can hold."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = f"\\u{ord(text[error.start]):04x}"
+        escape = f"\\u{ord(text[error.start]):04x}"
         raise InputError(
-            f"{where}: half a surrogate pair ({found}), which is no character. Write both halves, or take it out."
+            f"{location}: half a surrogate pair ({escape}), which is no character. Write both halves, or take it out."
         ) from error
 
 

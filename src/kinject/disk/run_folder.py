@@ -48,8 +48,8 @@ def is_network(folder: Path) -> bool:
     except OSError:
         return False
     device = os.stat(folder).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    return any(line.split()[2] == wanted and line.partition(" - ")[2].split()[0] in _TYPES for line in lines)
+    device_number = f"{os.major(device)}:{os.minor(device)}"
+    return any(line.split()[2] == device_number and line.partition(" - ")[2].split()[0] in _TYPES for line in lines)
 
 
 @contextlib.contextmanager

@@ -202,21 +202,21 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
-            yield Fault(recipe.where(key), key, problem)
+            yield Fault(recipe.location(key), key, problem)
     for index, name in enumerate(section.retrieval_models or ()):
         if name not in section.models:
             key = f"eval.retrieval_models.{index}"
             problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
-            yield Fault(recipe.where(key), key, problem)
+            yield Fault(recipe.location(key), key, problem)
     has_tasks = any(is_task(_as_section(value).path) for value in section.questions.values())
     judged = judge_section_faults(section, writes=has_tasks or not OPEN.isdisjoint(section.formats))
     for key, problem in judged:
-        yield Fault(recipe.where(key), key, problem)
+        yield Fault(recipe.location(key), key, problem)
     for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
-        yield Fault(recipe.where(key), key, problem)
+        yield Fault(recipe.location(key), key, problem)
     if section.retrieval_models is not None and section.retrieval is None:
         problem = "models are to get context, but eval.retrieval is missing. Add it, or remove this key."
-        yield Fault(recipe.where("eval.retrieval_models"), "eval.retrieval_models", problem)
+        yield Fault(recipe.location("eval.retrieval_models"), "eval.retrieval_models", problem)
 
 
 def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
@@ -238,7 +238,7 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
         text.startswith(("model.", "model=")) for text in recipe.overrides
     )
     if recipe.model is not None and (overridden or not trains):
-        where = "command line" if overridden else recipe.where("model")
+        where = "command line" if overridden else recipe.location("model")
         yield Fault(
             where, "model",
             "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "

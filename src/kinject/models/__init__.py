@@ -54,24 +54,24 @@ from kinject.models.load import (
 from kinject.models.sharded import (
     Sharding,
     copy_weights,
+    full_tensor,
     own_part,
     read_sharding,
     shape_of,
     shard,
     sharded_by_transformers,
     size_of,
-    whole,
     whole_weights,
 )
 
 __all__ = [
-    "ADAPTER_CONFIG", "CONFIG", "INDEX", "LoadedModel", "Sharding", "attention_fault", "base_of_adapter",
-    "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in", "check_model",
-    "choose_attention", "choose_device", "choose_precision", "copy_weights", "emulated_bf16", "end_tokens", "fastest_attention",
-    "first_line", "generation_settings", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer",
-    "model_files", "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_header", "read_headers",
-    "read_object", "read_sharding", "reads_later_tokens", "saved_tensors", "shape_of", "shard", "sharded_by_transformers",
-    "size_of", "train_tokenizer", "try_attention", "weight_files", "whole", "whole_weights", "window_of",
+    "ADAPTER_CONFIG", "CONFIG", "INDEX", "LoadedModel", "Sharding", "attention_fault", "base_of_adapter", "causal_fault",
+    "check_causal", "check_config", "check_files", "check_finite_in", "check_model", "choose_attention", "choose_device",
+    "choose_precision", "copy_weights", "emulated_bf16", "end_tokens", "fastest_attention", "first_line", "full_tensor",
+    "generation_settings", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer", "model_files",
+    "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_header", "read_headers", "read_object",
+    "read_sharding", "reads_later_tokens", "saved_tensors", "shape_of", "shard", "sharded_by_transformers", "size_of",
+    "train_tokenizer", "try_attention", "weight_files", "whole_weights", "window_of",
 ]  # fmt: skip
 
 

@@ -71,12 +71,12 @@ def _boundaries(positions: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Te
     that the GPU is waited for once a batch, not twice a layer.
     """
     global _last  # a batch's positions are not written to after it was made
-    kept = _last
-    if kept is None or kept[0] is not positions or kept[1] != starts.shape:
+    cached = _last
+    if cached is None or cached[0] is not positions or cached[1] != starts.shape:
         offsets = starts.flatten().nonzero()[:, 0].to(torch.int32)
         offsets = torch.cat([offsets, offsets.new_tensor([starts.numel()])])
-        _last = kept = positions, starts.shape, offsets, int(offsets.diff().max())
-    return kept[2:]
+        _last = cached = positions, starts.shape, offsets, int(offsets.diff().max())
+    return cached[2:]
 
 
 def _run_kernel(
@@ -156,17 +156,17 @@ def _read_two_documents(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     embedding = model.get_input_embeddings()
     ids = torch.arange(3, 35, device=model.device)[None] % int(embedding.weight.shape[0])
     positions = torch.cat([torch.arange(12), torch.arange(20)]).to(model.device)[None]
-    kept: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
 
     def keep(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        kept.append(output.detach().requires_grad_())
-        return kept[-1]
+        outputs.append(output.detach().requires_grad_())
+        return outputs[-1]
 
     hook = embedding.register_forward_hook(keep)
     try:
         with torch.enable_grad(), torch.autocast(model.device.type, _half_dtype(model.device.type)):
             logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
-            gradient = torch.autograd.grad(logits.square().mean(), kept[0])[0]
+            gradient = torch.autograd.grad(logits.square().mean(), outputs[0])[0]
     finally:
         hook.remove()
     return logits.detach(), gradient.detach().float()
@@ -176,6 +176,6 @@ def _half_dtype(device: str) -> torch.dtype:
     return torch.float16 if choose_precision(device) == "fp16" else torch.bfloat16
 
 
-def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def _distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the length of the difference over that of `expected`."""
-    return float((found - expected).norm() / expected.norm().clamp(min=1e-6))
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-6))

@@ -40,8 +40,8 @@ def window_of(config: Any) -> int | None:
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """Return the tokens that end a text of `model`: those of its generation config, then the tokenizer's; [] without any."""
-    own = model.generation_config.eos_token_id
-    ends = [own] if isinstance(own, int) else own or ()
+    configured = model.generation_config.eos_token_id
+    ends = [configured] if isinstance(configured, int) else configured or ()
     return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
 
 

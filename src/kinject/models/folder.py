@@ -149,20 +149,20 @@ def read_headers(folder: Path) -> Header:
     Raises `InputError` if a file is damaged, the index names a tensor that its file lacks, config.json declares more
     layers than there are tensors (all of them would be allocated), or dtypes and quantization do not fit.
     """
-    found: Header = {}
+    headers: Header = {}
     for path in weight_files(folder):
         header = read_header(path)
-        twice = found.keys() & header.keys()
+        twice = headers.keys() & header.keys()
         if twice:
             raise InputError(f"{path}: {min(twice)} is in another file of the weights as well. {_FIX}")
-        found |= header
+        headers |= header
     if (folder / INDEX).exists() and not (folder / _WEIGHTS).exists():
-        lacking = read_object(folder / INDEX)["weight_map"].keys() - found.keys()
+        lacking = read_object(folder / INDEX)["weight_map"].keys() - headers.keys()
         if lacking:
             raise InputError(f"{folder / INDEX}: names {min(lacking)}, which its file lacks. {_FIX}")
     if (folder / CONFIG).exists():
-        _check_against(folder / CONFIG, read_object(folder / CONFIG), found)
-    return found
+        _check_against(folder / CONFIG, read_object(folder / CONFIG), headers)
+    return headers
 
 
 def read_header(path: Path) -> Header:
@@ -213,29 +213,29 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
         if value is not None and (not isinstance(value, str) or value.removeprefix("torch.") not in _DTYPES):
             raise InputError(f"{path}: {key}: found {value!r:.60}, allowed: {', '.join(_DTYPES[1:5])}. {_FIX}")
     n_rows = config.get("vocab_size")
-    for where, name, value in _values(config, ""):
-        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not where.endswith("]"))):
-            raise InputError(f"{path}: {where}: found {value}, a finite number is needed. {_FIX}")
+    for key_path, name, value in _values(config, ""):
+        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not key_path.endswith("]"))):
+            raise InputError(f"{path}: {key_path}: found {value}, a finite number is needed. {_FIX}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if (name in _SIZES and value < 1) or (name in _ABOVE_ZERO and value <= 0):
-            raise InputError(f"{path}: {where}: found {value!r:.60}, a number above 0 is needed. {_FIX}")
+            raise InputError(f"{path}: {key_path}: found {value!r:.60}, a number above 0 is needed. {_FIX}")
         if ("dropout" in name or name.endswith("_pdrop")) and not 0 <= value <= 1:
-            raise InputError(f"{path}: {where}: found {value!r:.60}, allowed: 0 to 1. {_FIX}")
+            raise InputError(f"{path}: {key_path}: found {value!r:.60}, allowed: 0 to 1. {_FIX}")
         if name in ("bos_token_id", "eos_token_id", "pad_token_id") and isinstance(n_rows, int) and 0 < n_rows <= value:
-            raise InputError(f"{path}: {where}: found {value!r:.60}, but vocab_size is {n_rows}. {_FIX}")
+            raise InputError(f"{path}: {key_path}: found {value!r:.60}, but vocab_size is {n_rows}. {_FIX}")
 
 
-def _values(value: Any, where: str, name: str = "") -> Iterator[tuple[str, str, Any]]:
+def _values(value: Any, key_path: str, name: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yield (dotted key, the key nearest to it, value) of every plain value in `value`."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _values(item, f"{where}.{key}" if where else key, key)
+            yield from _values(item, f"{key_path}.{key}" if key_path else key, key)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _values(item, f"{where}[{index}]", name)
+            yield from _values(item, f"{key_path}[{index}]", name)
     else:
-        yield where, name, value
+        yield key_path, name, value
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def first_line(error: BaseException) -> str:
     return text[:200].rstrip(".")
 
 
-def check_buffers(model: Any, place: str, source: str) -> None:
+def check_buffers(model: Any, location: str, source: str) -> None:
     """Raise `InputError` if a tensor that is computed from the config holds a NaN or +inf (a mask may hold -inf).
 
     Torch's attention on the CPU hides that in rows of less than 16 tokens: it writes 0 where all scores are NaN.
@@ -285,7 +285,7 @@ def check_buffers(model: Any, place: str, source: str) -> None:
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and not buffer.is_meta and not bool((buffer.float() < math.inf).all()):
             raise InputError(
-                f"{place}: {name}, which is computed from {source}, is not finite. Check the numbers there (rope_theta, "
+                f"{location}: {name}, which is computed from {source}, is not finite. Check the numbers there (rope_theta, "
                 "rope_parameters, scaling factors)."
             )
 
@@ -329,10 +329,10 @@ def not_finite_in(folder: Path) -> str:
 
 def check_finite_in(folder: Path) -> None:
     """Raise `InputError` with the file and the tensor if the safetensors of a model folder are not all finite."""
-    found = not_finite_in(folder)
-    if found:
+    fault = not_finite_in(folder)
+    if fault:
         raise InputError(
-            f"{found} holds a value that is not finite (NaN or an infinity), so no output of this model is a number. "
+            f"{fault} holds a value that is not finite (NaN or an infinity), so no output of this model is a number. "
             "Make the model again, or take another copy."
         )
 

@@ -154,8 +154,8 @@ def attention_fault(name: str, device: str) -> str:
     major, minor = torch.cuda.get_device_capability()
     if torch.version.hip is None and not kernel.lowest <= major <= kernel.highest:
         first, last = (_GENERATIONS.get(generation, "") for generation in (kernel.lowest, kernel.highest))
-        wanted = f"{kernel.lowest}.0 ({first}) or newer" if not last else f"{kernel.lowest}.0 ({first}) to {last}'s"
-        return f"needs a GPU of compute capability {wanted}, and {torch.cuda.get_device_name()} has {major}.{minor}"
+        required = f"{kernel.lowest}.0 ({first}) or newer" if not last else f"{kernel.lowest}.0 ({first}) to {last}'s"
+        return f"needs a GPU of compute capability {required}, and {torch.cuda.get_device_name()} has {major}.{minor}"
     if name == "varlen":
         missing = importlib.util.find_spec("torch.nn.attention.varlen") is None
         return "needs torch 2.10 or newer (pip install -U torch)" if missing else ""
@@ -172,13 +172,13 @@ def _hub_kernels_fault() -> str:
     from transformers.utils import import_utils
 
     install = "pip install 'transformers[kernels]'"
-    found = _version("kernels")
-    if found is None:
+    installed = _version("kernels")
+    if installed is None:
         return f"the package kernels is not installed ({install})"
     lowest, below = import_utils.KERNELS_MIN_VERSION, getattr(import_utils, "KERNELS_MAX_VERSION", None)
-    if Version(found) < Version(lowest) or (below is not None and Version(found) >= Version(below)):
+    if Version(installed) < Version(lowest) or (below is not None and Version(installed) >= Version(below)):
         limit = f" and below {below}" if below else ""
-        return f"kernels {found} is installed, and this transformers takes {lowest} or newer{limit} ({install})"
+        return f"kernels {installed} is installed, and this transformers takes {lowest} or newer{limit} ({install})"
     return ""
 
 

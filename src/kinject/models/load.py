@@ -60,18 +60,20 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     from transformers import AutoTokenizer
 
     source = find_source(path, "tokenizer", revision)
-    where = path
+    location = path
     if Path(source).exists():
         check_files(Path(source))
-        where = next((str(file) for file in (Path(source) / "tokenizer.json",) if file.exists()), path)
-    with _raising_input_error(where, "tokenizer"):
+        location = next((str(file) for file in (Path(source) / "tokenizer.json",) if file.exists()), path)
+    with _raising_input_error(location, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
         # A damaged file may load and then fail, or return no tokens, on the first text.
         ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     if not ids:
-        raise InputError(f"{where}: no usable tokenizer (it makes no tokens of 'a b'). {_fix(where, 'tokenizer')}")
+        raise InputError(
+            f"{location}: no usable tokenizer (it makes no tokens of 'a b'). {_fix(location, 'tokenizer')}"
+        )
     _check_template(path, tokenizer)
     return tokenizer
 
@@ -153,11 +155,11 @@ def load_model(
     _check_finite([on_top or Path(base), Path(base)], model, quantized=quantization != "none")
     implementation = str(model.config._attn_implementation)
     name = f"{path}{f'@{revision}' if revision else ''}{f' with {adapter}' if adapter else ''}"
-    place = _devices(model) if device_map != "none" else device
+    location = _devices(model) if device_map != "none" else device
     if sharding is not None or not move:
-        place += f", {sharding.describe()}" if sharding is not None else " once it is sharded"
+        location += f", {sharding.describe()}" if sharding is not None else " once it is sharded"
     arithmetic = f"{str(torch_dtype).removeprefix('torch.')}{f' in {quantization}' if quantization != 'none' else ''}"
-    note = f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {implementation} attention, on {place}"
+    note = f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {implementation} attention, on {location}"
     if tokenizer is None:
         has_own = on_top is not None and (on_top / "tokenizer_config.json").exists()
         tokenizer = load_tokenizer(str(on_top)) if has_own and adapter else load_tokenizer(path, revision=revision)
@@ -383,13 +385,13 @@ def _fault_of_config(folder: Path) -> str:
         except Exception as error:  # noqa: BLE001 - any value may make it raise anything
             return error
 
-    whole = make_model(values)
-    if isinstance(whole, Exception):
+    model = make_model(values)
+    if isinstance(model, Exception):
         for key, value in values.items():
             if not isinstance(make_model({name: item for name, item in values.items() if name != key}), Exception):
-                return f"{CONFIG}: {key}: found {value!r:.80}: {first_line(whole)}"
-        return f"{CONFIG}: {first_line(whole)}"
-    shapes = {name: list(tensor.shape) for name, tensor in whole.state_dict().items()}
+                return f"{CONFIG}: {key}: found {value!r:.80}: {first_line(model)}"
+        return f"{CONFIG}: {first_line(model)}"
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, (_, shape, *_) in read_headers(folder).items():
         if shapes.get(name, shape) != shape:
             return f"{name} has shape {shape}, {CONFIG} makes it {shapes[name]}"

@@ -75,10 +75,11 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
     if n == 1 or offloads or keeps or is_first_version or splits > 1 or not (wants_fsdp or tensor > 1):
         return None
     shards = n // (replicas * tensor) if wants_fsdp else 1
-    given = max(sizes.get("DP_SHARD", 1), 1)
-    if shards * replicas * tensor != n or given not in (1, shards):
+    n_requested = max(sizes.get("DP_SHARD", 1), 1)
+    if shards * replicas * tensor != n or n_requested not in (1, shards):
+        shown = n_requested if n_requested > 1 else shards
         raise InputError(
-            f"parallelism_config: {replicas} replicas x {given if given > 1 else shards} shards x {tensor} tensor parallel "
+            f"parallelism_config: {replicas} replicas x {shown} shards x {tensor} tensor parallel "
             f"are not the {n} processes of this launch. Correct the sizes, or --num_processes."
         )
     return Sharding(shards, replicas, tensor, bf16)
@@ -87,12 +88,12 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
 @contextlib.contextmanager
 def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
     """Keep accelerate from sharding a model that transformers has sharded already, while a trainer is made."""
-    kept = {name: os.environ[name] for name in _ASKED if name in os.environ} if sharding is not None else {}
-    os.environ.update(dict.fromkeys(kept, "false"))
+    saved = {name: os.environ[name] for name in _ASKED if name in os.environ} if sharding is not None else {}
+    os.environ.update(dict.fromkeys(saved, "false"))
     try:
         yield
     finally:
-        os.environ.update(kept)
+        os.environ.update(saved)
 
 
 @contextlib.contextmanager
@@ -210,7 +211,7 @@ def size_of(tensor: torch.Tensor) -> int:
     return int(getattr(tensor, "ds_numel", tensor.numel()))
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values of a tensor, those of all processes if FSDP2 or tensor parallelism shards it; then all call this."""
     values = tensor.detach()
     return values.full_tensor() if hasattr(values, "full_tensor") else values
@@ -225,15 +226,15 @@ def whole_weights(module: torch.nn.Module) -> Iterator[None]:
     import torch
     from torch.distributed.tensor import distribute_tensor
 
-    own = {name: weight for name, weight in module._parameters.items() if weight is not None}
-    if any(hasattr(weight, "ds_tensor") for weight in own.values()):
+    parameters = {name: weight for name, weight in module._parameters.items() if weight is not None}
+    if any(hasattr(weight, "ds_tensor") for weight in parameters.values()):
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(list(own.values()), modifier_rank=0):
+        with deepspeed.zero.GatheredParameters(list(parameters.values()), modifier_rank=0):
             yield
         return
-    sharded: dict[str, Any] = {name: weight for name, weight in own.items() if hasattr(weight, "full_tensor")}
-    module._parameters.update({name: torch.nn.Parameter(whole(weight)) for name, weight in sharded.items()})
+    sharded: dict[str, Any] = {name: weight for name, weight in parameters.items() if hasattr(weight, "full_tensor")}
+    module._parameters.update({name: torch.nn.Parameter(full_tensor(weight)) for name, weight in sharded.items()})
     yield
     for name, weight in sharded.items():
         parts = distribute_tensor(

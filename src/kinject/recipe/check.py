@@ -119,7 +119,7 @@ class Checker:
                 return None
             return self._invalid(key, "found nothing; give it a value or remove the line.")
         options = [option for option in arguments if option is not type(None)]
-        silent = Checker(lambda _key, _what: None)
+        silent = Checker(lambda _key, _fault: None)
         for option in options:
             if silent.value(option, value, key) is not _INVALID:
                 return self.value(option, value, key)
@@ -172,8 +172,8 @@ class Checker:
     def _is_no_secret(self, value: Any, kind: str | None, key: KeyPath) -> bool:
         """Return whether a text is what its field `holds`. The fault does not repeat the text: it may be a secret."""
         if isinstance(value, list | tuple):
-            kept = [self._is_no_secret(item, kind, (*key, index)) for index, item in enumerate(value)]
-            return all(kept)
+            are_fine = [self._is_no_secret(item, kind, (*key, index)) for index, item in enumerate(value)]
+            return all(are_fine)
         fault = secret_in(value, kind) if isinstance(value, str) and kind else ""
         if fault:
             self.report(key, fault)

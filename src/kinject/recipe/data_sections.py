@@ -157,11 +157,11 @@ class CorpusSection:
 
     def own_answers(self) -> dict[str, AnswersSection]:
         """Return how the model answers rows itself, by the key of each corpus where it does: "", replay, mix.NAME."""
-        given = {"": self.answers} | {
+        configured = {"": self.answers} | {
             name if name == "replay" else f"mix.{name}": part.answers for name, part in self.parts().items()
         }
-        own = {name: OWN_ANSWERS if answers == "own" else answers for name, answers in given.items()}
-        return {name: answers for name, answers in own.items() if isinstance(answers, AnswersSection)}
+        sections = {name: OWN_ANSWERS if answers == "own" else answers for name, answers in configured.items()}
+        return {name: answers for name, answers in sections.items() if isinstance(answers, AnswersSection)}
 
 
 _READ_AGAIN = ("questions", "margin", "rest", "most", "patience")
@@ -215,15 +215,15 @@ class ExposureSection:
 
     def faults(self, trainer: Mapping[str, Any], probes: ProbesSection | None) -> list[tuple[str, str]]:
         """Return (key, fault) for each fault of the section, beside the sections `trainer` and `probes`."""
-        given = {key for key, value in vars(self).items() if value not in (None, ())}
+        changed = {key for key, value in vars(self).items() if value not in (None, ())}
         is_spaced, is_chosen = self.order == "spaced", self.read_again == "unknown"
         faults = []
         for keys, needed, is_on in (
             (("first_gap", "growth"), "order: spaced", is_spaced), (_READ_AGAIN, "read_again: unknown", is_chosen),
         ):  # fmt: skip
             fault = f"needs {needed}. Set it, or remove the line."
-            faults += [(f"exposure.{key}", fault) for key in keys if key in given and not is_on]
-        if is_spaced and "rest" in given:
+            faults += [(f"exposure.{key}", fault) for key in keys if key in changed and not is_on]
+        if is_spaced and "rest" in changed:
             faults.append(("exposure.rest", "with order: spaced the gaps decide it. Remove the line."))
         if self.order == "massed" or self.is_planned:
             if trainer.get("packing") and trainer.get("packing_strategy") == "wrapped":

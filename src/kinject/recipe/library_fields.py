@@ -271,11 +271,11 @@ def schedule_arguments(name: str) -> dict[str, tuple[Any, Any]]:
         return dict(OWN_SCHEDULES[name])
     source = _source(name)
     hints = typing.get_type_hints(vars(source)["__init__"] if isinstance(source, type) else source)
-    found = {}
+    arguments = {}
     for key, parameter in inspect.signature(source).parameters.items():
         if key not in _SET_BY_KINJECT:
-            found[key] = (_TYPES.get(key, hints.get(key, type(parameter.default))), parameter.default)
-    return found
+            arguments[key] = (_TYPES.get(key, hints.get(key, type(parameter.default))), parameter.default)
+    return arguments
 
 
 def _source(name: str) -> Callable[..., Any]:
@@ -330,13 +330,13 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
     warmup = trainer.get("warmup_steps", 0)
     floors = [key for key in ("min_lr", "min_lr_rate") if arguments.get(key) is not None]
     if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and len(floors) != 1:
-        found = "both" if floors else "neither"
-        fault = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {found}."
+        given = "both" if floors else "neither"
+        fault = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {given}."
         checker.report(("trainer", "lr_scheduler_type"), fault)
     sizes = [key for key in ("step_size", "step_epochs") if arguments.get(key) is not None]
     if name == "step_decay" and len(sizes) != 1:
-        found = "both" if sizes else "neither"
-        fault = f"step_decay needs step_size (updates) or step_epochs (epochs); found {found}."
+        given = "both" if sizes else "neither"
+        fault = f"step_decay needs step_size (updates) or step_epochs (epochs); found {given}."
         example = " For example lr_scheduler_kwargs: {step_epochs: 1, gamma: 0.5}." if not sizes else " Keep one."
         checker.report(("trainer", "lr_scheduler_type"), fault + example)
     if name == "one_cycle" and "pct_start" in arguments and warmup:

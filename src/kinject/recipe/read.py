@@ -104,9 +104,9 @@ class Recipe(Sections):
         """The recipe as shell words: its file, then its overrides, quoted."""
         return shlex.join((str(self.path), *self.overrides))
 
-    def where(self, key: str | KeyPath) -> str:
+    def location(self, key: str | KeyPath) -> str:
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an override set it."""
-        return _where(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
+        return _location(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
 
     def key_of_input(self, message: str) -> str:
         """Return `` (file:line: key)`` of the input that `message` is about as a whole, "" if it is about none.
@@ -122,7 +122,7 @@ class Recipe(Sections):
 
     def fault(self, key: str | KeyPath, message: str) -> Fault:
         """Return the fault `message` at `key`."""
-        return Fault(self.where(key), key if isinstance(key, str) else ".".join(map(str, key)), message)
+        return Fault(self.location(key), key if isinstance(key, str) else ".".join(map(str, key)), message)
 
     def error(self, key: str | KeyPath, fault: str) -> RecipeError:
         """Return a `RecipeError` with one fault at `key`."""
@@ -229,7 +229,7 @@ def read_recipe(
     checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
 
     def report(key: KeyPath, message: str) -> None:
-        faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), message))
+        faults.append(Fault(_location(file, frozenset(overridden), key), ".".join(map(str, key)), message))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
         if kind != "output":
@@ -313,10 +313,10 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return raw
 
 
-def _where(file: YamlFile, overridden: frozenset[KeyPath], key: KeyPath) -> str:
-    if any(key[: len(done)] == done for done in overridden):
+def _location(file: YamlFile, overridden: frozenset[KeyPath], key: KeyPath) -> str:
+    if any(key[: len(prefix)] == prefix for prefix in overridden):
         return "command line"
-    return file.where(key)
+    return file.location(key)
 
 
 def _find_secrets(raw: Mapping[str, object]) -> Iterator[tuple[KeyPath, str]]:

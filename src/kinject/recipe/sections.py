@@ -234,10 +234,10 @@ class GeneratorSection(RequestsSection):
             return {url.partition("://")[2].rstrip("/"): replace(self, base_url=url) for url in self.base_url}
         if not self.endpoints:
             return {"": self}
-        given = {name: vars(endpoint) for name, endpoint in self.endpoints.items()}
+        endpoints = {name: vars(endpoint) for name, endpoint in self.endpoints.items()}
         return {
             name: replace(self, endpoints=None, **{key: value for key, value in keys.items() if value is not None})
-            for name, keys in given.items()
+            for name, keys in endpoints.items()
         }
 
     @property

@@ -99,10 +99,10 @@ def copy_recipes(
     `InputError` if one is there with another text, before anything is written.
     """
     shipped = read_shipped()
-    wanted = _with_references(recipes, shipped)
+    to_copy = _with_references(recipes, shipped)
     files = {Path("recipes") / SCHEMA: (FOLDER / SCHEMA).read_text("utf-8")}
-    files |= {recipe.path: recipe.text for recipe in wanted}
-    if any(_SANDBOX.search(recipe.text) for recipe in wanted):
+    files |= {recipe.path: recipe.text for recipe in to_copy}
+    if any(_SANDBOX.search(recipe.text) for recipe in to_copy):
         files |= _sandbox_files(write_sandbox)
     differing = [path for path, content in files.items() if _differs(into / path, content)]
     if differing:
@@ -112,7 +112,7 @@ def copy_recipes(
     written = [path for path in files if not (into / path).exists()]
     for path in written:
         write_text(into / path, files[path])
-    inputs = {text for recipe in wanted for _, text in texts_in(recipe.values) if text.startswith(("data/", "../"))}
+    inputs = {text for recipe in to_copy for _, text in texts_in(recipe.values) if text.startswith(("data/", "../"))}
     missing = sorted(text for text in inputs if not (into / text).exists())
     return CopiedRecipes(tuple(written), tuple(path for path in files if path not in written), tuple(missing))
 
@@ -122,16 +122,16 @@ def write_own_recipes(name: str, root: Path) -> tuple[list[Path], list[Path]]:
 
     Return those that are written (or there already, the same) and those that are there with another text, and stay.
     """
-    written, kept = [], []
+    written, differing = [], []
     for recipe in find_recipes(["own"], read_shipped()):
         path = root / "recipes" / name / recipe.path.name
         content = recipe.text.replace("recipes/own/", f"recipes/{name}/").replace("NAME", name)
         if _differs(path, content):
-            kept.append(path)
+            differing.append(path)
         else:
             write_text(path, content)
             written.append(path)
-    return written, kept
+    return written, differing
 
 
 @cache
@@ -171,7 +171,7 @@ def _header(text: str) -> dict[str, str]:
 
 def _with_references(recipes: Sequence[ShippedRecipe], shipped: Mapping[str, ShippedRecipe]) -> list[ShippedRecipe]:
     """Return `recipes` and, recursively, the recipes that they name or whose run folder they read."""
-    wanted = {recipe.name: recipe for recipe in recipes}
+    closure = {recipe.name: recipe for recipe in recipes}
     queue = list(recipes)
     while queue:
         recipe = queue.pop()
@@ -179,10 +179,10 @@ def _with_references(recipes: Sequence[ShippedRecipe], shipped: Mapping[str, Shi
         inputs = [text for _, text in texts_in(recipe.values) if text != recipe.values.get("run_dir")]
         makers = [other for other in shipped.values() if any(_makes(other, text) for text in inputs)]
         for other in [*named, *makers]:
-            if other.name not in wanted:
-                wanted[other.name] = other
+            if other.name not in closure:
+                closure[other.name] = other
                 queue.append(other)
-    return list(wanted.values())
+    return list(closure.values())
 
 
 def _makes(recipe: ShippedRecipe, path: str) -> bool:

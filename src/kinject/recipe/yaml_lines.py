@@ -52,7 +52,7 @@ class YamlFile:
     root: dict[str, Any]
     lines: Mapping[KeyPath, int]
 
-    def where(self, key: KeyPath) -> str:
+    def location(self, key: KeyPath) -> str:
         """Return ``file:line`` of `key`, or of its nearest ancestor in the file."""
         while key and key not in self.lines:
             key = key[:-1]
@@ -83,18 +83,18 @@ def read_yaml(path: Path) -> YamlFile:
     return YamlFile(path, root, lines)
 
 
-def _parse(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return the value of `text` and the line of every key in it. Raises `RecipeError` with `where` (and the line)."""
-    in_file = where != "command line"
+def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Return the value of `text` and the line of every key in it. Raises `RecipeError` with `source` (and the line)."""
+    in_file = source != "command line"
 
     def fault(line: int, message: str) -> RecipeError:
-        return RecipeError([Fault(f"{where}:{line}" if in_file else where, "", message)])
+        return RecipeError([Fault(f"{source}:{line}" if in_file else source, "", message)])
 
     reader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        reader = _ValueReader(where, loader)
+        reader = _ValueReader(source, loader)
         value = reader.read(node, ()) if node is not None else None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -119,8 +119,8 @@ class _TooMuchError(Exception):
 class _ValueReader:
     """Reads values from nodes, keeps their lines, and bounds the expansion of aliases."""
 
-    def __init__(self, where: str, loader: _Loader) -> None:
-        self.where = where
+    def __init__(self, source: str, loader: _Loader) -> None:
+        self.source = source
         self.loader = loader
         self.lines: dict[KeyPath, int] = {}
         self.faults: list[Fault] = []
@@ -145,8 +145,8 @@ class _ValueReader:
         return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
 
     def report(self, line: int, path: KeyPath, fault: str) -> None:
-        where = self.where if self.where == "command line" else f"{self.where}:{line}"
-        self.faults.append(Fault(where, ".".join(map(str, path)), fault))
+        location = self.source if self.source == "command line" else f"{self.source}:{line}"
+        self.faults.append(Fault(location, ".".join(map(str, path)), fault))
 
     def _build_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         line, text, kind = node.start_mark.line + 1, node.value, node.tag.removeprefix(_TAG)

@@ -78,7 +78,7 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms, tests: Sequence[M
                     faults += _deciding_faults(recipe, key_path, shared_recipe, tests, tested)
             except RecipeError as error:  # a fault of an override is reported at the arm's line
                 faults += [
-                    replace(fault, where=recipe.where(key_path)) if fault.where == "command line" else fault
+                    replace(fault, location=recipe.location(key_path)) if fault.location == "command line" else fault
                     for fault in error.faults
                 ]
     _raise_faults([*faults, *_question_set_faults(recipe)])

@@ -82,10 +82,10 @@ def run_stages(pending: Sequence[Stage], status: StageStatus, executor: Executor
                 break  # the others depend on a failed stage
             for outcome in executor.wait():
                 running.discard(outcome.task.id)
-                if outcome.done is None:
+                if outcome.result is None:
                     status.failed[outcome.task.id] = outcome.error
                 else:
-                    status.done[outcome.task.id] = outcome.done
+                    status.done[outcome.task.id] = outcome.result
                 progress.advance()
 
 

@@ -320,7 +320,7 @@ class _Collecting:
             else:
                 self.hashes[number] = row["sha256"]
         left = [number for number, _ in batch.files if number not in done]
-        if outcome.done is None and not outcome.died:
+        if outcome.result is None and not outcome.died:
             raise DiskError(f"{batch.label}: {outcome.error}")
         if left:
             begun = next((row for row in rows if row["number"] == left[0]), None)
