@@ -27,26 +27,28 @@ def run() -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def audit(ask: Callable[[], tuple[str, str]] = run, strict: bool = False) -> int:
+def audit(run_audit: Callable[[], tuple[str, str]] = run, strict: bool = False) -> int:
     """Print what is known and return the exit code: 1 where something is vulnerable and `strict`, else 0."""
     try:
-        out, err = ask()
-        found = json.loads(out)["dependencies"]
+        out, err = run_audit()
+        dependencies = json.loads(out)["dependencies"]
     except subprocess.TimeoutExpired:
         return _skipped(f"no answer within {SECONDS} s")
     except (ValueError, KeyError, TypeError):
         return _skipped((err.strip().splitlines() or ["pip-audit said nothing"])[-1][:300])
-    looked_up = [item for item in found if "skip_reason" not in item]
+    looked_up = [item for item in dependencies if "skip_reason" not in item]
     if not looked_up:
-        said = found[0]["skip_reason"] if found else "no packages"
-        return _skipped(f"none of {len(found)} packages is known there ({said})")
+        reason = dependencies[0]["skip_reason"] if dependencies else "no packages"
+        return _skipped(f"none of {len(dependencies)} packages is known there ({reason})")
     vulnerable = [item for item in looked_up if item["vulns"]]
     for item in vulnerable:
         for one in item["vulns"]:
             fixed = ", ".join(one.get("fix_versions") or ()) or "no version yet"
             print(f"VULNERABLE: {item['name']} {item['version']}: {one['id']}; mended in: {fixed}", file=sys.stderr)
-    rest = f", {len(found) - len(looked_up)} unknown there" if len(looked_up) < len(found) else ""
-    print(f"audit: {len(looked_up)} of {len(found)} pinned packages looked up{rest}, {len(vulnerable)} vulnerable")
+    rest = f", {len(dependencies) - len(looked_up)} unknown there" if len(looked_up) < len(dependencies) else ""
+    print(
+        f"audit: {len(looked_up)} of {len(dependencies)} pinned packages looked up{rest}, {len(vulnerable)} vulnerable"
+    )
     return 1 if vulnerable and strict else 0
 
 

@@ -105,9 +105,9 @@ def canary_key(
     printed: list[str] = []
 
     def readouterr(self: Any) -> Any:
-        found = read(self)
-        printed.extend(map(str, found))
-        return found
+        captured = read(self)
+        printed.extend(map(str, captured))
+        return captured
 
     monkeypatch.setattr(pytest.CaptureFixture, "readouterr", readouterr)
     yield KEY
@@ -129,9 +129,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         texts = {name: text.encode("utf-8", "replace") for name, text in report.sections}
         if call.excinfo is not None:
             texts["the error"] = str(call.excinfo.value).encode("utf-8", "replace")
-        held = places_of_key(texts)
-        if held:
-            report.outcome, report.longrepr = "failed", f"{', '.join(held)}: holds the key"
+        places = places_of_key(texts)
+        if places:
+            report.outcome, report.longrepr = "failed", f"{', '.join(places)}: holds the key"
     return report
 
 

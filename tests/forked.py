@@ -53,7 +53,7 @@ class Popen(subprocess.Popen):
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:  # fmt: skip
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, session, group = rest
-        streams = [given if given != -1 else n for n, given in enumerate((p2cread, c2pwrite, errwrite))]
+        streams = [descriptor if descriptor != -1 else n for n, descriptor in enumerate((p2cread, c2pwrite, errwrite))]
         environment = dict(os.environ if env is None else env)
         special = (executable, preexec_fn, gid, gids, uid) != (None,) * 5 or pass_fds or shell or not close_fds
         if special or umask != -1 or not _can_fork(args, environment, streams):
@@ -160,13 +160,13 @@ def _send(connection: socket.socket, request: Any, streams: Sequence[int]) -> No
 
 
 def _receive(connection: socket.socket) -> bytes:
-    found = b""
-    while len(found) < _LENGTH:
-        part = connection.recv(_LENGTH - len(found))
+    received = b""
+    while len(received) < _LENGTH:
+        part = connection.recv(_LENGTH - len(received))
         if not part:
             raise ConnectionError(f"the server of forked processes has ended: see {_server}.log")
-        found += part
-    return found
+        received += part
+    return received
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -272,10 +272,10 @@ class _Worker(multiprocessing.context.ForkProcess):
     """A worker that holds no other end of a pipe than its own, as one that was not forked from its parent."""
 
     def run(self) -> None:
-        own = {argument.fileno() for argument in self._args if hasattr(argument, "fileno")}
+        descriptors = {argument.fileno() for argument in self._args if hasattr(argument, "fileno")}
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
-                if int(name) not in own and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                if int(name) not in descriptors and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     os.close(int(name))
         super().run()
 

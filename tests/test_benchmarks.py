@@ -163,17 +163,17 @@ def test_duplicates(run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatc
     printed = run_here("documents/duplicates.py", "--pairs", "4", "--lengths", "100")
     rows = re.findall(r"^\| 100 \| (\w+) \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)%", printed, re.MULTILINE)
     assert {row[0] for row in rows} == {"words", "part", "cut"}
-    assert all(float(share) == 100 for row in rows for share in row[1:])
+    assert all(float(percent) == 100 for row in rows for percent in row[1:])
     assert "wrongly left out: 0 of 144 documents" in printed
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="a browser prints the PDFs")
 def test_readers_of_documents(run_here: Callable[..., str]) -> None:
     printed = run_here("documents/readers.py", "2")
-    found = re.findall(r"^\| ([\w ]+\.\w+) \| 2 \| \d+ \| ([\d.]+)% \|", printed, re.MULTILINE)
-    assert len(found) == 8
-    assert [float(share) for name, share in found if "pdf" not in name] == [100, 100, 100]
-    assert all(float(share) >= 50 for _, share in found)
+    matches = re.findall(r"^\| ([\w ]+\.\w+) \| 2 \| \d+ \| ([\d.]+)% \|", printed, re.MULTILINE)
+    assert len(matches) == 8
+    assert [float(percent) for name, percent in matches if "pdf" not in name] == [100, 100, 100]
+    assert all(float(percent) >= 50 for _, percent in matches)
 
 
 def test_web_pages(tmp_path: Path, run_here: Callable[..., str]) -> None:

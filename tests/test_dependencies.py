@@ -57,13 +57,13 @@ def pinned() -> dict[str, tuple[str, str]]:
 def direct() -> dict[str, str]:
     """Return plain name -> what of pyproject.toml names it: kinject, or extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    found = {_named(line): "kinject" for line in project["dependencies"]}
+    names = {_named(line): "kinject" for line in project["dependencies"]}
     for extra, lines in project["optional-dependencies"].items():
         for name in map(_named, lines):
-            found[name] = (
-                f"{found[name]}, {extra}" if found.get(name, "kinject") != "kinject" else found.get(name, extra)
+            names[name] = (
+                f"{names[name]}, {extra}" if names.get(name, "kinject") != "kinject" else names.get(name, extra)
             )
-    return found
+    return names
 
 
 def _named(requirement: str) -> str:
@@ -72,27 +72,29 @@ def _named(requirement: str) -> str:
 
 def licence(name: str) -> str:
     """Return the licence that the metadata of an installed package names."""
-    held = metadata.metadata(name)
-    expression = held.get("License-Expression")
+    fields = metadata.metadata(name)
+    expression = fields.get("License-Expression")
     if expression:
         return expression
-    classified = [line.split(" :: ")[-1] for line in held.get_all("Classifier") or () if line.startswith("License ::")]
+    classified = [
+        line.split(" :: ")[-1] for line in fields.get_all("Classifier") or () if line.startswith("License ::")
+    ]
     classified = [NAMES.get(item, item) for item in classified if item != "OSI Approved"]
-    first = (held.get("License") or "").strip().splitlines()[:1]
+    first = (fields.get("License") or "").strip().splitlines()[:1]
     return ", ".join(dict.fromkeys(classified)) or (first[0][:60] if first else "not named")
 
 
 def rows() -> list[tuple[str, str, str, str]]:
     """Return (package, version, licence, required by) of what is pinned, and of extras that are not."""
-    required, found = direct(), []
+    required, table = direct(), []
     for name in sorted(pinned().keys() | required.keys()):
         shown, version = pinned().get(name, (name, "not pinned"))
         try:
             named = licence(name)
         except metadata.PackageNotFoundError:
             named = UNKNOWN
-        found.append((shown, version, named.replace("|", "\\|"), required.get(name, "another package")))
-    return found
+        table.append((shown, version, named.replace("|", "\\|"), required.get(name, "another package")))
+    return table
 
 
 def written() -> list[tuple[str, ...]]:
@@ -132,14 +134,14 @@ def test_no_dependency_of_every_installation_asks_for_the_source_of_what_uses_it
 ONE: dict[str, Any] = {"id": "CVE-2026-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}
 
 
-def answers(*found: dict[str, Any]) -> Any:
-    return lambda: (json.dumps({"dependencies": list(found), "fixes": []}), "")
+def answers(*dependencies: dict[str, Any]) -> Any:
+    return lambda: (json.dumps({"dependencies": list(dependencies), "fixes": []}), "")
 
 
 def test_what_is_vulnerable_is_told_and_fails_only_where_that_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     whole: dict[str, Any] = {"name": "b", "version": "1", "vulns": []}
-    ask = answers({"name": "a", "version": "1.0", "vulns": [ONE]}, whole, {"name": "c", "skip_reason": "x"})
-    assert (audit(ask), audit(ask, strict=True)) == (0, 1)
+    run_audit = answers({"name": "a", "version": "1.0", "vulns": [ONE]}, whole, {"name": "c", "skip_reason": "x"})
+    assert (audit(run_audit), audit(run_audit, strict=True)) == (0, 1)
     out, err = capsys.readouterr()
     assert "VULNERABLE: a 1.0: CVE-2026-1; mended in: 2.0" in err
     assert "2 of 3 pinned packages looked up, 1 unknown there, 1 vulnerable" in out
@@ -151,7 +153,7 @@ def test_without_the_data_it_is_skipped_aloud_and_fails_nothing(capsys: pytest.C
         raise subprocess.TimeoutExpired("pip-audit", 120)
 
     unknown = answers({"name": "a", "skip_reason": "Dependency not found on PyPI"})
-    for ask in (
+    for run_audit in (
         late,
         lambda: ("", "ConnectionError: no route"),
         lambda: ("[]", ""),
@@ -159,7 +161,7 @@ def test_without_the_data_it_is_skipped_aloud_and_fails_nothing(capsys: pytest.C
         unknown,
         answers(),
     ):
-        assert audit(ask, strict=True) == 0
+        assert audit(run_audit, strict=True) == 0
         assert "AUDIT SKIPPED: nothing is known" in capsys.readouterr().err
 
 

@@ -82,20 +82,20 @@ def test_every_yaml_block_is_a_recipe_or_a_part_of_one(text: str, tmp_path: Path
     _check(values, tmp_path)
 
 
-def _keys_said() -> list[Any]:
+def _documented_keys() -> list[Any]:
     """Return every `section.key: value` and `section: {...}` that stands in code within a line, with its page."""
-    said: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     names = "|".join(sorted(SECTIONS - {"run_dir", "seed", "method", "study"}))
     pattern = re.compile(rf"`(({names})(?:\.[\w.]+)?): ([^`]+)`")
     for page in PAGES:
         text = page.read_text("utf-8").partition("## The guides, row by row")[0]  # tests/test_guides.py reads the rows
         for match in pattern.finditer(text):
             if "..." not in match[3]:
-                said[f"{match[1]}={match[3]}"] = pytest.param(match[1], match[3], id=f"{page.name}: {match[1]}")
-    return list(said.values())
+                keys[f"{match[1]}={match[3]}"] = pytest.param(match[1], match[3], id=f"{page.name}: {match[1]}")
+    return list(keys.values())
 
 
-@pytest.mark.parametrize(("key", "value"), _keys_said())
+@pytest.mark.parametrize(("key", "value"), _documented_keys())
 def test_every_line_that_a_page_names_is_accepted(key: str, value: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     below = {name: BASE[name] for name in {"run_dir", key.partition(".")[0]} if name in BASE}
@@ -134,9 +134,9 @@ def test_every_command_of_a_page_parses(line: str, tmp_path: Path) -> None:
         return
     arguments, rest = _parser().parse_known_args(words[1:])
     assert not any(word.startswith("-") for word in rest), rest
-    given = [*getattr(arguments, "arguments", []), *rest]
-    overrides = [word for word in given if "=" in word]
-    recipe = next((word for word in given if "=" not in word), getattr(arguments, "default_recipe", None))
+    recipes = [*getattr(arguments, "arguments", []), *rest]
+    overrides = [word for word in recipes if "=" in word]
+    recipe = next((word for word in recipes if "=" not in word), getattr(arguments, "default_recipe", None))
     if recipe is not None and recipe.startswith("recipes/"):
         check_sections(read_recipe(ROOT / recipe, overrides))
 
@@ -145,11 +145,11 @@ def _schemas_at(schema: Mapping[str, Any], key: str, root: Mapping[str, Any]) ->
     """Return the schemas of `key` below `schema`, in each of its alternatives; ``*`` is any name."""
     if "$ref" in schema:
         return _schemas_at(root["definitions"][schema["$ref"].rsplit("/", 1)[1]], key, root)
-    found = [
+    schemas = [
         one for part in (*schema.get("anyOf", ()), *schema.get("allOf", ())) for one in _schemas_at(part, key, root)
     ]
     below = schema.get("additionalProperties") if key == "*" else schema.get("properties", {}).get(key)
-    return [*found, below] if isinstance(below, Mapping) else found
+    return [*schemas, below] if isinstance(below, Mapping) else schemas
 
 
 def _keys(text: str) -> set[str]:
@@ -214,8 +214,8 @@ def _absent_files(text: str) -> list[str]:
     absent = []
     for match in _FILES.finditer(text):
         path, names = match["path"], re.findall(r"\w+", match["name"] or "")
-        found = [ROOT / path, ROOT / "src" / "kinject" / path, *ROOT.glob(f"tests/**/{path}")]
-        sources = [file.read_text("utf-8") if file.is_file() else "" for file in found if file.exists()]
+        candidates = [ROOT / path, ROOT / "src" / "kinject" / path, *ROOT.glob(f"tests/**/{path}")]
+        sources = [file.read_text("utf-8") if file.is_file() else "" for file in candidates if file.exists()]
         if not any(all(re.search(rf"\b{name}\b", source) for name in names) for source in sources):
             absent.append(match[0])
     return absent

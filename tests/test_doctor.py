@@ -117,9 +117,9 @@ def test_the_command_ends_with_0_or_1_and_shows_no_key(
 def test_a_port_that_nothing_listens_on_does_not_answer() -> None:
     import socket
 
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
+    with socket.socket() as free_port:
+        free_port.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free_port.getsockname()[1]}/v1"
         assert not doctor.answers(url)
-        held.listen()
+        free_port.listen()
         assert doctor.answers(url)

@@ -71,15 +71,15 @@ def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp
 
 
 def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_before(monkeypatch):
-    told: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    reported: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", reported.append)
     monkeypatch.setattr(executors.logging, "basicConfig", lambda **_: None)
     monkeypatch.setattr(executors, "protect_streams", lambda: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     ours, theirs = multiprocessing.Pipe()
     ours.close()  # no jobs
     executors._serve(theirs, {**os.environ, "OMP_NUM_THREADS": "3"})
-    assert told == [3]
+    assert reported == [3]
 
 
 def test_a_worker_has_the_environment_of_its_executor_not_of_the_process_that_it_is_forked_from():

@@ -51,14 +51,14 @@ def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: 
     assert done.returncode == 1
     entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(entries) == 6
-    found = {entry["case"]: entry for entry in entries}
-    assert found["attention/varlen"]["reason"] == "RuntimeError: varlen needs an NVIDIA GPU, and the model is on cpu"
-    assert found["attention/sdpa"]["values"]["loss_difference"] == 0
-    assert found["attention/sdpa"]["values"]["isolation"] < 1e-5
-    trained = found["train/1B full/kinject"]["values"]
+    results = {entry["case"]: entry for entry in entries}
+    assert results["attention/varlen"]["reason"] == "RuntimeError: varlen needs an NVIDIA GPU, and the model is on cpu"
+    assert results["attention/sdpa"]["values"]["loss_difference"] == 0
+    assert results["attention/sdpa"]["values"]["isolation"] < 1e-5
+    trained = results["train/1B full/kinject"]["values"]
     assert trained["tokens_per_second"] > 0
     assert trained["planned_gib"] > 0
-    assert trained["flops_per_token"] == found["train/1B full/bare loop"]["values"]["flops_per_token"]
+    assert trained["flops_per_token"] == results["train/1B full/bare loop"]["values"]["flops_per_token"]
     page = (tmp_path / "gpu.md").read_text()
     for text in (
         "A dry run on a CPU",
@@ -77,9 +77,9 @@ def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: 
 def test_every_case_of_a_dry_run_is_measured_or_says_why_not(tmp_path: Path, program: Any) -> None:
     measures = program("measures")
     _dry_run(tmp_path, "--page", str(tmp_path / "gpu.md"), "--minutes", "30")
-    found = program("run").read_results(tmp_path / "results.jsonl")
-    assert list(found) == list(measures.CASES)
-    failed = {name: entry["reason"] for name, entry in found.items() if entry["status"] == "failed"}
+    results = program("run").read_results(tmp_path / "results.jsonl")
+    assert list(results) == list(measures.CASES)
+    failed = {name: entry["reason"] for name, entry in results.items() if entry["status"] == "failed"}
     known = ("needs an NVIDIA GPU", "needs a GPU", "on the CPU", "backward on CPU", "a newer GPU", "lm_eval", "liger")
     assert {name: reason for name, reason in failed.items() if not any(text in reason for text in known)} == {}
 
@@ -118,15 +118,15 @@ def test_a_case_that_hangs_dies_or_needs_too_much_is_written_down_and_stops_noth
     results, setting = tmp_path / "results.jsonl", training.Setting("cpu", tmp_path, True)
     waiting = run.run_cases(list(measures.CASES), setting, results, time.monotonic() + 30, forked=True)
     assert waiting == []
-    found = run.read_results(results)
-    assert {name: entry["status"] for name, entry in found.items()} == {
+    entries = run.read_results(results)
+    assert {name: entry["status"] for name, entry in entries.items()} == {
         "good": "done", "hangs": "failed", "dies": "failed", "memory": "failed", "last": "done"
     }  # fmt: skip
-    assert found["hangs"]["reason"] == "took longer than 0 s"
-    assert found["dies"]["reason"] == "ended by signal 9"
-    assert found["memory"]["reason"] == "OutOfMemoryError: out of memory"
-    assert run.choose([], found, retry=False) == []
-    assert run.choose(["b"], found, retry=True) == ["dies", "memory"]
+    assert entries["hangs"]["reason"] == "took longer than 0 s"
+    assert entries["dies"]["reason"] == "ended by signal 9"
+    assert entries["memory"]["reason"] == "OutOfMemoryError: out of memory"
+    assert run.choose([], entries, retry=False) == []
+    assert run.choose(["b"], entries, retry=True) == ["dies", "memory"]
     results.write_text(results.read_text()[:-5])  # a kill in the middle of the last line
     assert run.choose([], run.read_results(results), retry=False) == ["last"]
     assert run.run_cases(["last"], setting, results, time.monotonic() + 30, forked=True) == []
@@ -240,12 +240,12 @@ def test_a_machine_without_the_packages_is_told_at_once(
 ) -> None:
     run = program("run")
     real = run.metadata.version
-    found = {"transformers": "5.17.0", "torch": "2.11.0+cu130"}
+    versions = {"transformers": "5.17.0", "torch": "2.11.0+cu130"}
 
     def version(name: str) -> str:
         if name == "trl":
             raise run.metadata.PackageNotFoundError(name)
-        return found.get(name) or real(name)
+        return versions.get(name) or real(name)
 
     monkeypatch.setattr(run.metadata, "version", version)
     monkeypatch.setattr(os, "environ", dict(os.environ))

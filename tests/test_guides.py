@@ -101,8 +101,8 @@ def test_every_row_of_the_guides_is_on_the_page() -> None:
         for item in documented.body
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name) and item.targets[0].id == "DOCUMENTED"
     )
-    told = " ".join(row.subject + row.line for row in ROWS)
-    assert [name for name in arguments if not re.search(rf"\b{name}\b", told)] == []
+    text = " ".join(row.subject + row.line for row in ROWS)
+    assert [name for name in arguments if not re.search(rf"\b{name}\b", text)] == []
     schedules = (ROOT / "docs" / "schedules.md").read_text("utf-8")
     assert [name for name in schedule_names() if f"`{name}`" not in schedules] == []
 
@@ -159,10 +159,10 @@ def test_the_commands_of_the_rows_parse_and_their_recipes_are_read() -> None:
             assert not word.startswith("recipes/") or (ROOT / word).is_file(), command
         words = words[words.index("kinject.cli") + 1 :] if "kinject.cli" in words else words[1:]
         arguments, rest = parser.parse_known_args(words)
-        given = [*getattr(arguments, "arguments", []), *rest]
-        assert not any(word.startswith("-") for word in given), command
+        operands = [*getattr(arguments, "arguments", []), *rest]
+        assert not any(word.startswith("-") for word in operands), command
         verb = words[0] if words[0] in ("study", "bench") else "train"
-        overrides = tuple(word for word in given if "=" in word)
-        recipes |= {(word, verb, overrides) for word in given if word.startswith("recipes/")}
+        overrides = tuple(word for word in operands if "=" in word)
+        recipes |= {(word, verb, overrides) for word in operands if word.startswith("recipes/")}
     for recipe, verb, overrides in recipes:
         check_sections(read_recipe(ROOT / recipe, overrides, cast(Verb, verb), check_inputs=False))

@@ -45,10 +45,10 @@ def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
 
 def test_a_training_from_python_reports_nothing_to_the_hub_unless_asked_to() -> None:
     code = "import kinject; from huggingface_hub import constants; print(constants.HF_HUB_DISABLE_TELEMETRY)"
-    given = {key: value for key, value in os.environ.items() if key != "HF_HUB_DISABLE_TELEMETRY"}
-    for asked, expected in (({}, "True"), ({"HF_HUB_DISABLE_TELEMETRY": "0"}, "False")):
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_DISABLE_TELEMETRY"}
+    for variables, expected in (({}, "True"), ({"HF_HUB_DISABLE_TELEMETRY": "0"}, "False")):
         done = subprocess.run(
-            [sys.executable, "-c", code], env=given | asked, check=True, capture_output=True, text=True
+            [sys.executable, "-c", code], env=environment | variables, check=True, capture_output=True, text=True
         )
         assert done.stdout.strip() == expected
 
@@ -73,14 +73,14 @@ def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_che
     _python("from setuptools import build_meta; build_meta.build_wheel('..')", unpacked)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        held = {name.partition("/data/share/kinject/")[2] or name for name in archive.namelist()}
+        wheel_names = {name.partition("/data/share/kinject/")[2] or name for name in archive.namelist()}
     modules = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
     # tests/recipe/test_shipped.py holds that pyproject.toml names the recipes that ship, and no others.
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["data-files"].values()
-    data = {name for found in patterns for pattern in found for name in glob.glob(pattern, root_dir=checkout)}
+    data = {name for files in patterns for pattern in files for name in glob.glob(pattern, root_dir=checkout)}
     assert {"constraints.txt", "recipes/cpt.yaml"} < data
-    assert modules | data <= held
-    assert not any("test" in name for name in held)
+    assert modules | data <= wheel_names
+    assert not any("test" in name for name in wheel_names)
 
     install = [
         "-m",

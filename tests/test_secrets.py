@@ -123,9 +123,9 @@ def test_an_answer_costs_microseconds() -> None:
 
 def test_long_texts_take_linear_time() -> None:
     redact = SecretFilter([KEY]).redact
-    for piece in ("sk-p", KEY[:11] + " ", "<", "\\", "&#x73;", "%2", "<a "):
+    for part in ("sk-p", KEY[:11] + " ", "<", "\\", "&#x73;", "%2", "<a "):
         start = time.process_time()
-        redact(piece * (200_000 // len(piece)))
+        redact(part * (200_000 // len(part)))
         assert time.process_time() - start < 3
 
 
@@ -166,7 +166,7 @@ def test_a_program_prints_no_secret_whoever_prints() -> None:
     )
     environment = {**os.environ, "K_API_KEY": KEY}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    told = done.stdout + done.stderr
-    assert KEY[3:20] not in told
-    for how in ("printed", "warned of", "logged", "raised"):
-        assert f"{how} (key)" in told
+    printed = done.stdout + done.stderr
+    assert KEY[3:20] not in printed
+    for channel in ("printed", "warned of", "logged", "raised"):
+        assert f"{channel} (key)" in printed

@@ -136,16 +136,16 @@ def test_a_signal_ends_what_runs_inside_a_running_event_loop(number: signal.Sign
 def test_a_deferred_signal_comes_at_the_end_of_the_block_and_a_second_one_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, told = Clock(monkeypatch), threading.Event()
+    clock, announced = Clock(monkeypatch), threading.Event()
 
     def send(pause: float, times: int) -> None:
-        with deferred(told.set) as received:
+        with deferred(announced.set) as received:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(0.01)
                 clock.ahead += pause
             assert received == [signal.SIGTERM]
-            assert told.wait(10)
+            assert announced.wait(10)
             ends.append(times)
 
     ends: list[int] = []

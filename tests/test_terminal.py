@@ -52,7 +52,7 @@ def test_only_the_terminal_module_prints() -> None:
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called == "print" or called in ("sys.stdout.write", "sys.stderr.write"):
                 printing.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
-    assert {place.partition(":")[0] for place in printing} == {"terminal.py"}
+    assert {location.partition(":")[0] for location in printing} == {"terminal.py"}
 
 
 def test_documents_and_recipes_cannot_steer_the_terminal(
@@ -66,21 +66,21 @@ def test_documents_and_recipes_cannot_steer_the_terminal(
         f"run_dir: {tmp_path}/run\naugment:\n  documents: {documents}\n  styles: {{paraphrase: 2}}\n"
         "  generator: {kind: sandbox}\n"
     )
-    asked = {"id": hostile, "question": hostile, "choices": [hostile], "answer": hostile}
-    questions = write_rows("questions.jsonl", [asked])
+    question = {"id": hostile, "question": hostile, "choices": [hostile], "answer": hostile}
+    questions = write_rows("questions.jsonl", [question])
     (tmp_path / "eval.yaml").write_text(
         f"run_dir: {tmp_path}/eval\neval: {{models: {{base: {tmp_path}}}, questions: {{s: {questions}}}}}\n"
     )
     style = f"augment.styles={{{json.dumps(hostile)}: 1}}"
     commands = [["augment", str(recipe), "--dry-run"], ["augment", str(recipe)], ["augment", str(recipe), style]]
     commands += [["eval", str(tmp_path / "eval.yaml")], ["check", str(tmp_path)]]
-    said = ""
+    printed = ""
     for command in commands:
         main(command)
-        found = capsys.readouterr()
-        said += found.out + found.err
-    assert "\ufffd" in said
-    assert printable(said) == said
+        captured = capsys.readouterr()
+        printed += captured.out + captured.err
+    assert "\ufffd" in printed
+    assert printable(printed) == printed
 
 
 def test_without_a_terminal_lines_come_now_and_then(

@@ -71,10 +71,10 @@ def every_byte(path: Path, seed: int, most: int) -> Iterator[Damage]:
     size = path.stat().st_size
     rng = random.Random(f"{seed} {path.name}")
     for part in range(min(size, most)):
-        at = part * size // min(size, most)
-        yield flip(at * 8 + rng.randrange(8))
+        index = part * size // min(size, most)
+        yield flip(index * 8 + rng.randrange(8))
         if part % 4 == 0:
-            yield cut(at)
+            yield cut(index)
     yield from WHOLE
 
 
@@ -111,25 +111,25 @@ class Ground:
         for damage in damages:
             self.restore()
             damage.do(path)
-            place = f"{path.relative_to(self.folder)}: {damage.name}"
+            location = f"{path.relative_to(self.folder)}: {damage.name}"
             try:
                 with damage.during(path):
-                    found = self.run()
+                    outcome = self.run()
             except KinjectError as error:
                 n_refused += 1
                 if path.name not in str(error) and str(path.parent) not in str(error):
-                    bad.append(f"{place}: refused without its name: {error}")
+                    bad.append(f"{location}: refused without its name: {error}")
             except Exception as error:  # noqa: BLE001 - any other is what is looked for
-                bad.append(f"{place}: {type(error).__name__}: {error}")
+                bad.append(f"{location}: {type(error).__name__}: {error}")
             else:
                 n_mended += 1
-                if found != self.wanted:
-                    bad.append(f"{place}: another result")
+                if outcome != self.wanted:
+                    bad.append(f"{location}: another result")
         self.restore()
         return bad, n_mended, n_refused
 
 
-def said(call: Callable[[], Any]) -> str:
+def message_of(call: Callable[[], Any]) -> str:
     """What a call that fails says."""
     with pytest.raises(KinjectError) as caught:
         call()

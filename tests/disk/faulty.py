@@ -23,17 +23,17 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 class FaultyDisk:
     """Refuses call number `at` (from 0) with `number`, and with `for_good` every later one; without `at` it only counts."""
 
-    def __init__(self, folder: Path, number: int = 0, at: int | None = None, *, for_good: bool = False) -> None:
-        self.folder, self.number, self.at, self.for_good = folder, number, at, for_good
+    def __init__(self, folder: Path, number: int = 0, index: int | None = None, *, for_good: bool = False) -> None:
+        self.folder, self.number, self.index, self.for_good = folder, number, index, for_good
         self.calls: list[str] = []
         self.real = {name: getattr(os, name) for name in _PATHS + _DESCRIPTORS}
         self.real_open, self.real_os_open = io.open, os.open
 
-    def call(self, what: str, path: object = None) -> None:
+    def call(self, name: str, path: object = None) -> None:
         """Count a call, or refuse it."""
         here = len(self.calls)
-        self.calls.append(what)
-        if self.at is not None and (here == self.at or (self.for_good and here > self.at)):
+        self.calls.append(name)
+        if self.index is not None and (here == self.index or (self.for_good and here > self.index)):
             raise OSError(self.number, os.strerror(self.number), None if path is None else str(path))
 
     def is_mine(self, path: object) -> bool:
@@ -47,8 +47,8 @@ class FaultyDisk:
         raw = _Raw(self, file, mode.replace("b", "").replace("t", ""), closefd, opener)
         if buffering == 0:
             return raw
-        held: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-        return held if "b" in mode else io.TextIOWrapper(held, encoding, errors, newline)
+        buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding, errors, newline)
 
     def os_open(self, path: Any, flags: int, *args: Any, **options: Any) -> int:
         if flags & _WRITES and self.is_mine(path):

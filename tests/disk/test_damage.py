@@ -83,10 +83,10 @@ def test_an_opened_journal_with_a_flipped_bit_is_refused_or_loses_its_torn_last_
 def test_a_row_read_by_its_place_is_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with Journal(path, sync=False) as journal:
-        place = journal.append({"text": "born in 1987"})
+        offset = journal.append({"text": "born in 1987"})
         path.write_bytes(path.read_bytes().replace(b"1987", b"1986"))
         with pytest.raises(InputError, match=r"a\.jsonl: byte 0: damaged: its bytes are not those that were written"):
-            journal.row_at(place)
+            journal.row_at(offset)
 
 
 @pytest.mark.parametrize("line", ['{"id": 4}', "{}", '{"id": 2, "more": {"x": []}}'])
@@ -108,18 +108,18 @@ def test_no_flipped_bit_of_a_manifest_gives_another_value(tmp_path: Path) -> Non
     wanted, whole = read_manifest(path), path.read_bytes()
     rng = random.Random(0)
     seen = {"same": 0, "refused": 0, "without a cure": 0}
-    for at in range(len(whole)):
+    for index in range(len(whole)):
         data = bytearray(whole)
-        data[at] ^= 1 << rng.randrange(8)
+        data[index] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         try:
-            found = read_manifest(path)
+            manifest = read_manifest(path)
         except InputError as error:
             cured = f"{path}: " in str(error) and "Delete it and run the same command again" in str(error)
             seen["refused" if cured else "without a cure"] += 1
         else:  # space for space, or the name of the checksum alone
-            assert found is not None
-            assert {key: found[key] for key in wanted or {}} == wanted
+            assert manifest is not None
+            assert {key: manifest[key] for key in wanted or {}} == wanted
             seen["same"] += 1
     assert seen["refused"] > 10 * seen["same"]
     assert seen["without a cure"] == 0

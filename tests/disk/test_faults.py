@@ -36,17 +36,17 @@ def test_a_journal_keeps_every_row_that_it_took_whichever_call_fails(
     with FaultyDisk(tmp_path) as counting:
         fill(tmp_path / "all.jsonl")
     assert {"open", "write", "fsync"} <= set(counting.calls)
-    for at, call in enumerate(counting.calls):
+    for index, call in enumerate(counting.calls):
         if call == "mkdir":  # of a folder that is there: nothing is lost by its refusal
             continue
-        path = tmp_path / f"{at}.jsonl"
-        told = rf"{at}\.jsonl: cannot be .*{os.strerror(number)}"
-        with FaultyDisk(tmp_path, number, at, for_good=for_good), pytest.raises(DiskError, match=told):
+        path = tmp_path / f"{index}.jsonl"
+        message = rf"{index}\.jsonl: cannot be .*{os.strerror(number)}"
+        with FaultyDisk(tmp_path, number, index, for_good=for_good), pytest.raises(DiskError, match=message):
             fill(path)
         with Journal(path) as journal:
-            held = [row["id"] for row in journal.rows]
-            assert held == list(range(len(held)))
-            for row in range(len(held), 3):
+            stored = [row["id"] for row in journal.rows]
+            assert stored == list(range(len(stored)))
+            for row in range(len(stored), 3):
                 journal.append({"id": row})
         assert [row["id"] for _, row in read_journal(path)] == [0, 1, 2]
 
@@ -88,12 +88,12 @@ def test_a_file_is_the_old_one_or_the_new_one_whichever_call_fails(tmp_path: Pat
         old = path.read_bytes()
         with FaultyDisk(tmp_path) as counting:
             write(path, 0)
-        for at, call in enumerate(counting.calls):
+        for index, call in enumerate(counting.calls):
             if call == "mkdir":
                 continue
             path.write_bytes(old)
             with (
-                FaultyDisk(tmp_path, number, at, for_good=for_good),
+                FaultyDisk(tmp_path, number, index, for_good=for_good),
                 pytest.raises(DiskError, match=f"{name}: cannot be"),
             ):
                 write(path, 1)
@@ -106,11 +106,11 @@ def test_a_file_is_the_old_one_or_the_new_one_whichever_call_fails(tmp_path: Pat
 def test_a_folder_that_cannot_be_locked_is_refused_and_no_lock_is_left(tmp_path: Path, number: int) -> None:
     with FaultyDisk(tmp_path) as counting, lock_dir(tmp_path / "count"):
         pass
-    for at, call in enumerate(counting.calls[:-1]):  # the last one only empties what is there for people to read
-        if at and call == "mkdir":  # of a folder that is there
+    for index, call in enumerate(counting.calls[:-1]):  # the last one only empties what is there for people to read
+        if index and call == "mkdir":  # of a folder that is there
             continue
-        folder = tmp_path / f"{at}"
-        with FaultyDisk(tmp_path, number, at), pytest.raises(DiskError, match=rf"{folder}.*{os.strerror(number)}"):
+        folder = tmp_path / f"{index}"
+        with FaultyDisk(tmp_path, number, index), pytest.raises(DiskError, match=rf"{folder}.*{os.strerror(number)}"):
             _hold(folder)
         _hold(folder)
 
@@ -146,10 +146,10 @@ def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_
     try:
         assert first.stdout is not None
         assert first.stdout.readline() == b"held\n"
-        told = (
+        message = (
             rf"in use by process {first.pid} on {socket.gethostname()} since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00\. "
         )
-        with pytest.raises(DiskError, match=told):
+        with pytest.raises(DiskError, match=message):
             _hold(tmp_path)
     finally:
         first.kill()
@@ -159,19 +159,19 @@ def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_
 
 
 def test_two_threads_of_one_process_do_not_share_a_folder(tmp_path: Path) -> None:
-    found: list[str] = []
+    errors: list[str] = []
 
     def second() -> None:
         try:
             _hold(tmp_path)
         except DiskError as error:
-            found.append(str(error))
+            errors.append(str(error))
 
     with lock_dir(tmp_path):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()
-    assert f"in use by process {os.getpid()}" in found[0]
+    assert f"in use by process {os.getpid()}" in errors[0]
 
 
 def test_a_holder_on_another_machine_that_did_not_end_in_order_is_told(
@@ -187,16 +187,18 @@ def test_a_holder_on_another_machine_that_did_not_end_in_order_is_told(
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])
-def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_nothing(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("change", ["deleted", "renamed", "replaced"])
+def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_nothing(
+    tmp_path: Path, change: str
+) -> None:
     path = tmp_path / "run" / "a.jsonl"
     with Journal(path) as journal:
         journal.append({"id": 1})
-        if how == "renamed":
+        if change == "renamed":
             path.parent.rename(tmp_path / "other")
         else:
             shutil.rmtree(path.parent)
-        if how == "replaced":
+        if change == "replaced":
             path.parent.mkdir()
             path.write_text("{}\n")
         with pytest.raises(DiskError, match=r"a\.jsonl: was deleted or replaced while this run was writing it"):

@@ -43,8 +43,10 @@ def augment_words(folder: Path, model: Path) -> list[str]:
 
 
 def eval_words(folder: Path, model: Path) -> list[str]:
-    asked = ({"id": f"q{i}", "question": f"Where was {i} born?", "choices": TOWNS, "answer": i % 4} for i in range(6))
-    section = {"models": {"base": str(model)}, "questions": {"new": rows(folder / "questions.jsonl", *asked)}}
+    questions = (
+        {"id": f"q{i}", "question": f"Where was {i} born?", "choices": TOWNS, "answer": i % 4} for i in range(6)
+    )
+    section = {"models": {"base": str(model)}, "questions": {"new": rows(folder / "questions.jsonl", *questions)}}
     return ["eval", recipe(folder, eval=section)]
 
 

@@ -53,8 +53,8 @@ def test_each_state_has_its_command(tmp_path: Path) -> None:
     _run(folder, "runs/deep/one/eval", "eval", ("report.html",), {"n": 1}, "-m", "pytest")
     (folder / "runs" / "stages" / "abc").mkdir(parents=True)
     (folder / "runs" / "stages" / "abc" / ".lock").write_text("")
-    found = {str(run.run_dir): (run.verb, run.state, run.command) for run in find_runs(folder)}
-    assert found == {
+    runs = {str(run.run_dir): (run.verb, run.state, run.command) for run in find_runs(folder)}
+    assert runs == {
         "runs/book/augment": ("augment", "done", "kinject augment recipes/book/augment.yaml"),
         "runs/book/questions": ("questions", "unfinished", "kinject questions recipes/book/questions.yaml"),
         "runs/book/train": (

@@ -51,29 +51,29 @@ def test_rows_are_read_again_by_their_place_and_none_is_kept(tmp_path: Path) -> 
     first, second = (add_line_checksum(body) for body in (b'{"id": "\xc3\xa9"}', b'{"id": "b"}'))
     path.write_bytes(b"\xef\xbb\xbf" + first + b"\n\n" + second + b'\n{"torn')
     seen: dict[str, int] = {}
-    with Journal(path, on_row=lambda place, row: seen.update({row["id"]: place})) as journal:
+    with Journal(path, on_row=lambda offset, row: seen.update({row["id"]: offset})) as journal:
         assert (journal.rows, list(seen), journal.torn_bytes) == ([], ["é", "b"], 6)
-        places = [journal.append({"id": name}) for name in ("c", "ö")]
-        assert [journal.row_at(place)["id"] for place in (*places, *seen.values())] == ["c", "ö", "é", "b"]
-        assert path.read_bytes()[places[1] :].decode() == '{"id": "ö", "crc32": "fb40441f"}\n'
+        offsets = [journal.append({"id": name}) for name in ("c", "ö")]
+        assert [journal.row_at(offset)["id"] for offset in (*offsets, *seen.values())] == ["c", "ö", "é", "b"]
+        assert path.read_bytes()[offsets[1] :].decode() == '{"id": "ö", "crc32": "fb40441f"}\n'
 
 
 def test_places_are_found_by_id_as_a_dictionary_would() -> None:
     rng = random.Random(0)
     expected: dict[str, set[int]] = {}
-    with OffsetIndex() as places:
+    with OffsetIndex() as index:
         for _ in range(3000):
-            identity, place = content_id(rng.randrange(1000)), rng.randrange(2**40)
-            expected.setdefault(identity, set()).add(place)
-            places.add(identity, place)
+            identity, offset = content_id(rng.randrange(1000)), rng.randrange(2**40)
+            expected.setdefault(identity, set()).add(offset)
+            index.add(identity, offset)
         for identity in ("f" * 16, "0" * 16):
             expected[identity] = {7}
-            places.add(identity, 7)
-        assert len(places) == len(expected)
-        assert set(places.ids()) == expected.keys()
-        assert {identity: places.offsets_of(identity) for identity in expected} == {
-            identity: sorted(found) for identity, found in expected.items()
+            index.add(identity, 7)
+        assert len(index) == len(expected)
+        assert set(index.ids()) == expected.keys()
+        assert {identity: index.offsets_of(identity) for identity in expected} == {
+            identity: sorted(offsets) for identity, offsets in expected.items()
         }
-        assert places.offsets_of(content_id("absent")) == places.offsets_of("no id") == places.offsets_of("") == []
+        assert index.offsets_of(content_id("absent")) == index.offsets_of("no id") == index.offsets_of("") == []
         with pytest.raises(InputError, match="found id 'x', expected 16 hex digits"):
-            places.add("x", 0)
+            index.add("x", 0)

@@ -49,11 +49,11 @@ def special(folder: Path) -> Iterator[dict[str, Path]]:
 def test_each_kind_is_named_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with special(tmp_path) as paths:
-        for found, path in paths.items():
+        for kind, path in paths.items():
             for open_it in (check_regular, open_to_read, read_bytes):
-                with pytest.raises(DiskError, match=f"{path}: found {found}, expected a file"):
+                with pytest.raises(DiskError, match=f"{path}: found {kind}, expected a file"):
                     open_it(path)
-            if found in ("a pipe", "a folder"):
+            if kind in ("a pipe", "a folder"):
                 with pytest.raises(DiskError):
                     Journal(path)
     check_regular(Path(__file__))

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from damage import said
+from damage import message_of
 
 from kinject.disk import file_hash, read_manifest
 from kinject.disk import run_folder as manifest_module
@@ -19,8 +19,8 @@ from kinject.disk.run_folder import check_output, manifest_beside, write_manifes
 
 def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:
     path, beside = tmp_path / "manifest.json", tmp_path / "corpus.jsonl"
-    cure = "Delete it and run the same command again (kinject train: with --resume)."
-    shape = f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {cure}"
+    fix = "Delete it and run the same command again (kinject train: with --resume)."
+    shape = f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {fix}"
     whole = {"stage": "train", "format_version": 1, "inputs": {}, "counts": {}}
     for value in (
         *(
@@ -31,26 +31,26 @@ def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alo
         {**whole, "counts": 3},
     ):
         path.write_text(json.dumps(value))
-        assert said(lambda: read_manifest(path)) == shape
-        assert said(lambda: manifest_beside(beside)) == shape
+        assert message_of(lambda: read_manifest(path)) == shape
+        assert message_of(lambda: manifest_beside(beside)) == shape
     path.write_text(json.dumps(whole))
     assert read_manifest(path) == whole
     path.write_text('{"format_version": 99}')
-    assert said(lambda: read_manifest(path)).startswith(f"{path}: written by a newer kinject")
+    assert message_of(lambda: read_manifest(path)).startswith(f"{path}: written by a newer kinject")
     path.write_text(json.dumps({**whole, "format_version": 0}))
-    assert said(lambda: read_manifest(path)).startswith(f"{path}: damaged: format_version is 0")
+    assert message_of(lambda: read_manifest(path)).startswith(f"{path}: damaged: format_version is 0")
     for others in ('{"name": "a web page"}', "[1]"):
         path.write_text(others)
         assert manifest_beside(beside) == {}
     path.write_text("{")
-    assert said(lambda: manifest_beside(beside)).startswith(f"{path}: damaged: not JSON (")
-    assert said(lambda: manifest_beside(beside)).endswith(f"). {cure}")
+    assert message_of(lambda: manifest_beside(beside)).startswith(f"{path}: damaged: not JSON (")
+    assert message_of(lambda: manifest_beside(beside)).endswith(f"). {fix}")
     beside.write_text("1")
     write_manifest(path, stage="augment", inputs={}, recipe={}, counts={}, outputs=[beside.name])
     assert check_output(beside, "Mend it.") == file_hash(beside)
     beside.write_text("2")
     changed = "its bytes are not those that were written (manifest.json beside it has their hash). Mend it."
-    assert said(lambda: check_output(beside, "Mend it.")) == f"{beside}: {changed}"
+    assert message_of(lambda: check_output(beside, "Mend it.")) == f"{beside}: {changed}"
 
 
 def test_a_manifest_says_what_made_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import said
+from damage import message_of
 
 from kinject.disk import Journal, content_id, file_hash, files, folder_hash, lock_dir, read_jsonl, write_jsonl
 from kinject.disk.checksums import check_sha256sums, parse_checked_json, with_checksum
@@ -39,7 +39,7 @@ SPACE = "Free space there, or choose another folder."
 
 
 @pytest.mark.parametrize(
-    ("number", "cure", "of_the_world"),
+    ("number", "fix", "of_the_world"),
     [
         (errno.ENOSPC, SPACE, True), (errno.EDQUOT, SPACE, True), (errno.EFBIG, SPACE, True),
         (errno.EROFS, "Make it writable for this user, or choose another folder.", True),
@@ -51,32 +51,34 @@ SPACE = "Free space there, or choose another folder."
         (errno.EXDEV, "Check the path.", False),
     ],
 )  # fmt: skip
-def test_what_the_system_read_holder_comes_with_its_cure(number: int, cure: str, of_the_world: bool) -> None:
+def test_each_error_of_the_system_has_its_fix(number: int, fix: str, of_the_world: bool) -> None:
     error = OSError(number, os.strerror(number))
-    assert fix_for(error) == cure
+    assert fix_for(error) == fix
     assert is_system_failure(error) is of_the_world
-    assert str(unwritable(Path("x"), error)) == f"x: cannot be written: {os.strerror(number)}. {cure}"
-    assert str(unwritable(Path("x"), error, "locked")) == f"x: cannot be locked: {os.strerror(number)}. {cure}"
-    read = "Check the path." if number == errno.ENOENT else cure.replace("writable", "readable")
+    assert str(unwritable(Path("x"), error)) == f"x: cannot be written: {os.strerror(number)}. {fix}"
+    assert str(unwritable(Path("x"), error, "locked")) == f"x: cannot be locked: {os.strerror(number)}. {fix}"
+    read = "Check the path." if number == errno.ENOENT else fix.replace("writable", "readable")
     assert str(unreadable(Path("x"), error)) == f"x: cannot be read: {os.strerror(number)}. {read}"
 
 
 def test_what_is_no_file_cannot_be_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert said(lambda: open_to_read(tmp_path)) == f"{tmp_path}: found a folder, expected a file. Check the path."
+    assert message_of(lambda: open_to_read(tmp_path)) == f"{tmp_path}: found a folder, expected a file. Check the path."
     fix = "Save its content as a file and give that: it is read more than once."
-    assert said(lambda: open_to_read(pipe)) == f"{pipe}: found a pipe, expected a file. {fix}"
-    assert said(lambda: file_hash(pipe)) == f"{pipe}: found a pipe, expected a file. {fix}"
-    assert said(lambda: open_to_read(Path("/dev/null"))) == f"/dev/null: found a device, expected a file. {fix}"
+    assert message_of(lambda: open_to_read(pipe)) == f"{pipe}: found a pipe, expected a file. {fix}"
+    assert message_of(lambda: file_hash(pipe)) == f"{pipe}: found a pipe, expected a file. {fix}"
+    assert message_of(lambda: open_to_read(Path("/dev/null"))) == f"/dev/null: found a device, expected a file. {fix}"
     nul = Path("a\0b")
-    assert said(lambda: open_to_read(nul)).endswith("b: cannot be read: embedded null byte. Check the path.")
+    assert message_of(lambda: open_to_read(nul)).endswith("b: cannot be read: embedded null byte. Check the path.")
     assert not path_exists(nul)
     assert not path_exists(tmp_path / ("x" * 300))
     assert path_exists(pipe)
     big = tmp_path / "big"
     big.write_bytes(b"x" * 1025)
-    assert said(lambda: read_bytes(big, 1024)) == f"{big}: longer than 1 KiB, the most that is read whole. Split it."
+    assert (
+        message_of(lambda: read_bytes(big, 1024)) == f"{big}: longer than 1 KiB, the most that is read whole. Split it."
+    )
     assert read_bytes(big, 1025) == b"x" * 1025
 
 
@@ -86,8 +88,10 @@ def test_a_disk_that_fails_while_a_file_is_hashed_is_named(tmp_path: Path, monke
 
     monkeypatch.setattr("hashlib.file_digest", fail)
     (tmp_path / "x").write_text("")
-    cure = "The disk or its connection fails: choose another."
-    assert said(lambda: file_hash(tmp_path / "x")) == f"{tmp_path / 'x'}: cannot be read: Input/output error. {cure}"
+    fix = "The disk or its connection fails: choose another."
+    assert (
+        message_of(lambda: file_hash(tmp_path / "x")) == f"{tmp_path / 'x'}: cannot be read: Input/output error. {fix}"
+    )
 
 
 def test_a_file_is_removed_once_and_a_folder_is_not(tmp_path: Path) -> None:
@@ -125,8 +129,8 @@ def test_links_inside_a_folder_stay_and_those_that_lead_out_are_refused(tmp_path
     refuse_outside_links(tmp_path / "name")
     (run / "below" / "out").symlink_to(outside)
     expected = "a link that leads out of the run folder. Remove it, or give its target as run_dir."
-    assert said(lambda: refuse_outside_links(run)) == f"{run / 'below' / 'out'}: {expected}"
-    assert said(lambda: lock_dir(run).__enter__()) == f"{run / 'below' / 'out'}: {expected}"
+    assert message_of(lambda: refuse_outside_links(run)) == f"{run / 'below' / 'out'}: {expected}"
+    assert message_of(lambda: lock_dir(run).__enter__()) == f"{run / 'below' / 'out'}: {expected}"
 
 
 @pytest.mark.parametrize(("name", "like"), [("X_X/", "X_X"), ("=@+-_X", "X"), ("X-/_", "X")])
@@ -137,10 +141,10 @@ def test_names_lose_what_stands_around_them_and_nothing_else(name: str, like: st
 def test_versions_of_formats_are_refused_word_for_word(tmp_path: Path) -> None:
     check_version(1, "x")
     other = "choose another run folder."
-    assert said(lambda: check_version(True, "x")) == (
+    assert message_of(lambda: check_version(True, "x")) == (
         f"x: damaged: format_version is True, a whole number from 1 is needed. Restore it from a copy, or {other}"
     )
-    assert said(lambda: check_version(99, "x")) == (
+    assert message_of(lambda: check_version(99, "x")) == (
         f"x: written by a newer kinject (format 99; this one reads up to 1). Update kinject, or {other}"
     )
     assert check_folder(tmp_path) is False
@@ -153,10 +157,10 @@ def test_versions_of_formats_are_refused_word_for_word(tmp_path: Path) -> None:
 def test_sealed_objects_say_what_was_found(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert (
-        said(lambda: parse_checked_json(path, b"[1]", "Cure."))
+        message_of(lambda: parse_checked_json(path, b"[1]", "Cure."))
         == f"{path}: damaged: found list, an object is needed. Cure."
     )
-    assert said(lambda: parse_checked_json(path, b'{"format_version": 99}', "")).startswith(
+    assert message_of(lambda: parse_checked_json(path, b'{"format_version": 99}', "")).startswith(
         f"{path}: written by a newer kinject"
     )
     assert parse_checked_json(path, b'{"format_version": 1}', "") == {"format_version": 1}
@@ -165,26 +169,26 @@ def test_sealed_objects_say_what_was_found(tmp_path: Path) -> None:
 def test_rows_of_journals_say_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "below" / "rows.jsonl"
     with Journal(path) as journal:
-        places = [journal.append(row) for row in ({"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"})]
-        assert [journal.row_at(place) for place in places] == [{"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"}]
+        offsets = [journal.append(row) for row in ({"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"})]
+        assert [journal.row_at(offset) for offset in offsets] == [{"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"}]
     assert [row for _, row in read_journal(path)] == [{"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"}]
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"a": 1', b'"a": 2', 1))
     damaged = "damaged: its bytes are not those that were written (crc32)."
-    assert said(lambda: list(read_journal(path))) == f"{path}:1: {damaged} Run what wrote it again."
-    assert said(lambda: Journal(path)) == f"{path}:1: {damaged} Delete this line; its row is made again."
-    assert said(lambda: Journal(path, fix="Mend it.")) == f"{path}:1: {damaged} Mend it."
+    assert message_of(lambda: list(read_journal(path))) == f"{path}:1: {damaged} Run what wrote it again."
+    assert message_of(lambda: Journal(path)) == f"{path}:1: {damaged} Delete this line; its row is made again."
+    assert message_of(lambda: Journal(path, fix="Mend it.")) == f"{path}:1: {damaged} Mend it."
     path.write_bytes(whole)
     with Journal(path) as journal:
         path.write_bytes(whole.replace(b'"a": 1', b'"a": 2', 1))
         first = f"{path}: byte 0: {damaged} Delete this line; its row is made again."
-        assert said(lambda: journal.row_at(0)) == first
+        assert message_of(lambda: journal.row_at(0)) == first
         path.unlink()
-        told = (
+        message = (
             f"{path}: was deleted or replaced while this run was writing it. Leave run folders alone while they are in use; "
             "the same command makes again what is missing."
         )
-        assert said(lambda: journal.append({})) == told
+        assert message_of(lambda: journal.append({})) == message
     assert add_line_checksum(b"{}") == b'{"crc32": "%08x"}' % zlib.crc32(b"{}")
 
 
@@ -197,7 +201,7 @@ def test_a_row_is_as_deep_as_it_may_be_and_no_deeper(tmp_path: Path) -> None:
 
     assert parse_row(nested(DEEPEST), "x")["b"] == [[]] * 80
     expected = f"x: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object."
-    assert said(lambda: parse_row(nested(DEEPEST + 1), "x")) == expected
+    assert message_of(lambda: parse_row(nested(DEEPEST + 1), "x")) == expected
     assert write_jsonl(tmp_path / "rows.jsonl", [{"a": 1}, {"a": 2}, {"a": 3}]) == 3
     assert write_jsonl(tmp_path / "none.jsonl", []) == 0
     assert [row["a"] for _, row in read_jsonl(tmp_path / "rows.jsonl")] == [1, 2, 3]
@@ -208,11 +212,11 @@ def test_a_lock_says_who_and_a_lock_that_says_nothing_is_another_process(tmp_pat
         lock = tmp_path / ".lock"
         assert lock.read_text().startswith(f"process {os.getpid()} on ")
         assert lock.read_text().endswith("+00:00")
-        held = lock.read_text()
+        holder = lock.read_text()
         tail = "Wait for it or choose another run folder."
-        assert said(lambda: lock_dir(tmp_path).__enter__()) == f"{tmp_path}: in use by {held}. {tail}"
+        assert message_of(lambda: lock_dir(tmp_path).__enter__()) == f"{tmp_path}: in use by {holder}. {tail}"
         os.truncate(lock, 0)
-        assert said(lambda: lock_dir(tmp_path).__enter__()) == f"{tmp_path}: in use by another process. {tail}"
+        assert message_of(lambda: lock_dir(tmp_path).__enter__()) == f"{tmp_path}: in use by another process. {tail}"
     lock.write_bytes(b"pro\xffcess 1 \x1b[31m on\n elsewhere since then, which is longer")
     with lock.open("rb") as file:
         assert _read_holder(file.fileno()) == "pro\ufffdcess 1 [31m on elsewhere since then, which is longer"
@@ -255,10 +259,10 @@ def test_a_torn_tail_is_cut_after_the_last_newline_however_long(tmp_path: Path, 
 
 
 def test_a_journal_that_cannot_be_opened_or_cut_is_named(tmp_path: Path) -> None:
-    place = tmp_path / "rows.jsonl"
-    place.mkdir()
-    assert said(lambda: Journal(place)).startswith(
-        f"{place}: cannot be opened for writing: Is a directory. A folder has its name"
+    path = tmp_path / "rows.jsonl"
+    path.mkdir()
+    assert message_of(lambda: Journal(path)).startswith(
+        f"{path}: cannot be opened for writing: Is a directory. A folder has its name"
     )
 
 
@@ -269,8 +273,8 @@ def test_a_disk_that_fails_while_a_file_is_read_is_named(tmp_path: Path, monkeyp
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(files, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
-    cure = "The disk or its connection fails: choose another."
-    assert said(lambda: read_bytes(tmp_path)) == f"{tmp_path}: cannot be read: Input/output error. {cure}"
+    fix = "The disk or its connection fails: choose another."
+    assert message_of(lambda: read_bytes(tmp_path)) == f"{tmp_path}: cannot be read: Input/output error. {fix}"
 
 
 def test_json_is_written_for_people_and_holds_no_nan(tmp_path: Path) -> None:
@@ -291,8 +295,8 @@ def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatc
     path.write_bytes(b"x" * 1023 + b"\n" + b"x" * 1024)
     assert [len(line) for _, line in read_lines(path)] == [1024, 1024]
     path.write_bytes(b"\n" + b"x" * 1025)
-    told = f"{path}:2: a line longer than 1 KiB. Split the document, one row each."
-    assert said(lambda: list(read_lines(path))) == told
+    message = f"{path}:2: a line longer than 1 KiB. Split the document, one row each."
+    assert message_of(lambda: list(read_lines(path))) == message
 
     class Failing:
         def readline(self, n: int) -> bytes:
@@ -300,8 +304,8 @@ def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatc
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(files, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
-    cure = "The disk or its connection fails: choose another."
-    assert said(lambda: list(read_lines(path))) == f"{path}: cannot be read: Input/output error. {cure}"
+    fix = "The disk or its connection fails: choose another."
+    assert message_of(lambda: list(read_lines(path))) == f"{path}: cannot be read: Input/output error. {fix}"
 
 
 @pytest.mark.parametrize(
@@ -312,6 +316,6 @@ def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatc
 def test_an_object_that_holds_a_key_twice_is_refused_with_its_line(tmp_path: Path, text: str, key: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": {"b": 1}, "b": [{"b": 1}, {"b": 2}]}\n' + text + "\n", encoding="utf-8")
-    found = said(lambda: list(read_jsonl(path)))
-    assert found == f"{path}:2: the key {key} is there 2 times in one object. Keep one."
-    assert f"the key {key} is there 2 times" in said(lambda: parse_checked_json(path, text.encode(), "Fix."))
+    message = message_of(lambda: list(read_jsonl(path)))
+    assert message == f"{path}:2: the key {key} is there 2 times in one object. Keep one."
+    assert f"the key {key} is there 2 times" in message_of(lambda: parse_checked_json(path, text.encode(), "Fix."))

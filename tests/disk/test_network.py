@@ -52,14 +52,14 @@ def test_a_holder_without_signs_of_life_is_named_and_passed_over(
     shared: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared.mkdir()
-    held = shared / ".held"
-    held.write_text("process 7 on elsewhere since 2026-01-01")
-    os.utime(held, (time.time() - 100,) * 2)
+    heartbeat = shared / ".held"
+    heartbeat.write_text("process 7 on elsewhere since 2026-01-01")
+    os.utime(heartbeat, (time.time() - 100,) * 2)
     with pytest.raises(DiskError, match="process 7 on elsewhere"), lock_dir(shared):
         pass
-    os.utime(held, (time.time() - 130,) * 2)
+    os.utime(heartbeat, (time.time() - 130,) * 2)
     with lock_dir(shared):
-        assert f"process {os.getpid()} " in held.read_text()
+        assert f"process {os.getpid()} " in heartbeat.read_text()
     assert "process 7 on elsewhere since 2026-01-01 did not end in order" in caplog.text
 
 

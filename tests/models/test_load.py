@@ -25,23 +25,23 @@ def test_a_saved_model_comes_back_the_same(tiny_model: Path, tiny_tokenizer: Any
     assert loaded.tokenizer("Arden").input_ids[0] == loaded.tokenizer.bos_token_id
 
 
-def _break(folder: Path, how: str) -> None:
-    if how == "no weights":
+def _break(folder: Path, damage: str) -> None:
+    if damage == "no weights":
         (folder / "model.safetensors").unlink()
-    elif how == "truncated weights":
+    elif damage == "truncated weights":
         (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:2000])
-    elif how == "no config":
+    elif damage == "no config":
         (folder / "config.json").unlink()
-    elif how == "bad config":
+    elif damage == "bad config":
         (folder / "config.json").write_text("{")
-    elif how == "other shape":
+    elif damage == "other shape":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    elif how == "more layers":
+    elif damage == "more layers":
         config = json.loads((folder / "config.json").read_text())
         config = {key: value for key, value in config.items() if key != "layer_types"}
         (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    elif how == "no tokenizer":
+    elif damage == "no tokenizer":
         (folder / "tokenizer.json").unlink()
     else:
         shutil.rmtree(folder)
@@ -49,7 +49,7 @@ def _break(folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    "damage",
     [
         "no weights",
         "truncated weights",
@@ -61,8 +61,8 @@ def _break(folder: Path, how: str) -> None:
         "empty",
     ],
 )
-def test_a_broken_folder_is_one_clear_line(tiny_model: Path, how: str) -> None:
-    _break(tiny_model, how)
+def test_a_broken_folder_is_one_clear_line(tiny_model: Path, damage: str) -> None:
+    _break(tiny_model, damage)
     with pytest.raises(InputError) as caught:
         load_model(str(tiny_model))
     message = str(caught.value)
@@ -106,8 +106,8 @@ def test_a_trained_tokenizer_keeps_bos_digits_and_text(tmp_path: Path) -> None:
     ],
 )
 def test_a_new_models_config_is_checked(config: dict[str, Any], fault: str) -> None:
-    ((_, what),) = check_config(config)
-    assert fault in what
+    ((_, message),) = check_config(config)
+    assert fault in message
 
 
 def test_a_good_config_has_no_fault(tiny_config: dict[str, Any]) -> None:

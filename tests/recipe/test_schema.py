@@ -124,20 +124,20 @@ def test_a_faulty_recipe_fails_in_both(recipe: dict[str, Any], validator: Any, t
     assert not _accepted_by_check(recipe, tmp_path)
 
 
-def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the place of every value that has no values below it, and of every mapping's key."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        yield (*place, key)
-        yield from _places(item, (*place, key))
+        yield (*path, key)
+        yield from _paths(item, (*path, key))
 
 
-def _put(recipe: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+def _put(recipe: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     changed = copy.deepcopy(recipe)
     inner: Any = changed
-    for key in place[:-1]:
+    for key in path[:-1]:
         inner = inner[key]
-    inner[place[-1]] = value
+    inner[path[-1]] = value
     return changed
 
 
@@ -148,11 +148,11 @@ SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("lora", "sandbox
 def test_schema_and_check_agree_on_every_value_of_a_recipe_replaced(name: str, validator: Any, tmp_path: Path) -> None:
     recipe = read_yaml(ROOT / "recipes" / f"{name}.yaml").root
     disagreed = []
-    for place in _places(recipe):
+    for path in _paths(recipe):
         for value in (None, "word", -7, 0.5, True, [], ["word"], {}, {"word": 1}):
-            changed = _put(recipe, place, value)
+            changed = _put(recipe, path, value)
             if validator.is_valid(changed) != _accepted_by_check(changed, tmp_path):
-                disagreed.append((place, value))
+                disagreed.append((path, value))
     assert disagreed == []
 
 

@@ -47,9 +47,9 @@ def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[s
     assert len(verbs) == len(set(verbs))
     assert {f"kinject {verb}" for verb in ("augment", "questions", "train", "eval", "study", "bench")} < {*verbs}
     assert "accelerate launch --config_file" in verbs
-    at = lines.index("  recipes/cpt.yaml")
-    assert lines[at + 1].startswith("      continued pretraining on the paraphrased documents")
-    assert any(line.startswith("      needs: runs/augment/corpus.jsonl") for line in lines[at:])
+    index = lines.index("  recipes/cpt.yaml")
+    assert lines[index + 1].startswith("      continued pretraining on the paraphrased documents")
+    assert any(line.startswith("      needs: runs/augment/corpus.jsonl") for line in lines[index:])
     assert main(["recipes", "list", "two-phase", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["verb"]) for row in rows] == [
@@ -120,15 +120,15 @@ def test_a_shipped_recipe_that_is_not_here_is_told_how_to_get(here: Path, capsys
 def test_every_recipe_that_needs_no_data_of_others_goes_into_a_wheel_where_an_installed_kinject_looks() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     taken = {
-        f"{folder}/{Path(found).name}"
+        f"{folder}/{Path(path).name}"
         for folder, patterns in setup["data-files"].items()
         for pattern in patterns
-        for found in glob.glob(pattern, root_dir=ROOT)
+        for path in glob.glob(pattern, root_dir=ROOT)
     }
-    own = {
+    shipped_recipes = {
         path.relative_to(ROOT).as_posix()
         for path in FOLDER.rglob("*")
         if path.suffix in (".yaml", ".json") and "../shared" not in path.read_text("utf-8")
     }
-    assert taken == {"share/kinject/constraints.txt", *(f"share/kinject/{name}" for name in own)}
+    assert taken == {"share/kinject/constraints.txt", *(f"share/kinject/{name}" for name in shipped_recipes)}
     assert ROOT / "recipes" == FOLDER

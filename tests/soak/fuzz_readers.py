@@ -53,10 +53,10 @@ if __name__ == "__main__":
         for number in range(6):
             (seeds / f"{index}-{number}").write_bytes(bytes([index]) + kind.make(Random(number)))
     quoted = (
-        "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in piece)
-        for piece in PIECES
-        if len(piece) <= 60
+        "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in token)
+        for token in PIECES
+        if len(token) <= 60
     )
-    (FOLDER / "words").write_text("".join(f'"{piece}"\n' for piece in quoted), "ascii")
+    (FOLDER / "words").write_text("".join(f'"{token}"\n' for token in quoted), "ascii")
     atheris.Setup([sys.argv[0], f"-dict={FOLDER / 'words'}", "-max_len=4096", *sys.argv[1:], str(seeds)], read_one)
     atheris.Fuzz()

@@ -56,13 +56,13 @@ class Case:
 
     def tree(self) -> Tree:
         """Return every file below the folders with its content, times taken out."""
-        found: Tree = {}
+        tree: Tree = {}
         for folder in self.folders:
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and path.name not in self.ignored:
                     name = _DATE.sub("_DATE", str(path.relative_to(folder)))
-                    found[f"{folder.name}/{name}"] = self._content(path)
-        return found
+                    tree[f"{folder.name}/{name}"] = self._content(path)
+        return tree
 
     def _content(self, path: Path) -> Any:
         content = path.read_bytes()
@@ -130,16 +130,16 @@ class Undisturbed:
 
 def _stamp(folders: list[Path]) -> int:
     """Return a number that changes with the files below `folders`."""
-    found = []
+    stamps = []
     for folder in folders:
-        for where, _, names in os.walk(folder):
+        for directory, _, names in os.walk(folder):
             for name in names:
                 try:
-                    state = os.stat(f"{where}/{name}")
+                    state = os.stat(f"{directory}/{name}")
                 except FileNotFoundError:
                     continue
-                found.append((where, name, state.st_size, state.st_mtime_ns))
-    return hash(tuple(sorted(found)))
+                stamps.append((directory, name, state.st_size, state.st_mtime_ns))
+    return hash(tuple(sorted(stamps)))
 
 
 def _until(case: Case, system: System, number: int, moment: Moment | None) -> tuple[int | None, int]:
@@ -221,12 +221,12 @@ def kill_often(
         while not ended and n_here < LONGEST_CHAIN and tally.total() < n_kills:
             words, moment = case.words(first=n_here == 0), draw(whole)
             code, in_time = _run(case, system, words, moment)
-            how = check_death(case, system, words, moment.sent, code) if in_time else "finished"
-            if how == "finished":
+            outcome = check_death(case, system, words, moment.sent, code) if in_time else "finished"
+            if outcome == "finished":
                 assert code == whole.code, system.said()
                 ended = True
             else:
-                tally[f"{moment.sent.name} {how}"] += 1
+                tally[f"{moment.sent.name} {outcome}"] += 1
                 n_here += 1
                 known = case.look(known, moment.sent)
         if not ended:
@@ -251,15 +251,17 @@ def _run(case: Case, system: System, words: list[str], moment: Moment | None) ->
     return code, in_time
 
 
-def assert_same(found: Tree, wanted: Tree) -> None:
+def assert_same(actual: Tree, wanted: Tree) -> None:
     """Assert that two trees hold the same files with the same content."""
-    assert sorted(found) == sorted(wanted), f"in one of the two alone: {sorted(found.keys() ^ wanted.keys())}"
+    assert sorted(actual) == sorted(wanted), f"in one of the two alone: {sorted(actual.keys() ^ wanted.keys())}"
     for name, content in wanted.items():
-        if found[name] != content:
-            one, two = (value if isinstance(value, bytes) else repr(value).encode() for value in (found[name], content))
-            at = next((at for at, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), 0)
+        if actual[name] != content:
+            one, two = (
+                value if isinstance(value, bytes) else repr(value).encode() for value in (actual[name], content)
+            )
+            start = next((index for index, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), 0)
             raise AssertionError(
-                f"{name}: {one[max(0, at - 100) : at + 300]!r} instead of {two[max(0, at - 100) : at + 300]!r}"
+                f"{name}: {one[max(0, start - 100) : start + 300]!r} instead of {two[max(0, start - 100) : start + 300]!r}"
             )
 
 

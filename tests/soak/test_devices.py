@@ -27,8 +27,8 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, tiny_model: Path) -
     }  # fmt: skip
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(values))
-    found, _ = bench(read_recipe(path, verb="bench"), BenchOptions(repeats=1))
-    one, two = (next(row for row in found.rows if row.name == name) for name in ("vanilla", "devices-2"))
+    result, _ = bench(read_recipe(path, verb="bench"), BenchOptions(repeats=1))
+    one, two = (next(row for row in result.rows if row.name == name) for name in ("vanilla", "devices-2"))
     assert one.loss is not None
     assert two.loss is not None
     assert two.loss.mean == pytest.approx(one.loss.mean, rel=1e-4)

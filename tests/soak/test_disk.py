@@ -98,7 +98,7 @@ def test_no_damage_to_any_file_gives_another_result_or_a_traceback(
     bad, mended, refused = [], 0, 0
     for path in ground.files():
         damages = list(every_byte(path, 7, max(1, int(N_BYTES * n_bytes))))
-        found, n_mended, n_refused = ground.faults(path, damages)
-        bad, mended, refused = bad + found, mended + n_mended, refused + n_refused
+        faults, n_mended, n_refused = ground.faults(path, damages)
+        bad, mended, refused = bad + faults, mended + n_mended, refused + n_refused
     print(f"{make.__name__[1:]}: {mended} mended, {refused} refused, {len(bad)} neither")
     assert bad == []

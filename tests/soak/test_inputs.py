@@ -82,8 +82,8 @@ def measured(kind: str, path: Path) -> tuple[int, str]:
     """Return (MiB that reading took at its peak, what was said), in a process of its own."""
     command = [sys.executable, "-c", MEASURED, str(ROOT / "tests" / "hostile"), kind, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
-    peak, _, said = done.stdout.partition("\n")
-    return int(peak), said
+    peak, _, message = done.stdout.partition("\n")
+    return int(peak), message
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_a_line_of_two_gibibytes_is_refused_in_bounded_memory(
     with path.open("wb") as file:  # zeros that take no room on the disk; to a reader they are bytes like others
         file.write(head)
         file.truncate(2**31)
-    peak, said = measured(kind, path)
+    peak, message = measured(kind, path)
     with capsys.disabled():
-        print(f"\n2 GiB as {kind}: {peak} MiB: {said.strip()[-120:]}")
-    assert "longer than" in said or "the most that is read whole" in said
+        print(f"\n2 GiB as {kind}: {peak} MiB: {message.strip()[-120:]}")
+    assert "longer than" in message or "the most that is read whole" in message
     assert peak < MOST_MIB
 
 
@@ -135,10 +135,10 @@ def test_a_million_empty_rows_are_refused_in_bounded_memory(
 ) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes((json.dumps(row).encode() + b"\n") * 1_000_000)
-    peak, said = measured(kind, path)
+    peak, message = measured(kind, path)
     with capsys.disabled():
-        print(f"\na million empty rows as {kind}: {peak} MiB: {said.strip()[-80:]}")
-    assert f"{path}:1: " in said
+        print(f"\na million empty rows as {kind}: {peak} MiB: {message.strip()[-80:]}")
+    assert f"{path}:1: " in message
     assert peak < 256
 
 
@@ -151,10 +151,10 @@ def test_a_folder_of_two_hundred_thousand_empty_documents_is_refused(
         below.mkdir(parents=True)
         for number in range(1000):
             (below / f"{number}.txt").touch()
-    peak, said = measured("documents", folder)
+    peak, message = measured("documents", folder)
     with capsys.disabled():
-        print(f"\n200,000 empty files: {peak} MiB: {said.strip()[-80:]}")
-    assert "empty document" in said
+        print(f"\n200,000 empty files: {peak} MiB: {message.strip()[-80:]}")
+    assert "empty document" in message
     assert peak < 512
 
 
@@ -170,8 +170,8 @@ def test_a_document_of_the_most_bytes_is_read_in_bounded_memory(
         ("documents csv", "x.csv", f'text\n"{text}"\n'),
     ):
         (tmp_path / name).write_text(data)
-        peak, said = measured(kind, tmp_path / name)
+        peak, message = measured(kind, tmp_path / name)
         with capsys.disabled():
-            print(f"\n64 MiB as {kind}: {peak} MiB: {said.strip()}")
-        assert said.strip() == "read"
+            print(f"\n64 MiB as {kind}: {peak} MiB: {message.strip()}")
+        assert message.strip() == "read"
         assert peak < 2 * MOST_MIB

@@ -54,7 +54,9 @@ MANIFEST = json_without(
     "written", "command", "this_run", "seconds", "resumed_from", "scored_now", "work_seconds", *DATED
 )
 SPEED = tuple(
-    f"{stage}_{what}" for stage in ("train", "eval") for what in ("runtime", "samples_per_second", "steps_per_second")
+    f"{stage}_{quantity}"
+    for stage in ("train", "eval")
+    for quantity in ("runtime", "samples_per_second", "steps_per_second")
 )
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
@@ -133,11 +135,11 @@ def cached(path: Path) -> set[tuple[Any, ...]]:
         return set()
     with sqlite3.connect(path) as database:
         try:
-            found = set(database.execute("SELECT * FROM answers"))
+            rows = set(database.execute("SELECT * FROM answers"))
         except sqlite3.OperationalError:  # killed before the table was made
-            found = set()
+            rows = set()
     database.close()
-    return found
+    return rows
 
 
 def openai_case(folder: Path, url: str, state: SandboxServer, n: int) -> Case:
@@ -275,13 +277,13 @@ def study_case(folder: Path, model: Path) -> Case:
     )  # fmt: skip
 
 
-def once(sent: signal.Signals, share: float) -> Callable[[Undisturbed], Moment]:
+def once(sent: signal.Signals, fraction: float) -> Callable[[Undisturbed], Moment]:
     """Return what gives one moment, after this share of the undisturbed run's writes, and then none."""
-    left = [(sent, share)]
+    left = [(sent, fraction)]
 
     def moment(whole: Undisturbed) -> Moment:
-        sent, share = left.pop() if left else (signal.SIGKILL, 1e9)
-        return Moment(sent, None, max(1, int(share * whole.n_writes)), False)
+        sent, fraction = left.pop() if left else (signal.SIGKILL, 1e9)
+        return Moment(sent, None, max(1, int(fraction * whole.n_writes)), False)
 
     return moment
 

@@ -71,7 +71,9 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
         sent = draw.choice((signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM))
         began, before = time.monotonic(), last_step(tmp_path / "preempted")
         wanted = max(target, before + 1)
-        code = slurm.run(tmp_path / "preempted.sbatch", lambda at=wanted: last_step(tmp_path / "preempted") >= at, sent)
+        code = slurm.run(
+            tmp_path / "preempted.sbatch", lambda step=wanted: last_step(tmp_path / "preempted") >= step, sent
+        )
         assert (code == 0) == (sent == signal.SIGUSR1)  # then it was requeued
         newest = newest_complete(tmp_path / "preempted")
         assert newest is not None

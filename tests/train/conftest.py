@@ -106,18 +106,18 @@ class ByHand:
     def rows_of(self, step: int) -> list[TrainingRow]:
         """The rows of an update, those of all accumulated batches in order."""
         per_epoch = len(self.rows) // self.batch
-        at = step % per_epoch * self.batch
-        return self.rows[at : at + self.batch]
+        start = step % per_epoch * self.batch
+        return self.rows[start : start + self.batch]
 
     def losses(self, row: TrainingRow, target: Callable[[Any, Any], Any]) -> list[tuple[list[int], Any]]:
         """Each text of a packed row read alone: (its places in the row, `target` of log-probs and next tokens)."""
         starts = [index for index, position in enumerate(row.position_ids) if position == 0]
-        found = []
+        losses = []
         for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True):
             ids = torch.tensor(row.input_ids[a:b])
             logp = self.model(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
-            found.append((list(range(a + 1, b)), target(logp, ids[1:])))
-        return found
+            losses.append((list(range(a + 1, b)), target(logp, ids[1:])))
+        return losses
 
 
 @pytest.fixture

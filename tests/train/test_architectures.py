@@ -61,7 +61,7 @@ def test_packed_logits_are_those_of_each_document_alone(
         packed = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
         n_documents = 0
         for index, row in enumerate(rows):
-            starts = [at for at, position in enumerate(row["position_ids"]) if position == 0]
+            starts = [start for start, position in enumerate(row["position_ids"]) if position == 0]
             for start, end in zip(starts, [*starts[1:], len(row["input_ids"])], strict=True):
                 alone = model(torch.tensor([row["input_ids"][start:end]]), use_cache=False).logits[0]
                 assert torch.allclose(packed[index, start:end], alone, atol=1e-5, rtol=1e-5)

@@ -155,9 +155,9 @@ def test_turns_rendered_one_by_one_are_those_between_the_tags_of_trls_template(n
     tagged = _set(tokenizer, name)
     for n_turns in (1, 2, 5):
         row = conversation(n_turns, blocks=name == "idefics3")
-        found = _tokens(tokenizer, row, ChatFormat(True))
+        tokens = _tokens(tokenizer, row, ChatFormat(True))
         if tagged.template is not None:
-            assert found == _tokens(tokenizer, row, tagged)
+            assert tokens == _tokens(tokenizer, row, tagged)
 
 
 SHOWN = [
@@ -248,8 +248,8 @@ def test_arguments_reach_the_template_and_a_rows_own_come_first(tokenizer: Any) 
     chat = _set(tokenizer, "qwen3_8")
     row = conversation(1)
 
-    def text(own: Row, **kwargs: object) -> str:
-        tokens = _tokens(tokenizer, row | {"chat_template_kwargs": own}, ChatFormat(True, chat.template, kwargs))
+    def text(row_kwargs: Row, **kwargs: object) -> str:
+        tokens = _tokens(tokenizer, row | {"chat_template_kwargs": row_kwargs}, ChatFormat(True, chat.template, kwargs))
         return str(tokenizer.decode(tokens.input_ids))
 
     assert len({text({}), text({}, reasoning_effort="low"), text({}, reasoning_effort="medium")}) == 3

@@ -72,11 +72,11 @@ def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupt
     ):
         path = newest / name
         damages = sample(path, 2, 2, 0)
-        found, mended, _ = ground.faults(path, [damages[len(name) % len(damages)]])
-        bad, n_mended = bad + found, n_mended + mended
+        faults, mended, _ = ground.faults(path, [damages[len(name) % len(damages)]])
+        bad, n_mended = bad + faults, n_mended + mended
     for name in ("log.jsonl", "timing.jsonl", "manifest.json"):
-        found, mended, _ = ground.faults(ground.folder / name, sample(ground.folder / name, 2, 1, 0)[:1])
-        bad, n_mended = bad + found, n_mended + mended
+        faults, mended, _ = ground.faults(ground.folder / name, sample(ground.folder / name, 2, 1, 0)[:1])
+        bad, n_mended = bad + faults, n_mended + mended
     assert bad == []
     assert n_mended >= 4
 
@@ -148,10 +148,10 @@ def test_damaged_tokens_are_made_again(
         "documents.json",
         "SHA256SUMS",
     }
-    for at, path in enumerate(files.values()):
+    for number, path in enumerate(files.values()):
         damages = sample(path, 4, 1, 1)
-        found, mended, refused = ground.faults(path, [damages[at % 5]])
-        bad, n_mended = bad + found, n_mended + mended
+        faults, mended, refused = ground.faults(path, [damages[number % 5]])
+        bad, n_mended = bad + faults, n_mended + mended
         assert refused == 0
     assert bad == []
     assert n_mended == len(files)
@@ -167,12 +167,14 @@ def test_a_run_goes_on_to_the_same_weights_after_a_call_was_refused(
     recipe = make_recipe(trainer=SAVE)
     with FaultyDisk(tmp_path / "run") as counting:
         wanted = outcome(recipe)
-    places = [at for at, call in enumerate(counting.calls) if call in ("open", "os.open", "write", "fsync", "replace")]
+    indices = [
+        index for index, call in enumerate(counting.calls) if call in ("open", "os.open", "write", "fsync", "replace")
+    ]
     for part in parts:
         shutil.rmtree(tmp_path / "run")
-        at = places[int(part * len(places))]
+        index = indices[int(part * len(indices))]
         with (
-            FaultyDisk(tmp_path / "run", number, at, for_good=True),
+            FaultyDisk(tmp_path / "run", number, index, for_good=True),
             pytest.raises(DiskError, match=os.strerror(number)),
         ):
             train(recipe)

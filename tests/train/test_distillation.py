@@ -80,7 +80,7 @@ def test_a_divergence_and_its_gradient_are_those_of_the_textbook_sum(kind: str, 
     logits = torch.randn(7, 11, generator=generator, dtype=torch.float64, requires_grad=True)
     of_teacher = 3 * torch.randn(7, 11, generator=generator, dtype=torch.float64)
     ids = of_teacher.topk(k).indices if k is not None else None
-    found = divergence(logits, log_probs_of(of_teacher, ids), ids, kind)
+    actual = divergence(logits, log_probs_of(of_teacher, ids), ids, kind)
 
     def grouped(values: torch.Tensor) -> torch.Tensor:
         """Log-probs of the k best of the teacher, and of all others as one."""
@@ -93,14 +93,14 @@ def test_a_divergence_and_its_gradient_are_those_of_the_textbook_sum(kind: str, 
 
     other = logits.detach().clone().requires_grad_(True)
     wanted = _naive(grouped(other), grouped(of_teacher), kind)
-    assert torch.allclose(found, wanted, atol=1e-10)
-    found.sum().backward()
+    assert torch.allclose(actual, wanted, atol=1e-10)
+    actual.sum().backward()
     wanted.sum().backward()
     assert logits.grad is not None
     assert other.grad is not None
     assert torch.allclose(logits.grad, other.grad, atol=1e-10)
     if k == 11:
-        assert torch.allclose(found, _naive(other, of_teacher.log_softmax(-1), kind))
+        assert torch.allclose(actual, _naive(other, of_teacher.log_softmax(-1), kind))
 
 
 def _read(row: dict[str, str], rows: list[dict[str, str]], context: str, tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -112,8 +112,8 @@ def _read(row: dict[str, str], rows: list[dict[str, str]], context: str, tokeniz
     if context in ("document", "both"):
         head += tokenizer(document + "\n\n", add_special_tokens=False).input_ids
     if context in ("beginning", "both"):
-        places = [n for n, _ in enumerate(ids) if tokenizer.decode(ids[:n]).endswith((".", "!"))]
-        cut = next(n for n in places if _student_of[row["id"]] == ids[n:])
+        ends = [n for n, _ in enumerate(ids) if tokenizer.decode(ids[:n]).endswith((".", "!"))]
+        cut = next(n for n in ends if _student_of[row["id"]] == ids[n:])
         head, ids = [*head, *ids[:cut]], ids[cut:]
     return head, [*ids, tokenizer.eos_token_id]
 
@@ -151,19 +151,19 @@ def test_an_update_is_that_of_the_loop_written_out(
     base = {name: w.detach().clone() for name, w in load_model(str(sharp_model)).model.double().named_parameters()}
     wanted, losses = _by_hand(recipe, sharp_model)
     result = train(recipe)
-    found = dict(load_model(result.model_dir).model.named_parameters())
+    actual = dict(load_model(result.model_dir).model.named_parameters())
     logged = [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
     assert logged == pytest.approx(losses, rel=1e-4)
     moved = sum(((wanted[n] - base[n]) ** 2).sum().item() for n in base) ** 0.5
-    error = sum(((found[n].double() - wanted[n]) ** 2).sum().item() for n in base) ** 0.5
+    error = sum(((actual[n].double() - wanted[n]) ** 2).sum().item() for n in base) ** 0.5
     assert error < 1e-3 * moved
 
 
 def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
     """SGD on each text alone in float64; the teacher, a second model, reads its context and the text in one pass."""
     assert recipe.corpus is not None
-    how = recipe.distillation
-    assert how is not None
+    section = recipe.distillation
+    assert section is not None
     loaded, tokenizer = load_model(str(folder)), load_model(str(folder)).tokenizer
     model, frozen = loaded.model.double(), load_model(str(folder)).model.double()
     rows = [row for _, row in read_jsonl(Path(recipe.corpus.path))]
@@ -171,7 +171,7 @@ def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], lis
     by_tail: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
         _student_of[row["id"]] = packed.source[index].input_ids[1:-1].tolist()
-        head, tail = _read(row, rows, how.context, tokenizer)
+        head, tail = _read(row, rows, section.context, tokenizer)
         by_tail[tuple(tail)] = head
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []
@@ -192,22 +192,22 @@ def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], lis
                     of_teacher = frozen(torch.tensor([[*head, *ids[1:]]]), use_cache=False).logits[
                         0, len(head) - 1 : -1
                     ]
-                p, q = (of_teacher / how.temperature).softmax(-1), (logits / how.temperature).softmax(-1)
-                if how.top_k is not None and how.top_k < p.shape[-1]:
-                    best = p.topk(how.top_k).indices
+                p, q = (of_teacher / section.temperature).softmax(-1), (logits / section.temperature).softmax(-1)
+                if section.top_k is not None and section.top_k < p.shape[-1]:
+                    best = p.topk(section.top_k).indices
                     p, q = (
                         torch.cat([x.gather(-1, best), 1 - x.gather(-1, best).sum(-1, keepdim=True)], -1)
                         for x in (p, q)
                     )
-                away = _naive(q.log(), p.log(), how.divergence)
-                loss = (1 - how.cross_entropy) * how.temperature**2 * away + how.cross_entropy * cross
+                away = _naive(q.log(), p.log(), section.divergence)
+                loss = (1 - section.cross_entropy) * section.temperature**2 * away + section.cross_entropy * cross
                 total = total + loss.sum()
         optimizer.zero_grad()
         (total / count).backward()
         optimizer.step()
-        if how.teacher == "ema":
+        if section.teacher == "ema":
             for average, weight in zip(frozen.parameters(), model.parameters(), strict=True):
-                average.data = how.ema_decay * average.data + (1 - how.ema_decay) * weight.data
+                average.data = section.ema_decay * average.data + (1 - section.ema_decay) * weight.data
         losses.append((total / count).item())
     return {name: weight.detach() for name, weight in model.named_parameters()}, losses
 
@@ -216,14 +216,14 @@ def test_all_entries_of_the_vocabulary_give_the_divergence_of_whole_distribution
     generator = torch.Generator().manual_seed(1)
     logits, of_teacher = (torch.randn(5, 9, generator=generator, dtype=torch.float64) for _ in range(2))
     ids, labels = of_teacher.topk(9).indices, torch.arange(5)
-    given = torch.tensor([True, False, True, True, False])
+    has_target = torch.tensor([True, False, True, True, False])
     loss = TrainingLoss(distillation=DistillationSection())
-    found = loss.by_token(logits, labels, teacher=Predictions(given, log_probs_of(of_teacher, ids), ids))
-    whole = loss.by_token(logits, labels, teacher=Predictions(given, of_teacher.log_softmax(-1)))
-    assert torch.allclose(found, whole, atol=1e-12)
+    actual = loss.by_token(logits, labels, teacher=Predictions(has_target, log_probs_of(of_teacher, ids), ids))
+    whole = loss.by_token(logits, labels, teacher=Predictions(has_target, of_teacher.log_softmax(-1)))
+    assert torch.allclose(actual, whole, atol=1e-12)
     plain = F.cross_entropy(logits, labels, reduction="none")
-    assert torch.equal(found[~given], plain[~given])
-    assert not torch.isclose(found[given], plain[given]).any()
+    assert torch.equal(actual[~has_target], plain[~has_target])
+    assert not torch.isclose(actual[has_target], plain[has_target]).any()
 
 
 def test_a_shared_head_gives_the_predictions_of_a_pass_over_the_whole(
@@ -325,10 +325,10 @@ def test_a_resumed_run_logs_the_losses_of_an_uninterrupted_one(
         return [row["loss"] for _, row in read_jsonl(run_dir / "log.jsonl") if "loss" in row]
 
     trainer = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
-    straight = make_recipe(
+    uninterrupted = make_recipe(
         method="distill", distillation=section, corpus=paraphrases, run_dir=str(tmp_path / "straight"), trainer=trainer
     )
-    train(straight)
+    train(uninterrupted)
     stopped = make_recipe(method="distill", distillation=section, corpus=paraphrases, trainer=trainer)
 
     class StopAfterCheckpoint(RuntimeError):
@@ -345,7 +345,7 @@ def test_a_resumed_run_logs_the_losses_of_an_uninterrupted_one(
         with pytest.raises(StopAfterCheckpoint):
             train(stopped)
     assert train(stopped, resume=True).n_steps == 6
-    assert losses(stopped.run_dir) == losses(straight.run_dir)
+    assert losses(stopped.run_dir) == losses(uninterrupted.run_dir)
 
 
 def test_a_prompt_and_a_conversation_are_read_behind_the_document(
@@ -400,9 +400,9 @@ def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(
     assert "built in 1711" in heads[64][0]
     assert "built in 1702" in heads[64][1]
     assert "1711" not in heads[64][1]
-    places = [document["text"].find(passage) for passage in heads[100][0].removeprefix("<|bos|>").split("\n\n")[:-1]]
-    assert places == sorted(places)  # in the order of the document
-    assert -1 not in places
+    positions = [document["text"].find(passage) for passage in heads[100][0].removeprefix("<|bos|>").split("\n\n")[:-1]]
+    assert positions == sorted(positions)  # in the order of the document
+    assert -1 not in positions
     assert len(heads[100][0]) > len(heads[64][0])
 
 

@@ -249,9 +249,9 @@ def test_context_parallelism_refuses_what_needs_masks_or_whole_rows(
         method="distill", techniques={"hard_example_mining": {"unit": "tokens", "fraction": 0.5}},
         model={"path": str(tiny_model), "attention": "eager"},
     )  # fmt: skip
-    found = dict(split_row_faults(recipe))
-    assert found.keys() == {"trainer.packing", "model.attention", "method", "techniques.hard_example_mining"}
-    assert found["trainer.packing"] == (
+    faults = dict(split_row_faults(recipe))
+    assert faults.keys() == {"trainer.packing", "model.attention", "method", "techniques.hard_example_mining"}
+    assert faults["trainer.packing"] == (
         "packed documents would read each other: context parallelism has no mask. Set trainer.packing: false; or "
         "packing_strategy: wrapped, which lets them."
     )
@@ -267,11 +267,11 @@ def test_two_processes_choose_the_same_rows_as_one_and_again_after_a_resume(
 ) -> None:
     towns = ["Lowmere", "Stonegate", "Farrow", "Kelm"]
     rows = [{"document_id": f"d{i}", "text": f"Person {i} lives in {towns[i % 4]}."} for i in range(24)]
-    asked = [
+    questions = [
         {"document_id": f"d{i}", "question": f"Where does Person {i} live?", "choices": towns[i % 2 :: 2], "answer": i // 2 % 2}
         for i in range(24)
     ]  # fmt: skip
-    for name, items in (("texts", rows), ("asked", asked)):
+    for name, items in (("texts", rows), ("asked", questions)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
     sections = {
@@ -328,9 +328,9 @@ def test_two_processes_learn_from_a_teacher_what_one_learns(
         )  # fmt: skip
     _run_in_two(runs, tmp_path)
     for kind, expected in losses.items():
-        found = [row["loss"] for _, row in read_jsonl(tmp_path / f"{kind}-two" / "log.jsonl") if "loss" in row]
-        assert len(found) == 4
-        assert found == pytest.approx(expected, rel=1e-4), kind
+        actual = [row["loss"] for _, row in read_jsonl(tmp_path / f"{kind}-two" / "log.jsonl") if "loss" in row]
+        assert len(actual) == 4
+        assert actual == pytest.approx(expected, rel=1e-4), kind
 
 
 def test_a_run_that_was_to_have_more_processes_is_warned_of(

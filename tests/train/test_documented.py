@@ -91,10 +91,10 @@ def test_the_guides_recipe_runs_as_it_stands(tmp_path: Path, tiny_model: Path, c
         "train",
     )
     result = train(recipe)
-    said = " ".join(result.notes)
+    notes = " ".join(result.notes)
     for word in ("warmup_ratio is called warmup_steps", "evaluation_strategy is called eval_strategy",
                  "read as constant_with_warmup", "save_safetensors has no effect"):  # fmt: skip
-        assert word in said
+        assert word in notes
     saved = sorted(path.name for path in Path(result.run_dir).glob("checkpoint-*"))
     assert saved == [f"checkpoint-{result.n_steps // 2}", f"checkpoint-{result.n_steps}"]
     assert result.n_epochs == 2
@@ -166,7 +166,7 @@ def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"optim": "adamw_torch", "optim_args": "embedding_bits=8"}, "found optim: adamw_torch"),
         ({"optim": "rmsprop_bnb_8bit", "optim_args": "embedding_bits=8"}, "found optim: rmsprop_bnb_8bit"),
@@ -174,9 +174,9 @@ def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
     ],
 )
 def test_embedding_bits_that_nothing_would_read_are_refused(
-    run_trainer: RunTrainer, options: dict[str, Any], said: str
+    run_trainer: RunTrainer, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         run_trainer(max_steps=2, **options)
 
 
@@ -239,7 +239,9 @@ def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer
     assert trainer.state.best_model_checkpoint == str(tmp_path / "run" / f"checkpoint-{best}")
     from safetensors.torch import load_file
 
-    kept, chosen = (load_file(tmp_path / "run" / at / "model.safetensors") for at in ("model", f"checkpoint-{best}"))
+    kept, chosen = (
+        load_file(tmp_path / "run" / name / "model.safetensors") for name in ("model", f"checkpoint-{best}")
+    )
     assert all(torch.equal(kept[name], chosen[name]) for name in kept)
     assert trainer.args.run_name == "named"
     assert not run_trainer(logging_strategy="no").state.log_history[:-1]
@@ -323,12 +325,12 @@ def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
 
 @pytest.mark.soak
 def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)
+    compiled: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options) or model)
     run_trainer(torch_compile=True, torch_compile_backend="eager", max_steps=1)
-    assert [options["backend"] for options in asked] == ["eager"]
+    assert [options["backend"] for options in compiled] == ["eager"]
     run_trainer(torch_compile=False, max_steps=1)
-    assert len(asked) == 1
+    assert len(compiled) == 1
 
 
 @pytest.mark.soak  # a minute: a compiler's time

@@ -74,14 +74,14 @@ def test_spread_changes_the_order_and_resume_keeps_it(make_recipe: MakeRecipe, w
         return [row["loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "loss" in row]
 
     save = {"max_steps": 30, "save_strategy": "steps", "save_steps": 25}
-    straight = _losses("a", **save)
-    assert _losses("b", **save) == straight
+    uninterrupted = _losses("a", **save)
+    assert _losses("b", **save) == uninterrupted
     manifest = tmp_path / "b" / "manifest.json"
     kept = read_checked_json(manifest, "")
     manifest.write_text(json.dumps({**kept, "counts": {"finished": False}}))
     assert kept["counts"]["epochs"] > 1  # the kill falls into the second epoch, whose order differs
     (tmp_path / "b" / "checkpoint-30" / "complete.json").unlink(missing_ok=True)
-    assert _losses("b", resume=True, **save) == straight
+    assert _losses("b", resume=True, **save) == uninterrupted
 
 
 def _texts(names: str, n_each: int, length: int = 4, origin: str = "original") -> list[TokenRow]:
@@ -92,15 +92,17 @@ def _texts(names: str, n_each: int, length: int = 4, origin: str = "original") -
     ]  # fmt: skip
 
 
-def _asked(names: str) -> dict[str, list[Question]]:
+def _questions_about(names: str) -> dict[str, list[Question]]:
     return {"new": [Question(name, "?", ("a", "b"), 0, document_id=name) for name in names]}
 
 
 def _plan(
-    section: ExposureSection, *pools: Pool, n_steps: int, asked: str = "", rows_per_step: int = 1,
+    section: ExposureSection, *pools: Pool, n_steps: int, probed: str = "", rows_per_step: int = 1,
     packing: PackingConfig | None = None,
 ) -> ReadingPlan:  # fmt: skip
-    return ReadingPlan(section, pools, packing or PackingConfig(None), 0, n_steps, rows_per_step, _asked(asked))
+    return ReadingPlan(
+        section, pools, packing or PackingConfig(None), 0, n_steps, rows_per_step, _questions_about(probed)
+    )
 
 
 def _order(plan: ReadingPlan) -> str:
@@ -126,7 +128,7 @@ def test_a_document_with_more_texts_has_its_turn_more_often() -> None:
 
 
 def test_a_known_document_is_read_as_often_as_the_recipe_says_and_a_lost_one_again() -> None:
-    plan = _plan(UNKNOWN, Pool("", _texts("ab", 1), 1.0), n_steps=50, asked="ab")
+    plan = _plan(UNKNOWN, Pool("", _texts("ab", 1), 1.0), n_steps=50, probed="ab")
     assert Counter(_order(plan)) == {"a": 25, "b": 25}
     plan.decide({"new": [1.0, -1.0]}, 50)
     plan.begin(1)
@@ -161,7 +163,7 @@ def test_gaps_grow_by_the_recipes_factor_and_new_documents_begin_when_none_is_du
 
 def test_a_wrong_answer_makes_the_gap_the_first_again_and_the_document_due() -> None:
     section = ExposureSection(order="spaced", first_gap=2, growth=2.0, read_again="unknown", most=1.0)
-    plan = _plan(section, Pool("", _texts("ab", 9), 1.0), n_steps=10, asked="ab")
+    plan = _plan(section, Pool("", _texts("ab", 9), 1.0), n_steps=10, probed="ab")
     plan.decide({"new": [1.0, -1.0]}, 10)
     a, b = (plan.documents.names.index(name) for name in "ab")
     assert plan.state.gap[b] == 0
@@ -173,7 +175,7 @@ def test_a_wrong_answer_makes_the_gap_the_first_again_and_the_document_due() -> 
 
 def test_replay_keeps_its_fraction_and_what_is_lost_of_it_is_read_most() -> None:
     replay = Pool("replay", _texts("xyz", 4, origin="replay"), 0.4, is_replay=True)
-    plan = _plan(UNKNOWN, Pool("", _texts("ab", 6), 0.6), replay, n_steps=100, asked="abxyz")
+    plan = _plan(UNKNOWN, Pool("", _texts("ab", 6), 0.6), replay, n_steps=100, probed="abxyz")
     assert Counter(_order(plan)[:50]) == pytest.approx({"a": 15, "b": 15, "x": 7, "y": 7, "z": 7}, abs=1)
     logged = plan.decide({"new": [-1.0, -1.0, 1.0, 1.0, -1.0]}, 100)
     assert logged == {"known_documents": 0.0, "known_replayed_documents": 2.0}
@@ -187,7 +189,7 @@ def test_replay_keeps_its_fraction_and_what_is_lost_of_it_is_read_most() -> None
 def test_what_known_documents_leave_goes_to_replay() -> None:
     replay = Pool("replay", _texts("xyz", 4, origin="replay"), 0.4, is_replay=True)
     section = ExposureSection(read_again="unknown", rest=0.1, most=2.0)
-    plan = _plan(section, Pool("", _texts("abcd", 6), 0.6), replay, n_steps=100, asked="abcd")
+    plan = _plan(section, Pool("", _texts("abcd", 6), 0.6), replay, n_steps=100, probed="abcd")
     plan.decide({"new": [1.0, 1.0, 1.0, -1.0]}, 100)
     plan.begin(1)
     counts = Counter(_order(plan))
@@ -201,13 +203,13 @@ def test_a_simulated_learner_is_read_until_it_knows_and_no_longer() -> None:
     """Each document becomes known at a number of readings that only the simulation knows, one forgets once."""
     names, needed = "abcdefgh", np.array([1, 2, 3, 4, 6, 8, 12, 16])
     section = ExposureSection(read_again="unknown", rest=1.0, most=100.0, patience=2)
-    plan = _plan(section, Pool("", _texts(names, 3), 1.0), n_steps=16, asked=names)
-    at = {name: plan.documents.names.index(name) for name in names}
+    plan = _plan(section, Pool("", _texts(names, 3), 1.0), n_steps=16, probed=names)
+    numbers = {name: plan.documents.names.index(name) for name in names}
     known_at, readings, step = {}, [], 0
     for phase in range(40):
         plan.begin(phase)
         step += 16
-        counts = np.array([plan.read_until(step).readings[at[name]] for name in names])
+        counts = np.array([plan.read_until(step).readings[numbers[name]] for name in names])
         right = counts >= needed
         if phase == 5:
             right[0] = False  # forgotten
@@ -249,9 +251,9 @@ def test_packed_rows_are_full_whole_and_of_a_fixed_number(order: Any) -> None:
         for number, start, end in plan.rows.segments(index):
             parts.setdefault(number, []).append((start, end))
     waiting = {number for number, _, _ in (plan._after or plan.state).carry}
-    for number, found in parts.items():
-        if number not in waiting and len(found) == len(set(found)):
-            assert {token for start, end in found for token in range(start, end)} == set(
+    for number, spans in parts.items():
+        if number not in waiting and len(spans) == len(set(spans)):
+            assert {token for start, end in spans for token in range(start, end)} == set(
                 range(len(rows[number].input_ids))
             )
     assert plan.tokens_until(12) == plan.rows.lengths().sum()
@@ -266,17 +268,17 @@ def test_a_plan_continues_from_the_json_of_any_phase(order: Any) -> None:
     packing = PackingConfig(20, "bfd_split")
 
     def make() -> ReadingPlan:
-        return _plan(section, *pools, n_steps=5, asked="abcxyz", rows_per_step=4, packing=packing)
+        return _plan(section, *pools, n_steps=5, probed="abcxyz", rows_per_step=4, packing=packing)
 
     def answers(phase: int) -> dict[str, list[float]]:
         return {"new": np.random.default_rng(phase).choice([-1.0, 1.0], 6).tolist()}
 
-    straight, saved, orders = make(), [], []
+    uninterrupted, saved, orders = make(), [], []
     for phase in range(6):
-        straight.begin(phase)
-        saved.append(json.dumps(straight.state.to_json()))
-        orders.append(list(straight.rows))
-        straight.decide(answers(phase), 5 * (phase + 1))
+        uninterrupted.begin(phase)
+        saved.append(json.dumps(uninterrupted.state.to_json()))
+        orders.append(list(uninterrupted.rows))
+        uninterrupted.decide(answers(phase), 5 * (phase + 1))
     for phase in range(6):
         resumed = make()
         resumed.restore(json.loads(saved[phase]))
@@ -297,7 +299,7 @@ def known(write_rows: WriteRows, tmp_path: Path) -> dict[str, Any]:
     ]  # fmt: skip
     replay = [{"document_id": f"r{i}", "text": f"The mill of {town} is old."} for i, town in enumerate(towns * 5)]
     rng, words = random.Random(0), [*towns, "the mill", "school", "1987", "she", "Answer", "a town", "Arden", "Bryn"]
-    asked = [  # options of many kinds: a random model does not always prefer the same one
+    questions = [  # options of many kinds: a random model does not always prefer the same one
         {
             "document_id": f"d{i}",
             "question": f"Where was Person {i} born?",
@@ -306,13 +308,13 @@ def known(write_rows: WriteRows, tmp_path: Path) -> dict[str, Any]:
         }
         for i in range(12)
     ]
-    asked += [{"document_id": "r1", "question": "What is old?", "choices": ["The mill", "A town"], "answer": 0}]
+    questions += [{"document_id": "r1", "question": "What is old?", "choices": ["The mill", "A town"], "answer": 0}]
     return {
         "corpus": {
             "path": str(write_rows("known.jsonl", rows)),
             "replay": {"path": str(write_rows("replay.jsonl", replay)), "fraction": 0.3},
         },
-        "probes": {"questions": {"new": str(write_rows("asked.jsonl", asked))}},
+        "probes": {"questions": {"new": str(write_rows("asked.jsonl", questions))}},
         "exposure": {"read_again": "unknown"},
         "trainer": {
             "max_steps": 9, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 2,
@@ -332,14 +334,14 @@ def test_a_resumed_run_reads_the_rows_of_an_uninterrupted_one(
             for file in ("log.jsonl", "documents.jsonl")
         ]  # type: ignore[return-value]
 
-    straight = results("a")
-    assert results("b") == straight
+    uninterrupted = results("a")
+    assert results("b") == uninterrupted
     for step in (4, 6, 8, 9):
         if step > checkpoint:
             shutil.rmtree(tmp_path / "b" / f"checkpoint-{step}", ignore_errors=True)
     shutil.rmtree(tmp_path / "b" / "model")
-    assert results("b", resume=True) == straight
-    log, documents = straight
+    assert results("b", resume=True) == uninterrupted
+    log, documents = uninterrupted
     assert len({row["eval_known_documents"] for row in log if "eval_known_documents" in row}) > 1
     exposures = read_checked_json(tmp_path / "a" / "exposures.json", "")
     assert exposures == {row["document_id"]: row["exposures"] for row in documents if not row["replay"]}

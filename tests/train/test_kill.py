@@ -58,9 +58,9 @@ def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(make_recipe
     assert "The newest complete checkpoint is checkpoint-4" in line
     assert [path.name for path in full.glob("checkpoint-*")] == ["checkpoint-4"]  # what was half written is gone
     resumed = train(make_recipe(run_dir=str(full), trainer=save), resume=True)
-    straight = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer={**save, "save_strategy": "no"}))
+    uninterrupted = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer={**save, "save_strategy": "no"}))
     assert _losses(full) == _losses(tmp_path / "straight")
-    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (straight, resumed))
+    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (uninterrupted, resumed))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -123,8 +123,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
     }
     corpus = {"path": make_recipe().corpus.path, "validation_fraction": 0.2}
     runs = [tmp_path / "interrupted", tmp_path / "straight"]
-    straight = train(make_recipe(run_dir=str(runs[1]), trainer=save, corpus=corpus))
-    n_steps = straight.n_steps
+    uninterrupted = train(make_recipe(run_dir=str(runs[1]), trainer=save, corpus=corpus))
+    n_steps = uninterrupted.n_steps
     assert 4 <= n_steps <= 12
     assert n_steps % 2 == 0
 
@@ -135,9 +135,9 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
             sent, (1, n_steps // 2 - 1, n_steps - 1), strict=True
         ):  # amid, and at the end of, an epoch
 
-            def kill(self: Any, args: Any, state: Any, control: Any, at: Any = (step, number), **rest: Any) -> None:
-                if state.global_step == at[0]:
-                    os.kill(os.getpid(), at[1])
+            def kill(self: Any, args: Any, state: Any, control: Any, moment: Any = (step, number), **rest: Any) -> None:
+                if state.global_step == moment[0]:
+                    os.kill(os.getpid(), moment[1])
 
             monkeypatch.setattr("kinject.train.callbacks.Screen.on_step_begin", kill, raising=False)
             with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated) as stopped:
@@ -148,8 +148,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
         for number, handler in before:
             signal.signal(number, handler)
     done = train(make_recipe(run_dir=str(runs[0]), trainer=save, corpus=corpus), resume=True)
-    assert done.n_learned == straight.n_learned
-    assert straight.n_learned == 2 * straight.account["trained"]
+    assert done.n_learned == uninterrupted.n_learned
+    assert uninterrupted.n_learned == 2 * uninterrupted.account["trained"]
     one, two = ([{k: v for k, v in row.items() if "runtime" not in k and "per_second" not in k}
                  for _, row in read_jsonl(run / "log.jsonl")] for run in runs)  # fmt: skip
     assert one == two

@@ -44,11 +44,11 @@ def _loss_by_hand(hand: Any, step: int, kind: str, weight_of: dict[str, float]) 
     """The loss of one update, written out: each batch of MICRO rows chooses by itself, all together are divided."""
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     rows = hand.rows_of(step)
-    for at in range(0, len(rows), MICRO):
+    for start in range(0, len(rows), MICRO):
         texts = [
-            (row, places, losses)
-            for row in rows[at : at + MICRO]
-            for places, losses in hand.losses(row, _smoothed if kind == "smoothed" else _nll)
+            (row, positions, losses)
+            for row in rows[start : start + MICRO]
+            for positions, losses in hand.losses(row, _smoothed if kind == "smoothed" else _nll)
         ]
         if kind == "smoothed":
             total, count = total + sum(x.sum() for *_, x in texts), count + sum(len(x) for *_, x in texts)
@@ -61,8 +61,8 @@ def _loss_by_hand(hand: Any, step: int, kind: str, weight_of: dict[str, float]) 
             kept = math.ceil(len(ranked) * 0.3)
             total, count = total + sum(ranked[:kept]), count + kept
         else:
-            for row, places, losses in texts:
-                weight = weight_of[" ".join(map(str, row.input_ids[places[0] : places[-1] + 1]))]
+            for row, positions, losses in texts:
+                weight = weight_of[" ".join(map(str, row.input_ids[positions[0] : positions[-1] + 1]))]
                 total, count = total + weight * losses.sum(), count + weight * len(losses)
     return total / count
 
@@ -106,11 +106,11 @@ def test_an_update_is_that_of_the_loss_written_out(
         optimizer.zero_grad()
         _loss_by_hand(hand, step, kind, weight_of).backward()
         optimizer.step()
-    held, other = (dict(load_model(at).model.named_parameters()) for at in (train(recipe).model_dir, plain))
+    actual, other = (dict(load_model(folder).model.named_parameters()) for folder in (train(recipe).model_dir, plain))
     wanted = dict(hand.model.named_parameters())
-    error = sum(((held[n].double() - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
-    moved = sum(((wanted[n] - base[n]) ** 2).sum().item() for n in held) ** 0.5
-    effect = sum(((held[n] - other[n]) ** 2).sum().item() for n in held) ** 0.5
+    error = sum(((actual[n].double() - wanted[n]) ** 2).sum().item() for n in actual) ** 0.5
+    moved = sum(((wanted[n] - base[n]) ** 2).sum().item() for n in actual) ** 0.5
+    effect = sum(((actual[n] - other[n]) ** 2).sum().item() for n in actual) ** 0.5
     assert error < 1e-5 * moved
     assert effect > 100 * error
 
@@ -126,10 +126,10 @@ def test_smoothing_is_torchs_own_and_masked_tokens_have_no_part() -> None:
     assert torch.allclose(objective.total(F.pad(logits, (0, 0, 0, 1)), batch) / objective.count(batch), wanted)
 
 
-@pytest.mark.parametrize(("share", "kept"), [(0.1, 3), (0.34, 11), (1.0, 30), (0.001, 1)])
-def test_the_share_is_rounded_up_to_whole_tokens(share: float, kept: int) -> None:
+@pytest.mark.parametrize(("fraction", "kept"), [(0.1, 3), (0.34, 11), (1.0, 30), (0.001, 1)])
+def test_the_share_is_rounded_up_to_whole_tokens(fraction: float, kept: int) -> None:
     batch = {"labels": torch.zeros(3, 11, dtype=torch.long), "position_ids": torch.arange(11).expand(3, 11)}
-    assert int(TrainingLoss(mining=HardExampleMiningSection(share)).count(batch)) == kept
+    assert int(TrainingLoss(mining=HardExampleMiningSection(fraction)).count(batch)) == kept
 
 
 def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
@@ -146,7 +146,7 @@ def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
 
 
 def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: Path, tmp_path: Path) -> None:
-    found = []
+    losses = []
     for options, sections in (
         ({}, {}),
         ({"label_smoothing_factor": 0.3}, {"techniques": {"hard_example_mining": {"fraction": 0.2}}}),
@@ -157,8 +157,8 @@ def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: 
         )  # fmt: skip
         result = train(recipe, overwrite=True)
         log = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")]
-        found.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
-    assert found[0] == found[1]
+        losses.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
+    assert losses[0] == losses[1]
 
 
 METRICS = ("entropy", "mean_token_accuracy", "num_tokens")
@@ -214,14 +214,14 @@ def test_the_metrics_of_a_sample_are_those_of_its_first_learned_tokens() -> None
     scores = F.log_softmax(logits.double(), -1)
     entropy, correct = [], []
     for row in range(2):
-        for at in range(89):
-            if labels[row, at + 1] != -100:
-                entropy.append(float(-(scores[row, at].exp() * scores[row, at]).sum()))
-                correct.append(int(scores[row, at].argmax() == labels[row, at + 1]))
+        for index in range(89):
+            if labels[row, index + 1] != -100:
+                entropy.append(float(-(scores[row, index].exp() * scores[row, index]).sum()))
+                correct.append(int(scores[row, index].argmax() == labels[row, index + 1]))
     for most in (1, 100, None):
-        found = token_metrics(logits, next_tokens({"labels": labels}), most).tolist()
+        metrics = token_metrics(logits, next_tokens({"labels": labels}), most).tolist()
         n = len(entropy[:most])
-        assert found == pytest.approx([sum(entropy[:most]), sum(correct[:most]), n], rel=1e-5)
+        assert metrics == pytest.approx([sum(entropy[:most]), sum(correct[:most]), n], rel=1e-5)
 
 
 def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows: Any) -> None:
@@ -237,10 +237,10 @@ def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
     )
     with pytest.raises(InputError) as caught:
         RowWeights(RowWeightsSection("w"), path).result()
-    said = str(caught.value)
-    assert "odd.jsonl:2: w: is missing." in said
-    assert "odd.jsonl:3: w: found -2, expected a number of 0 or more" in said
-    assert "odd.jsonl:4: w: found '2'" in said
+    message = str(caught.value)
+    assert "odd.jsonl:2: w: is missing." in message
+    assert "odd.jsonl:3: w: found -2, expected a number of 0 or more" in message
+    assert "odd.jsonl:4: w: found '2'" in message
     with pytest.raises(InputError, match="found 1, expected a date such as"):
         RowWeights(RowWeightsSection("w", half_life=3.0, missing=1.0), path).result()
     with pytest.raises(InputError, match="every row weighs 0"):
@@ -254,8 +254,10 @@ def _gradient_of(
     trainer.model.zero_grad()
     loss = trainer.compute_loss(trainer.model, dict(batch))
     loss.backward()
-    found = {name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.grad is not None}
-    return float(loss.detach()), found
+    gradients = {
+        name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.grad is not None
+    }
+    return float(loss.detach()), gradients
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}])

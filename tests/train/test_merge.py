@@ -91,9 +91,9 @@ def test_an_adapter_folded_in_by_shards_gives_the_logits_of_peft(
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():  # peft's own merge changes the head with the embedding where they are tied
         assert torch.allclose(whole(ids).logits, tuned(ids).logits, atol=1e-5)
-    found = AutoModelForCausalLM.from_pretrained(out)
-    assert found.dtype == torch.bfloat16
-    ours, theirs = found.state_dict(), whole.state_dict()
+    folded = AutoModelForCausalLM.from_pretrained(out)
+    assert folded.dtype == torch.bfloat16
+    ours, theirs = folded.state_dict(), whole.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value.to(torch.bfloat16)) for name, value in theirs.items())  # rounded once
 
@@ -155,22 +155,22 @@ def test_each_average_is_asked_what_it_knows(
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     rng = random.Random(0)
     words = ["Farrow", "Kelm", "mill", "school", "1987", "a town", "Arden", "born", "she", "taught her"]
-    asked = [{"question": f"Where {i}?", "choices": rng.sample(words, 4), "answer": i % 4} for i in range(50)]
-    files = [write_rows("new.jsonl", asked[:30]), write_rows("known.jsonl", asked[30:])]
+    rows = [{"question": f"Where {i}?", "choices": rng.sample(words, 4), "answer": i % 4} for i in range(50)]
+    files = [write_rows("new.jsonl", rows[:30]), write_rows("known.jsonl", rows[30:])]
     tuned = train(make_recipe(trainer={"learning_rate": 3e-2, "max_steps": 12})).model_dir
     command = ["merge", str(tiny_model), tuned, "--alpha", "0", "0.5", "1", "--out", str(tmp_path / "merged")]
     assert main([*command, "--probe", *map(str, files)]) == 0
     report = json.loads((tmp_path / "merged" / "eval" / "report.json").read_text())
-    found = {(row["question_set"], row["arm"]): row["accuracy"] for row in report["results"]}
-    assert len(found) == 2 * 4
+    accuracies = {(row["question_set"], row["arm"]): row["accuracy"] for row in report["results"]}
+    assert len(accuracies) == 2 * 4
     for name, path in (("new", files[0]), ("known", files[1])):
-        assert found[name, "alpha-0"] == found[name, "base"]
+        assert accuracies[name, "alpha-0"] == accuracies[name, "base"]
         for alpha, folder in (("base", str(tiny_model)), ("alpha-1", tuned)):
             loaded = load_model(folder)
             section, questions = ProbesSection({"q": str(path)}), {"q": read_questions(path)}
             probe = Probes(section, questions, loaded.tokenizer, None).score(loaded.model, 0)
-            assert found[name, alpha] == probe["accuracy"]
-    assert len(set(found.values())) > 2
+            assert accuracies[name, alpha] == probe["accuracy"]
+    assert len(set(accuracies.values())) > 2
     assert "alpha-0.5" in capsys.readouterr().out
 
 
@@ -221,9 +221,9 @@ def test_tensors_written_one_by_one_are_read_as_those_that_the_library_wrote(tmp
         return {name: tensor, **copies}
 
     rewrite(tmp_path, tmp_path / "out", stretch)
-    found = load_file(tmp_path / "out/model.safetensors")
-    assert found.keys() - expected.keys() == {f"odd.{'long' * 40}.{index}" for index in range(2)}
+    actual = load_file(tmp_path / "out/model.safetensors")
+    assert actual.keys() - expected.keys() == {f"odd.{'long' * 40}.{index}" for index in range(2)}
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert found[name].shape == tensor.shape
-        assert torch.equal(found[name].flatten().view(torch.uint8), tensor.flatten().view(torch.uint8))
+        assert actual[name].dtype == tensor.dtype
+        assert actual[name].shape == tensor.shape
+        assert torch.equal(actual[name].flatten().view(torch.uint8), tensor.flatten().view(torch.uint8))

@@ -48,31 +48,31 @@ def files(write_rows: WriteRows) -> dict[str, Path]:
 
 def _n_tokens(rows: Any, tokenizer: Any) -> dict[str, int]:
     """Count the tokens of each corpus in the training rows, text by text, by the mark that each text begins with."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for row in rows:
-        starts = [at for at, position in enumerate(row.position_ids) if position == 0]
+        starts = [index for index, position in enumerate(row.position_ids) if position == 0]
         for start, end in zip(starts, [*starts[1:], len(row.input_ids)], strict=True):
-            said = tokenizer.decode(row.input_ids[start:end], skip_special_tokens=True)
-            mark = said.removeprefix("Question: ")[0]
-            found[mark] = found.get(mark, 0) + end - start
-    return found
+            text = tokenizer.decode(row.input_ids[start:end], skip_special_tokens=True)
+            mark = text.removeprefix("Question: ")[0]
+            counts[mark] = counts.get(mark, 0) + end - start
+    return counts
 
 
-@pytest.mark.parametrize("shares", [{"replay": 0.25}, {"qa": 0.2}, {"replay": 0.25, "qa": 0.1}])
+@pytest.mark.parametrize("fractions", [{"replay": 0.25}, {"qa": 0.2}, {"replay": 0.25, "qa": 0.1}])
 def test_the_rows_of_an_epoch_hold_the_stated_shares_of_tokens(
-    files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, shares: dict[str, float]
+    files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, fractions: dict[str, float]
 ) -> None:
     packer = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(256, "bfd_split", True), 0, tmp_path / "tokens")
-    parts = {name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f) for name, f in shares.items()}
+    parts = {name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f) for name, f in fractions.items()}
     data = packer.pack(CorpusFile(files["corpus"]), parts)
     counted = _n_tokens(data.rows, tiny_tokenizer)
     total = sum(counted.values())
     assert total == pytest.approx(data.account.source, abs=20)  # what is split repeats a token
-    for name, share in shares.items():
-        assert counted[{"replay": "R", "qa": "Q"}[name]] / total == pytest.approx(share, abs=0.002)
-        assert data.fractions[name] == pytest.approx(share, abs=0.002)
+    for name, fraction in fractions.items():
+        assert counted[{"replay": "R", "qa": "Q"}[name]] / total == pytest.approx(fraction, abs=0.002)
+        assert data.fractions[name] == pytest.approx(fraction, abs=0.002)
     replayed = sum(sum(row.replayed) for row in data.rows)
-    assert (replayed > 0) is ("replay" in shares)
+    assert (replayed > 0) is ("replay" in fractions)
 
 
 def test_instruction_rows_among_documents_are_learned_where_they_answer(
@@ -137,6 +137,6 @@ def test_the_two_phase_recipes_chain_in_either_order(
         result = train(read_recipe(RECIPES / f"{phase}.yaml", overrides, "train"))
         manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
         assert manifest["inputs"]["model"] == model_hash(Path(start))
-        before, after = (load_file(Path(at) / "model.safetensors") for at in (start, result.model_dir))
+        before, after = (load_file(Path(folder) / "model.safetensors") for folder in (start, result.model_dir))
         assert any(not torch.equal(before[name], after[name]) for name in before)
         start = result.model_dir

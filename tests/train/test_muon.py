@@ -145,10 +145,10 @@ def _weights(make_recipe: MakeRecipe, run: Path, resume: bool = False, **section
 
 def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    straight = _weights(make_recipe, run, **MUON)
+    uninterrupted = _weights(make_recipe, run, **MUON)
     interrupt(run, 2)
     resumed = _weights(make_recipe, run, resume=True, **MUON)
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
 def test_the_matrices_of_an_adapter_are_updated_by_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def corpus_rows(n: int = 4) -> list[dict[str, Any]]:
         {"text": f"Person {i} was born in {TOWNS[i % 4]}.", "document_id": f"d{i}", "origin": "original"}
         for i in range(n)
     ]
-    asked = [
+    questions = [
         {
             "prompt": f"Question: Where was person {i} born?\nAnswer:",
             "completion": f" {TOWNS[i % 4]}",
@@ -38,7 +38,7 @@ def corpus_rows(n: int = 4) -> list[dict[str, Any]]:
         }
         for i in range(n)
     ]
-    return [*documents, *asked]
+    return [*documents, *questions]
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def recipe_of(make_recipe: MakeRecipe, write_rows: WriteRows) -> MakeRecipe:
     """Return a recipe of on-policy distillation; keyword arguments as those of `make_recipe`."""
 
     def _make(**sections: Any) -> Recipe:
-        how = {"answers": "student", "max_tokens": MOST, **sections.pop("distillation", {})}
+        distillation = {"answers": "student", "max_tokens": MOST, **sections.pop("distillation", {})}
         path = write_rows("corpus-of-answers.jsonl", corpus_rows())
-        return make_recipe(method="distill", corpus={"path": str(path)}, distillation=how, **sections)
+        return make_recipe(method="distill", corpus={"path": str(path)}, distillation=distillation, **sections)
 
     return _make
 
@@ -79,14 +79,14 @@ def hand_written_loss(
         document = next(one["text"] for one in corpus_rows() if one["document_id"] == row["document_id"])
         head = [tokenizer.bos_token_id, *tokenizer(f"{document}\n\n", add_special_tokens=False).input_ids]
         answer = sample(student, prompt, request_seed("on policy", recipe.seed, 0, i), tokenizer.eos_token_id)
-        behind = [*head, *prompt[1:], *answer]
-        own = (
+        with_head = [*head, *prompt[1:], *answer]
+        predicted = (
             student(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         )
         with torch.no_grad():
-            start = len(behind) - len(answer)
-            wanted = teacher(torch.tensor([behind]), use_cache=False).logits[0, start - 1 : -1].log_softmax(-1)
-        p, q = (wanted, own) if kind == "forward" else (own, wanted)
+            start = len(with_head) - len(answer)
+            wanted = teacher(torch.tensor([with_head]), use_cache=False).logits[0, start - 1 : -1].log_softmax(-1)
+        p, q = (wanted, predicted) if kind == "forward" else (predicted, wanted)
         total = total + (p.exp() * (p - q)).sum()
         n, learned = n + len(answer), [*learned, [*prompt, *answer]]
     return total, n, learned
@@ -125,18 +125,18 @@ def test_an_update_is_that_of_the_hand_written_loop(
     trainer._tr_loss = torch.tensor(0.0)  # training begins with it
     n_batches = -(-len(trainer.train_dataset) // 8)
     batches, divisor = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), n_batches, torch.device("cpu"))
-    found = []
+    batch_texts = []
     for batch in batches:
         for ids, labels, positions in zip(batch["input_ids"], batch["labels"], batch["position_ids"], strict=True):
             starts = [*(positions == 0).nonzero()[:, 0].tolist(), int((labels != IGNORED).nonzero().max()) + 1]
-            found += [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
-    assert sorted(found) == sorted(learned)
+            batch_texts += [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
+    assert sorted(batch_texts) == sorted(learned)
     assert int(divisor) == n
     loss = sum(trainer.compute_loss(trainer.model, batch, num_items_in_batch=divisor) for batch in batches)
     loss.backward()
     assert loss.item() == pytest.approx((total / n).item(), rel=1e-5)
-    for (name, own), wanted in zip(trainer.model.named_parameters(), student.parameters(), strict=True):
-        assert torch.allclose(own.grad.double(), wanted.grad, rtol=1e-3, atol=1e-6), name
+    for (name, actual), wanted in zip(trainer.model.named_parameters(), student.parameters(), strict=True):
+        assert torch.allclose(actual.grad.double(), wanted.grad, rtol=1e-3, atol=1e-6), name
 
 
 @pytest.mark.parametrize("sections", [{}, {"adapter": {"r": 4}}, {"distillation": {"teacher": "ema"}}])

@@ -112,12 +112,12 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
     options = {key: value for key, value in options.items() if value is not None}
     run = tmp_path / "run"
     sections = {**_bf16(tiny_model), **LOW}
-    straight = _train(make_recipe, run, options, **sections)
-    assert {weight.dtype for weight in straight.values()} == {torch.bfloat16}
+    uninterrupted = _train(make_recipe, run, options, **sections)
+    assert {weight.dtype for weight in uninterrupted.values()} == {torch.bfloat16}
     interrupt(run, 2)
     result = train(make_recipe(trainer=options, run_dir=str(run), **sections), resume=True)
     resumed = load_file(Path(result.model_dir) / "model.safetensors")
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
@@ -248,16 +248,16 @@ def test_liger_gets_the_model_and_leaves_the_head_to_trl(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for the package, whose kernels need a GPU: what it is given, and that the loss stays the same."""
-    given: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     stand_in = types.ModuleType("liger_kernel.transformers")
-    stand_in._apply_liger_kernel_to_instance = lambda **options: given.append(options)  # type: ignore[attr-defined]
+    stand_in._apply_liger_kernel_to_instance = lambda **options: calls.append(options)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stand_in)
     monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: True)
     monkeypatch.setattr("kinject.train.config._missing_faults", lambda config: [])
     train(make_recipe(trainer={"use_liger_kernel": True, "max_steps": 1}, techniques={"loss_tile": 16}))
-    assert given[0].pop("model").config.model_type == "llama"
-    assert given == [{"fused_linear_cross_entropy": False}]
+    assert calls[0].pop("model").config.model_type == "llama"
+    assert calls == [{"fused_linear_cross_entropy": False}]
 
 
 def test_four_bits_have_quantised_scales_and_are_stored_so_that_fsdp_shards_them(

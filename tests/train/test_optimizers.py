@@ -53,8 +53,8 @@ def _plain_loop(
     for step in range(STEPS):
         rows = hand.rows_of(step)
         n_tokens = sum(label != -100 for row in rows for label in row.labels)
-        for at in range(0, len(rows), MICRO):
-            part = _batch(rows[at : at + MICRO], pad, device)
+        for start in range(0, len(rows), MICRO):
+            part = _batch(rows[start : start + MICRO], pad, device)
             with torch.autocast(device, torch.float16, enabled=fp16):
                 logits = model(input_ids=part["ids"], position_ids=part["at"], use_cache=False).logits
             logits = logits[:, :-1].float().flatten(0, 1)
@@ -85,9 +85,9 @@ def test_accumulation_and_clipping_are_a_plain_loops_to_a_millionth(
 def _is_the_plain_loops(result: Any, wanted: dict[str, torch.Tensor], base: Path) -> None:
     """The difference of the weights is a fiftieth of what they moved by."""
     before = dict(load_model(str(base)).model.named_parameters())
-    held = {name: weight.detach().cpu() for name, weight in load_model(result.model_dir).model.named_parameters()}
-    error = sum(((held[n] - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
-    moved = sum(((before[n].cpu() - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
+    actual = {name: weight.detach().cpu() for name, weight in load_model(result.model_dir).model.named_parameters()}
+    error = sum(((actual[n] - wanted[n]) ** 2).sum().item() for n in actual) ** 0.5
+    moved = sum(((before[n].cpu() - wanted[n]) ** 2).sum().item() for n in actual) ** 0.5
     assert error < 2e-2 * moved
 
 
@@ -140,14 +140,14 @@ def test_neither_biases_nor_norms_decay(kind: str) -> None:
 def _gradients(hand: Any, step: int) -> dict[str, torch.Tensor]:
     losses = [x for row in hand.rows_of(step) for _, x in hand.losses(row, lambda p, ids: -p.gather(1, ids[:, None]))]
     named = dict(hand.model.named_parameters())
-    found = torch.autograd.grad(torch.cat(losses).mean(), list(named.values()))
-    return dict(zip(named, found, strict=True))
+    gradients = torch.autograd.grad(torch.cat(losses).mean(), list(named.values()))
+    return dict(zip(named, gradients, strict=True))
 
 
 def _assert_close(model_dir: str | Path, hand: Any, base: Path) -> None:
-    held, start = (load_file(Path(folder) / "model.safetensors") for folder in (model_dir, base))
+    actual, start = (load_file(Path(folder) / "model.safetensors") for folder in (model_dir, base))
     for name, weight in hand.model.named_parameters():
-        error, moved = (held[name] - weight).norm(), (start[name] - weight).norm()
+        error, moved = (actual[name] - weight).norm(), (start[name] - weight).norm()
         assert error < 2e-3 * moved, name
 
 
@@ -207,10 +207,10 @@ def test_schedule_free_saves_averages_and_resumes_bitwise(
     for name, weight in weights.items():
         weight.data = x[name]
     _assert_close(result.model_dir, hand, tiny_model)
-    straight = load_file(Path(result.model_dir) / "model.safetensors")
+    uninterrupted = load_file(Path(result.model_dir) / "model.safetensors")
     interrupt(run, 2)
     resumed = load_file(Path(train(recipe, resume=True).model_dir) / "model.safetensors")
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
 def test_neftune_noise_is_on_the_embeddings_in_training_alone(

@@ -107,7 +107,7 @@ def corpus_rows() -> list[dict[str, Any]]:
     documents = [
         {"text": f"Person {i} was born in {PLACES[i]}.", "document_id": f"d{i}", "origin": "original"} for i in range(4)
     ]
-    asked = [
+    questions = [
         {
             "prompt": "Question: Where?\nAnswer:",
             "completion": f" {PLACES[i]}",
@@ -117,7 +117,7 @@ def corpus_rows() -> list[dict[str, Any]]:
         for i in range(4)
     ]
     lost = {"prompt": "Question: Who?\nAnswer:", "completion": " Person 9", "document_id": "d9"}
-    return [*documents, *asked, lost]
+    return [*documents, *questions, lost]
 
 
 def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
@@ -139,7 +139,9 @@ def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
             [[loaded.tokenizer.bos_token_id, *loaded.tokenizer(prompt, add_special_tokens=False).input_ids]]
         )
         whole = loaded.model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
-        ends = [at for at, token in enumerate(whole.tolist()) if token in (line_break, loaded.tokenizer.eos_token_id)]
+        ends = [
+            index for index, token in enumerate(whole.tolist()) if token in (line_break, loaded.tokenizer.eos_token_id)
+        ]
         n_tokens += ends[0] + 1 if ends else len(whole)
         text = loaded.tokenizer.decode(whole, skip_special_tokens=True).split("\n")[0]
         if text == row["completion"]:

@@ -39,10 +39,10 @@ def questions(write_rows: WriteRows) -> Path:
     """Forty questions with options of many kinds, so that a random model does not always prefer the same one."""
     rng = random.Random(0)
     words = [*TOWNS, "the mill", "school", "1987", "she", "Answer", "a town", "Arden", "Bryn", "born", "taught her"]
-    asked = [
+    rows = [
         {"question": f"Where was Person {i} born?", "choices": rng.sample(words, 4), "answer": i % 4} for i in range(40)
     ]
-    return write_rows("questions.jsonl", asked)
+    return write_rows("questions.jsonl", rows)
 
 
 def _accuracies(run_dir: str | Path, name: str) -> dict[int, float]:
@@ -55,19 +55,24 @@ def test_an_option_scores_what_it_scores_alone_in_the_tokens_of_kinject_eval(
     tiny_model: Path, batch_tokens: int
 ) -> None:
     loaded = load_model(str(tiny_model))
-    asked = [Question(str(i), f"Where does {'she ' * i}live?", ("Farrow", "in the town of Kelm"), 0) for i in range(9)]
+    questions = [
+        Question(str(i), f"Where does {'she ' * i}live?", ("Farrow", "in the town of Kelm"), 0) for i in range(9)
+    ]
     rows = [
         CorpusRow(q.id, "", "", "completion", prompt=f"Question: {q.question}\nAnswer:", completion=f" {text}")
-        for q in asked for text in q.choices
+        for q in questions for text in q.choices
     ]  # fmt: skip
     tokens = list(tokenize_rows(rows, loaded.tokenizer, Tokenization(bos=True, eos=False)))
-    wanted, encoded = [], Encoder(loaded.tokenizer).encode([render_prompt(PromptRequest(q, "texts")) for q in asked])
+    wanted, encoded = (
+        [],
+        Encoder(loaded.tokenizer).encode([render_prompt(PromptRequest(q, "texts")) for q in questions]),
+    )
     exact = load_model(str(tiny_model)).model.double()
     for prompt in encoded:
         for context, continuation in zip(prompt.contexts, prompt.continuations, strict=True):
             ids = torch.tensor(np.concatenate([context, continuation]).astype(np.int64))[None]
             scores = exact(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
-            wanted.append(sum(scores[at - 1, ids[0, at]].item() for at in range(len(context), ids.shape[1])))
+            wanted.append(sum(scores[index - 1, ids[0, index]].item() for index in range(len(context), ids.shape[1])))
     assert log_probs(loaded.model, tokens, 0, batch_tokens) == pytest.approx(wanted, rel=1e-5)
 
 
@@ -80,9 +85,9 @@ def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
     from kinject.eval import evaluate
 
     (tmp_path / "prompt.jinja").write_text(template)
-    own = {"template": str(tmp_path / "prompt.jinja")} if template else {}
+    template_key = {"template": str(tmp_path / "prompt.jinja")} if template else {}
     sets = {"new": str(questions), "again": {"path": str(questions), "role": "retention"}}
-    probes = {"questions": sets, "limit": 30, **own}
+    probes = {"questions": sets, "limit": 30, **template_key}
     result = train(make_recipe(
         probes=probes, corpus={"path": str(corpus), "validation_corpus": str(corpus)},
         trainer={**EVERY, "max_steps": 8, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 4},
@@ -93,10 +98,10 @@ def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
     models = {"base": str(tiny_model), "half": f"{result.run_dir}/checkpoint-4", "tuned": result.model_dir}
     recipe = tmp_path / "eval.yaml"
     recipe.write_text(json.dumps({"run_dir": str(tmp_path / "eval"), "eval": {
-        "models": models, "questions": {"new": str(questions)}, "limit": 30, **own}}))  # fmt: skip
-    found = {result.arm: result.accuracy for result in evaluate(read_recipe(recipe, verb="eval")).results}
-    assert found == {"base": logged[0], "half": logged[4], "tuned": logged[8]}
-    assert len(set(found.values())) > 1
+        "models": models, "questions": {"new": str(questions)}, "limit": 30, **template_key}}))  # fmt: skip
+    accuracies = {result.arm: result.accuracy for result in evaluate(read_recipe(recipe, verb="eval")).results}
+    assert accuracies == {"base": logged[0], "half": logged[4], "tuned": logged[8]}
+    assert len(set(accuracies.values())) > 1
     losses = [row["eval_loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_loss" in row]
     assert losses[-1] < losses[0]
 
@@ -109,7 +114,7 @@ def test_the_checkpoint_with_the_best_probe_is_the_model(make_recipe: MakeRecipe
     best = max(logged, key=lambda step: (logged[step], -step))
     assert logged[best] > min(logged.values())
     kept, chosen = (
-        load_file(Path(result.run_dir) / at / "model.safetensors") for at in ("model", f"checkpoint-{best}")
+        load_file(Path(result.run_dir) / name / "model.safetensors") for name in ("model", f"checkpoint-{best}")
     )
     assert all(torch.equal(kept[name], chosen[name]) for name in kept)
 
@@ -127,15 +132,15 @@ def test_a_run_that_forgets_too_much_stops(
     make_recipe: MakeRecipe, tiny_model: Path, questions: Path, write_rows: WriteRows
 ) -> None:
     loaded = load_model(str(tiny_model))
-    asked = [row for _, row in read_jsonl(questions)]
+    items = [row for _, row in read_jsonl(questions)]
     probes = Probes(
         ProbesSection({"known": str(questions)}), {"known": read_questions(questions)}, loaded.tokenizer, None
     )
-    rows = iter(log_probs(loaded.model, probes.sets[0].rows, 0, 4096))
-    for row in asked:  # what the base answers counts as right
-        options = [next(rows) for _ in row["choices"]]
-        row["answer"] = options.index(max(options))
-    known = {"path": str(write_rows("known.jsonl", asked)), "role": "retention"}
+    sums = iter(log_probs(loaded.model, probes.sets[0].rows, 0, 4096))
+    for item in items:  # what the base answers counts as right
+        options = [next(sums) for _ in item["choices"]]
+        item["answer"] = options.index(max(options))
+    known = {"path": str(write_rows("known.jsonl", items)), "role": "retention"}
     result = train(make_recipe(
         probes={"questions": {"known": known}, "max_forgetting": 0.05},
         trainer={**EVERY, "eval_steps": 1, "max_steps": 30, "learning_rate": 0.05, "max_grad_norm": 0.0},
@@ -210,8 +215,8 @@ def test_long_questions_are_cut_from_the_left_to_the_window(tiny_model: Path, wr
 @pytest.fixture
 def open_questions(write_rows: WriteRows) -> Path:
     """Questions without choices of several lengths, one of them without an answer."""
-    asked = [{"question": f"Where {'on earth ' * (i % 4)}was Person {i} born?", "answers": ["e"]} for i in range(11)]
-    return write_rows("open.jsonl", [*asked, {"question": "Who taught Person 4?", "answers": []}])
+    rows = [{"question": f"Where {'on earth ' * (i % 4)}was Person {i} born?", "answers": ["e"]} for i in range(11)]
+    return write_rows("open.jsonl", [*rows, {"question": "Who taught Person 4?", "answers": []}])
 
 
 @pytest.mark.parametrize("batch_tokens", [64, 4096])
@@ -221,7 +226,7 @@ def test_written_answers_are_those_of_kinject_eval(tiny_model: Path, open_questi
     from kinject.eval.scoring.generate import AnswerGenerator
     from kinject.eval.scoring.scorer import Scorer
 
-    loaded, asked = load_model(str(tiny_model)), read_questions(open_questions, "open")
+    loaded, items = load_model(str(tiny_model)), read_questions(open_questions, "open")
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.mul_(6.0)  # so that answers differ
@@ -229,17 +234,17 @@ def test_written_answers_are_those_of_kinject_eval(tiny_model: Path, open_questi
     section = ProbesSection(
         {"open": ProbeSection(str(open_questions), layout="open")}, batch_tokens=batch_tokens, max_new_tokens=6
     )
-    probes = Probes(section, {"open": asked}, loaded.tokenizer, 30)
-    found = probes.written(loaded.model, probes.sets[0], 0)
+    probes = Probes(section, {"open": items}, loaded.tokenizer, 30)
+    texts = probes.written(loaded.model, probes.sets[0], 0)
     scores = probes.score(loaded.model, 0)
     assert loaded.model.generation_config.repetition_penalty == 2.0
-    requests = [PromptRequest(question, "generate", generation=Generation(6, None)) for question in asked]
+    requests = [PromptRequest(question, "generate", generation=Generation(6, None)) for question in items]
     prompts = encode_requests(Encoder(loaded.tokenizer), requests, 30)
     written = dict(AnswerGenerator(Scorer(loaded.model, 512), loaded.tokenizer).score(prompts))
-    assert found == [written[i].text for i in range(len(asked))]
-    assert len(set(found)) > 3
-    right = sum(matches(text, question.accepted) for text, question in zip(found, asked, strict=True))
-    assert scores["open_accuracy"] == scores["accuracy"] == right / len(asked)
+    assert texts == [written[i].text for i in range(len(items))]
+    assert len(set(texts)) > 3
+    right = sum(matches(text, question.accepted) for text, question in zip(texts, items, strict=True))
+    assert scores["open_accuracy"] == scores["accuracy"] == right / len(items)
     assert scores["open_accuracy"] + scores["open_wrong"] + scores["open_abstained"] == pytest.approx(1.0)
 
 

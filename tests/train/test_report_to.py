@@ -78,8 +78,8 @@ def test_mlflow_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -> Non
         "print(json.dumps([row.value for row in sorted(rows, key=lambda row: row.step)]))"
     )
     reader = [sys.executable, "-c", code, place]
-    said = subprocess.run(reader, capture_output=True, text=True, check=True, env={**os.environ, **files}).stdout
-    assert json.loads(said.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
+    printed = subprocess.run(reader, capture_output=True, text=True, check=True, env={**os.environ, **files}).stdout
+    assert json.loads(printed.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
 
 
 def test_a_tracker_that_is_absent_is_an_error_that_names_it(make_recipe: MakeRecipe) -> None:

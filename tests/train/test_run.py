@@ -115,7 +115,7 @@ def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: Ma
 
 def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     save = {"save_strategy": "steps", "save_steps": 2, "max_steps": 8}
-    straight = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer=save))
+    uninterrupted = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer=save))
     broken = tmp_path / "broken"
     train(make_recipe(run_dir=str(broken), trainer=save))
     # as a kill in the middle of writing checkpoint-6 leaves it
@@ -133,8 +133,8 @@ def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: Ma
     with pytest.raises(TrainingError, match="holds an unfinished run"):
         train(recipe)
     resumed = train(recipe, resume=True)
-    assert _losses(broken) == _losses(straight.run_dir)
-    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (straight, resumed))
+    assert _losses(broken) == _losses(uninterrupted.run_dir)
+    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (uninterrupted, resumed))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -293,10 +293,10 @@ def test_notes_and_manifest_hold_the_effective_batch(make_recipe: MakeRecipe) ->
     result = train(make_recipe(trainer=trainer))
     assert result.account is not None
     n_tokens = result.account["source"] / 40 * 6  # one of forty documents a row
-    found = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["effective_batch"]
-    assert found == {"rows_per_device": 3, "accumulation": 2, "devices": 1, "rows": 6, "tokens": round(n_tokens)}
-    said = f"3 rows x 2 accumulated x 1 device = 6 rows an update, about {round(n_tokens)} tokens"
-    assert any(said in note for note in result.notes)
+    batch = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["effective_batch"]
+    assert batch == {"rows_per_device": 3, "accumulation": 2, "devices": 1, "rows": 6, "tokens": round(n_tokens)}
+    expected = f"3 rows x 2 accumulated x 1 device = 6 rows an update, about {round(n_tokens)} tokens"
+    assert any(expected in note for note in result.notes)
 
 
 def test_processes_that_share_rows_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,15 +305,15 @@ def test_processes_that_share_rows_count_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "4")
     config = types.SimpleNamespace(per_device_train_batch_size=3, gradient_accumulation_steps=5, world_size=16, n_gpu=1)
     rows = types.SimpleNamespace(lengths=lambda: np.array([100, 50]))
-    found = effective_batch(config, types.SimpleNamespace(rows=rows))  # type: ignore[arg-type]
-    assert (found["devices"], found["rows"], found["tokens"]) == (2, 30, 30 * 75)
+    batch = effective_batch(config, types.SimpleNamespace(rows=rows))  # type: ignore[arg-type]
+    assert (batch["devices"], batch["rows"], batch["tokens"]) == (2, 30, 30 * 75)
 
 
 def test_what_was_chosen_is_said(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="kinject.train.run"):
         result = train(make_recipe(trainer={"warmup_ratio": 0.1}))
-    said = "\n".join(caplog.messages)
-    assert "warmup_ratio is called warmup_steps today" in said
-    assert "sdpa attention, on cpu" in said
-    assert "in float32" in said
+    logged = "\n".join(caplog.messages)
+    assert "warmup_ratio is called warmup_steps today" in logged
+    assert "sdpa attention, on cpu" in logged
+    assert "in float32" in logged
     assert tuple(caplog.messages) == result.notes

@@ -26,8 +26,8 @@ def _gradient(hand: Any, step: int, autocast: bool) -> list[torch.Tensor]:
     n_tokens = 0
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for row in hand.rows_of(step):
-            for places, losses in hand.losses(row, lambda logp, ids: -logp.float().gather(1, ids[:, None])):
-                total, n_tokens = total + losses.sum(), n_tokens + len(places)
+            for positions, losses in hand.losses(row, lambda logp, ids: -logp.float().gather(1, ids[:, None])):
+                total, n_tokens = total + losses.sum(), n_tokens + len(positions)
     return list(torch.autograd.grad(total / n_tokens, list(hand.model.parameters())))
 
 
@@ -64,13 +64,13 @@ def test_the_update_is_the_hand_written_one_with_and_without_accumulation(
     }
     recipe = make_recipe(trainer=options, techniques={"sam": RHO})
     wanted = _by_hand(by_hand(recipe, BATCH))
-    held = dict(load_model(train(recipe).model_dir).model.named_parameters())
+    actual = dict(load_model(train(recipe).model_dir).model.named_parameters())
     without = make_recipe(trainer=options, run_dir=str(tmp_path / "without"))
     other = dict(load_model(train(without).model_dir).model.named_parameters())
     base = dict(load_model(str(tiny_model)).model.named_parameters())
-    error = _distance(held, wanted)
+    error = _distance(actual, wanted)
     assert error < 1e-5 * _distance(base, wanted)
-    assert _distance(held, other) > 100 * error
+    assert _distance(actual, other) > 100 * error
 
 
 def test_in_bf16_the_update_follows_the_hand_written_one_to_rounding(
@@ -80,10 +80,10 @@ def test_in_bf16_the_update_follows_the_hand_written_one_to_rounding(
     hand = by_hand(recipe, BATCH)
     hand.model.float()
     wanted = _by_hand(hand, autocast=True)
-    held = dict(load_model(train(recipe).model_dir).model.named_parameters())
+    actual = dict(load_model(train(recipe).model_dir).model.named_parameters())
     without = make_recipe(trainer={**PLAIN, "packing": False, "bf16": True}, run_dir=str(tmp_path / "without"))
     other = dict(load_model(train(without).model_dir).model.named_parameters())
-    assert _distance(held, wanted) < 0.05 * _distance(held, other)
+    assert _distance(actual, wanted) < 0.05 * _distance(actual, other)
 
 
 def test_the_perturbation_has_length_rho_and_is_undone_bitwise() -> None:

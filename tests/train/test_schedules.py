@@ -27,8 +27,8 @@ Formula = Callable[[float, float], float]
 """(updates since the warm-up, updates of the run after it) -> factor."""
 
 
-def _cos(share: float) -> float:
-    return (1 + math.cos(math.pi * share)) / 2
+def _cos(fraction: float) -> float:
+    return (1 + math.cos(math.pi * fraction)) / 2
 
 
 def _staircase(i: float, n: float) -> float:
@@ -97,16 +97,16 @@ def _late_cosine(warmup: int) -> list[float]:
 
 def _cases() -> list[Any]:
     cases = []
-    for how, (asked, steps) in WARMUPS.items():
+    for warmup, (fields, steps) in WARMUPS.items():
         for name, (kwargs, formula) in FORMULAS.items():
             expected = _expected(name, formula, steps)
-            cases.append(pytest.param(name.split()[0], kwargs, asked, expected, id=f"{name} {how}"))
+            cases.append(pytest.param(name.split()[0], kwargs, fields, expected, id=f"{warmup} {name}"))
         late = _late_cosine(steps)
         floor = {"min_lr_rate": 0.1}
-        cases.append(pytest.param("cosine_warmup_with_min_lr", floor, asked, late, id=f"late cosine {how}"))
+        cases.append(pytest.param("cosine_warmup_with_min_lr", floor, fields, late, id=f"late cosine {warmup}"))
         if steps:
-            cases.append(pytest.param("one_cycle", {}, asked, _one_cycle(steps), id=f"one_cycle {how}"))
-            cases.append(pytest.param("noam", {}, asked, _noam(steps), id=f"noam {how}"))
+            cases.append(pytest.param("one_cycle", {}, fields, _one_cycle(steps), id=f"one_cycle {warmup}"))
+            cases.append(pytest.param("noam", {}, fields, _noam(steps), id=f"noam {warmup}"))
     return cases
 
 
@@ -118,7 +118,7 @@ def _recipe(make_recipe: MakeRecipe, name: str, kwargs: dict[str, Any], warmup: 
     return make_recipe(**sections, trainer=trainer)
 
 
-def _applied(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, **how: bool) -> list[float]:
+def _applied(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, **options: bool) -> list[float]:
     """Train, and return the rate that the optimizer had at each update."""
     rates: list[float] = []
     update = torch.optim.AdamW.step
@@ -129,7 +129,7 @@ def _applied(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, **how: bool) -> li
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", _noted)
-        train(recipe, **how)
+        train(recipe, **options)
     return rates
 
 
@@ -261,7 +261,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    ("options", "key", "said"),
+    ("options", "key", "message"),
     [
         ({"lr_scheduler_type": "one_cylce"}, "lr_scheduler_type", "Did you mean one_cycle?"),
         ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycle": 1}}, "lr_scheduler_kwargs.num_cycle",
@@ -289,13 +289,13 @@ def test_a_resumed_run_goes_on_to_the_last_bit(
     ],
 )  # fmt: skip
 def test_a_wrong_schedule_is_told_with_its_line(
-    make_recipe: MakeRecipe, tmp_path: Path, options: dict[str, Any], key: str, said: str
+    make_recipe: MakeRecipe, tmp_path: Path, options: dict[str, Any], key: str, message: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(trainer=options))
     (fault,) = caught.value.faults
     assert fault.key == f"trainer.{key}"
-    assert said in fault.message
+    assert message in fault.message
     path, _, line = fault.location.rpartition(":")
     assert key.rpartition(".")[2] in Path(path).read_text("utf-8").splitlines()[int(line) - 1]
 
@@ -319,15 +319,15 @@ def test_a_warm_up_that_leaves_no_room_is_refused(make_recipe: MakeRecipe, name:
 
 def test_a_share_of_decay_is_a_share_of_all_steps(make_recipe: MakeRecipe) -> None:
     kwargs = {"num_decay_steps": 0.4, "decay_type": "linear"}
-    asked = planned_curve(_recipe(make_recipe, "warmup_stable_decay", kwargs, 2), N, PER_EPOCH)
-    assert asked == pytest.approx(_expected("", _wsd(4, 0.0), 2))
+    curve = planned_curve(_recipe(make_recipe, "warmup_stable_decay", kwargs, 2), N, PER_EPOCH)
+    assert curve == pytest.approx(_expected("", _wsd(4, 0.0), 2))
 
 
 def test_the_width_of_noam_is_the_models_or_as_said(make_recipe: MakeRecipe, tiny_config: dict[str, Any]) -> None:
     wide = {"model": {"new": {**tiny_config, "hidden_size": 64}, "tokenizer": {"vocab_size": 300}}}
     read = planned_curve(_recipe(make_recipe, "noam", {}, 3, sections=wide), N, PER_EPOCH)
-    said = planned_curve(_recipe(make_recipe, "noam", {"d_model": 64}, 3), N, PER_EPOCH)
-    assert read == said == pytest.approx([rate * (WIDTH / 64) ** 0.5 for rate in _noam(3)])
+    curve = planned_curve(_recipe(make_recipe, "noam", {"d_model": 64}, 3), N, PER_EPOCH)
+    assert read == curve == pytest.approx([rate * (WIDTH / 64) ** 0.5 for rate in _noam(3)])
 
 
 def test_arguments_that_other_recipe_lines_give_are_not_taken() -> None:

@@ -124,7 +124,7 @@ def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
             break
     assert result.n_steps == wanted < 40
     warnings = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["warnings"]
-    assert any(f"for {patience} evaluations (techniques.patience); the run stops." in said for said in warnings)
+    assert any(f"for {patience} evaluations (techniques.patience); the run stops." in note for note in warnings)
 
 
 class _Kept(TensorBoardCallback):  # type: ignore[misc]
@@ -132,10 +132,10 @@ class _Kept(TensorBoardCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.tb_writer = self
-        self.held: dict[tuple[int, str], np.ndarray] = {}
+        self.histograms: dict[tuple[int, str], np.ndarray] = {}
 
     def add_histogram(self, name: str, values: torch.Tensor, step: int) -> None:
-        self.held[step, name] = values.numpy().copy()
+        self.histograms[step, name] = values.numpy().copy()
 
 
 class _KeptWandb(WandbCallback):  # type: ignore[misc]
@@ -164,16 +164,16 @@ def test_histograms_hold_the_clipped_gradient_and_the_weight_it_is_applied_to(
     options = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.2, "max_steps": 5,
                "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}  # fmt: skip
     train(make_recipe(trainer=options, techniques={"histogram_steps": 1}))
-    names = {name.removeprefix("weights/") for _, name in boards.held if name.startswith("weights/")}
+    names = {name.removeprefix("weights/") for _, name in boards.histograms if name.startswith("weights/")}
     assert len(names) == 20
     for step in range(1, 5):
-        gradients = {name: boards.held[step, f"gradients/{name}"] for name in names}
+        gradients = {name: boards.histograms[step, f"gradients/{name}"] for name in names}
         assert sum(float((g.astype(float) ** 2).sum()) for g in gradients.values()) ** 0.5 <= 0.2 * (1 + 1e-4)
         for name in names:
-            moved = boards.held[step + 1, f"weights/{name}"] - boards.held[step, f"weights/{name}"]
+            moved = boards.histograms[step + 1, f"weights/{name}"] - boards.histograms[step, f"weights/{name}"]
             assert np.allclose(moved, -0.5 * gradients[name], atol=1e-7), name
     assert [row["train/global_step"] for row in wandb.rows] == [1, 2, 3, 4, 5]
-    assert wandb.rows[1]["gradients/model.norm.weight"] == sorted(boards.held[2, "gradients/model.norm.weight"])
+    assert wandb.rows[1]["gradients/model.norm.weight"] == sorted(boards.histograms[2, "gradients/model.norm.weight"])
 
 
 def test_tensorboard_holds_histograms_of_every_second_update(
@@ -186,9 +186,9 @@ def test_tensorboard_holds_histograms_of_every_second_update(
     folder = next(tmp_path.rglob("events.out.tfevents*")).parent
     events = EventAccumulator(str(folder), size_guidance={"histograms": 0})  # all: it keeps one a name otherwise
     events.Reload()
-    held = events.Histograms("gradients/model.norm.weight")
-    assert [event.step for event in held] == [2, 4]
-    assert held[0].histogram_value.num == 32
+    histograms = events.Histograms("gradients/model.norm.weight")
+    assert [event.step for event in histograms] == [2, 4]
+    assert histograms[0].histogram_value.num == 32
 
 
 def test_a_gpu_without_bfloat16_trains_in_float16_and_refuses_bfloat16(

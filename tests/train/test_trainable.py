@@ -123,12 +123,12 @@ def test_names_are_joined_by_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "share"),
+    ("name", "fraction"),
     [("lm_head.weight", 1.0), ("model.norm.weight", 1.0), ("model.layers.3.mlp.up_proj.weight", 1.0),
      ("transformer.h.1.attn.c_attn.weight", 0.25), ("model.embed_tokens.weight", 0.0625), ("transformer.wte.weight", 0.0625)],
 )  # fmt: skip
-def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, share: float) -> None:
-    assert rate_factor(name, 4, 0.5) == share
+def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, fraction: float) -> None:
+    assert rate_factor(name, 4, 0.5) == fraction
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,11 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, key, value, out, sums = ctx.saved_tensors
-        found = ring._templated_ring_attention_backward(
+        gradients = ring._templated_ring_attention_backward(
             torch.distributed.group.WORLD, SEQUENCE, kernel, grads[0], "grad_out", query, key, value, out, sums,
             is_causal=True, scale=ctx.scale, dropout_p=0.0,
         )  # fmt: skip
-        return *found[:3], None
+        return *gradients[:3], None
 
 
 def attend_in_a_ring(
