@@ -61,7 +61,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """Where the parts of an export lie, by name (model, gguf, data), and the commands that serve the model."""
+    """The folders of the parts of an export, by name (model, gguf, data), and the commands that serve the model."""
 
     parts: Mapping[str, Path]
     commands: tuple[str, ...]

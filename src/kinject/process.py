@@ -189,7 +189,7 @@ def is_fsdp_launch() -> bool:
 
 
 def what_shards() -> str:
-    """Return FSDP or DeepSpeed if the launcher asks for weights in parts, "" if each process is to hold all."""
+    """Return FSDP or DeepSpeed if the launcher shards weights, "" if each process is to hold all."""
     return "FSDP" if is_fsdp_launch() else "DeepSpeed" if is_yes("ACCELERATE_USE_DEEPSPEED") else ""
 
 

@@ -188,8 +188,8 @@ class Answer:
 
     An answer that the model wrote has its `text` (as it came, up to a stop string), its number of tokens in `n_tokens`, the
     `accepted` texts or the question's `checks`, and no log-probs. `choices` are the options whose letter it was to write, () if
-    it was to write a text. `n_thinking` counts the tokens of thinking before it, and `thinking_cut` says that thinking did not
-    end by itself. `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
+    it was to write a text. `n_thinking` counts the tokens of thinking before it, and `thinking_cut` marks thinking that did not
+    end by itself. `correct` is its score (`kinject.eval.scores.rescored`); it is not stored.
     `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in grades.jsonl.
     """
 

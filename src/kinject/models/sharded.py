@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.distributed import DistributedConfig
 
-_ASKED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
+_REQUESTS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sharding:
 
 
 def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Sharding | None:
-    """Return the sharding that `accelerate launch`, or the trainer's `fsdp_config`, asks for; None for none.
+    """Return the sharding that `accelerate launch`, or the trainer's `fsdp_config`, sets; None for none.
 
     None as well for the cases that accelerate shards itself: one process, weights in the machine's memory (offload),
     context parallelism, FSDP1, and weights that stay whole after a forward pass. Raises `InputError` for sizes that do not
@@ -88,7 +88,7 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
 @contextlib.contextmanager
 def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
     """Keep accelerate from sharding a model that transformers has sharded already, while a trainer is made."""
-    saved = {name: os.environ[name] for name in _ASKED if name in os.environ} if sharding is not None else {}
+    saved = {name: os.environ[name] for name in _REQUESTS if name in os.environ} if sharding is not None else {}
     os.environ.update(dict.fromkeys(saved, "false"))
     try:
         yield

@@ -110,7 +110,7 @@ class LoadingSection:
 
     @property
     def label(self) -> str:
-        """What scores depend on beside weights and dtype, "" for the defaults: it is part of their key."""
+        """The settings that scores depend on beside weights and dtype, "" for the defaults: it is part of their key."""
         map_label = f"device_map={self.device_map or 'none'}"
         labels = (self.quantization or "none", map_label, self.attention or "auto")
         return " ".join(label for label in labels if label not in ("none", "device_map=none", "auto"))
@@ -129,7 +129,7 @@ class ChatSection:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalModelSection(LoadingSection, ChatSection):
-    """A model that is loaded here, and how it is asked."""
+    """A model that is loaded here, and the settings of its prompts."""
 
     path: str = option(help="Model folder or hub name.", path="model")
     revision: str | None = option(None, help="Branch, tag or commit on the hub.")

@@ -330,13 +330,13 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
     warmup = trainer.get("warmup_steps", 0)
     floors = [key for key in ("min_lr", "min_lr_rate") if arguments.get(key) is not None]
     if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and len(floors) != 1:
-        given = "both" if floors else "neither"
-        fault = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {given}."
+        present = "both" if floors else "neither"
+        fault = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {present}."
         checker.report(("trainer", "lr_scheduler_type"), fault)
     sizes = [key for key in ("step_size", "step_epochs") if arguments.get(key) is not None]
     if name == "step_decay" and len(sizes) != 1:
-        given = "both" if sizes else "neither"
-        fault = f"step_decay needs step_size (updates) or step_epochs (epochs); found {given}."
+        present = "both" if sizes else "neither"
+        fault = f"step_decay needs step_size (updates) or step_epochs (epochs); found {present}."
         example = " For example lr_scheduler_kwargs: {step_epochs: 1, gamma: 0.5}." if not sizes else " Keep one."
         checker.report(("trainer", "lr_scheduler_type"), fault + example)
     if name == "one_cycle" and "pct_start" in arguments and warmup:

@@ -105,8 +105,8 @@ def refusals(
 ) -> Faults:
     """Return a fault for each of `fields`, the keys of `section`, without which the library's `make_config` does not fail.
 
-    Where there are several faults no key is like that: then it is each key without which `make_config` fails otherwise, and
-    what is left is tried again, so that every fault is found at once. The whole section is at fault if no single key is.
+    With several faults there is no such key. Then it is each key without which `make_config` fails otherwise, and the
+    remaining fields are tried again, so that every fault is found at once. The whole section is at fault if no single key is.
     `make_config` gets some of the fields and calls nothing but the library.
     """
     faults: Faults = []

@@ -96,7 +96,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpora:
-    """The corpus, the corpora mixed in by name, the validation corpus, the questions of each probe, the texts to keep."""
+    """The corpus, the corpora mixed in by name, the validation corpus, the questions of each probe, the projection."""
 
     rows: TrainingCorpus
     parts: dict[str, Part]

@@ -114,7 +114,7 @@ def load_training_model(
 def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Sharding | None:
     """Return how transformers shards the model of a run while it loads it; `config` then asks accelerate for nothing.
 
-    Activation checkpointing that accelerate was asked for becomes the trainer's.
+    Activation checkpointing that was set for accelerate becomes the trainer's.
 
     None for a run on one process or by DDP or DeepSpeed, and for weights that accelerate shards itself: those in 4 and 8
     bits, and those that `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does

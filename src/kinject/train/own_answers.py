@@ -62,9 +62,9 @@ _FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A row to be answered: its prompts with and without the context (the same if it is not shown), and the given answer.
+    """A row to be answered: its prompts with and without the context (the same if it is not shown), and the corpus's answer.
 
-    `breaks`: a line break ends the answer too, since the given one has none and no turn of a chat is asked for.
+    `breaks`: a line break ends the answer too, since the corpus's answer has none and the row is no chat.
     """
 
     index: int
@@ -82,9 +82,9 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     The cost is written_tokens and written_seconds, those of answers that were left out among them.
 
     The model answers before it is trained. The file is in corpus.cache_dir, named by the rows, the weights and the section,
-    so it is written once. Rows that cannot be asked keep their answer (texts, tools, no document, no user's message, more
-    tokens than the model reads); answers that do not end, or with `correct_only` do not hold the given one, are left out.
-    The texts are tokenised again for training. Raises `InputError` if no row can be asked, or no answer is kept.
+    so it is written once. Rows that cannot be answered keep their answer (texts, tools, no document, no user's message, more
+    tokens than the model reads); answers that do not end, or with `correct_only` do not hold the corpus's answer, are left out.
+    The texts are tokenised again for training. Raises `InputError` if no row can be answered, or no answer is kept.
     """
     corpus, path = recipe.corpus, recipe.model.path or ""
     source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
@@ -109,7 +109,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         requests = list(writer.requests(rows, documents))
         key = _key(part)
         if not requests:
-            raise InputError(f"{source}: {key}: {_unasked(section)}")
+            raise InputError(f"{source}: {key}: {_unanswerable(section)}")
         device = writer.model.device.type
         began = work_seconds(device)
         answers, fates = writer.answer(requests)
@@ -148,7 +148,7 @@ def _hash_of(path: str | None) -> str | None:
     return file_hash(Path(path)) if path is not None and is_file(Path(path)) else path
 
 
-def _unasked(section: AnswersSection) -> str:
+def _unanswerable(section: AnswersSection) -> str:
     reads = section.without_context < 1 and section.context == "document"
     document = (
         " a document_id, and their documents in the main corpus (origin: original) or in answers.documents;"
@@ -162,16 +162,16 @@ def _unasked(section: AnswersSection) -> str:
 
 
 def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) -> str:
-    n_asked = counts["kept"] + counts["endless"] + counts["wrong"]
+    n_requested = counts["kept"] + counts["endless"] + counts["wrong"]
     return (
-        f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_asked:,} answers itself; left out: "
+        f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_requested:,} answers itself; left out: "
         f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; "
         f"{counts['given']:,} rows keep theirs ({out})"
     )
 
 
 def _merged(source: Path, requested: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
-    """Yield the rows of `source` with the new answers, by index; without those that were asked and are not answered."""
+    """Yield the rows of `source` with the new answers, by index; without those that were requested and are not answered."""
     lines = ((number, line) for number, line in read_lines(source) if line.removeprefix(b"\xef\xbb\xbf").strip())
     for index, (number, line) in enumerate(lines):
         row = parse_row(line.removeprefix(b"\xef\xbb\xbf"), f"{source}:{number}")
@@ -260,7 +260,7 @@ class _Writer:
     def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]], context: str) -> list[int]:
         """Return the tokens of a row's prompt behind `context`; in a chat those of `turns`, which hold it.
 
-        A bare question is asked in the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
+        A bare question gets the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
         """
         if row.shape == "completion":
             question = row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)

@@ -1,4 +1,4 @@
-"""Questions asked during training, to see learning and forgetting as they happen: choices, and answers that are written."""
+"""Questions scored during training, to measure learning and forgetting as they happen: choices, and answers that are written."""
 
 from __future__ import annotations
 

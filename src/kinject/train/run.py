@@ -306,7 +306,7 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
 
 
 def _publish_model(trainer: KnowledgeTrainer, model_dir: Path) -> None:
-    """Upload model/ if the recipe asks for it. Trainer would upload the run folder: recipe, paths, logs and unfinished files.
+    """Upload model/ if push_to_hub is set. Trainer would upload the run folder: recipe, paths, logs and unfinished files.
 
     Raises `TrainingError` if the hub refuses it; the model stays.
     """
