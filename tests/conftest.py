@@ -129,9 +129,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         texts = {name: text.encode("utf-8", "replace") for name, text in report.sections}
         if call.excinfo is not None:
             texts["the error"] = str(call.excinfo.value).encode("utf-8", "replace")
-        places = places_of_key(texts)
-        if places:
-            report.outcome, report.longrepr = "failed", f"{', '.join(places)}: holds the key"
+        locations = places_of_key(texts)
+        if locations:
+            report.outcome, report.longrepr = "failed", f"{', '.join(locations)}: holds the key"
     return report
 
 

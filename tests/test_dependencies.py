@@ -180,7 +180,7 @@ def test_check_runs_it_on_the_pinned_versions() -> None:
 if __name__ == "__main__":
     kept = {row[0]: row[2] for row in written()} if PAGE.exists() else {}
     lines = [
-        f"| {name} | {version} | {kept.get(name, found) if found == UNKNOWN else found} | {by} |"
-        for name, version, found, by in rows()
+        f"| {name} | {version} | {kept.get(name, license_name) if license_name == UNKNOWN else license_name} | {by} |"
+        for name, version, license_name, by in rows()
     ]
     PAGE.write_text(HEAD + "\n".join(lines) + "\n", "utf-8")

@@ -103,7 +103,7 @@ class System:
         """Return the exit status when it has ended."""
         return self._processes[number].wait()
 
-    def said(self) -> tuple[str, str]:
+    def output(self) -> tuple[str, str]:
         """Return what the last process wrote to its stdout and stderr."""
         return (self.scratch / "stdout").read_text("utf-8"), (self.scratch / "stderr").read_text("utf-8")
 
@@ -181,7 +181,7 @@ def run_undisturbed(case: Case, system: System) -> Undisturbed:
     began = time.monotonic()
     number = system.start(case.words(first=True))
     code, n_writes = _until(case, system, number, None)
-    assert code in (0, 1), system.said()
+    assert code in (0, 1), system.output()
     return Undisturbed(case.tree(), code, time.monotonic() - began, n_writes)
 
 
@@ -190,7 +190,7 @@ def check_death(case: Case, system: System, words: list[str], sent: signal.Signa
 
     Outside is before its first line or after its last, where the system's own rules hold.
     """
-    _, err = system.said()
+    _, err = system.output()
     assert "Traceback" not in err, err
     assert "Exception ignored" not in err, err
     if code == -signal.SIGKILL and sent == signal.SIGKILL:
@@ -223,7 +223,7 @@ def kill_often(
             code, in_time = _run(case, system, words, moment)
             outcome = check_death(case, system, words, moment.sent, code) if in_time else "finished"
             if outcome == "finished":
-                assert code == whole.code, system.said()
+                assert code == whole.code, system.output()
                 ended = True
             else:
                 tally[f"{moment.sent.name} {outcome}"] += 1
@@ -231,7 +231,7 @@ def kill_often(
                 known = case.look(known, moment.sent)
         if not ended:
             code, _ = _run(case, system, case.words(first=n_here == 0), None)
-            assert code == whole.code, system.said()
+            assert code == whole.code, system.output()
         case.look(known, signal.SIGKILL)
         assert_same(case.tree(), whole.tree)
     return tally

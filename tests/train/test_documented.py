@@ -44,12 +44,12 @@ def run_trainer(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Run
         kept: list[KnowledgeTrainer] = []
         start = KnowledgeTrainer.train
 
-        def _kept(self: KnowledgeTrainer, *args: Any, **kwargs: Any) -> Any:
+        def _record(self: KnowledgeTrainer, *args: Any, **kwargs: Any) -> Any:
             kept.append(self)
             return start(self, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(KnowledgeTrainer, "train", _kept)
+            patch.setattr(KnowledgeTrainer, "train", _record)
             train(make_recipe(**(sections or {}), trainer=options), overwrite=True)
         return kept[0]
 

@@ -28,7 +28,7 @@ N = 14
 
 
 def by_hand(
-    model: Any, behind: list[int], alone: list[int], seed: int, weight: float, temperature: float, ends: list[int]
+    model: Any, with_context: list[int], alone: list[int], seed: int, weight: float, temperature: float, ends: list[int]
 ) -> list[int]:
     """One token after another, each by two passes over the whole text; `model` is in float64."""
     noise_of, coins = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(request_seed("mixture", seed))
@@ -36,9 +36,9 @@ def by_hand(
     while len(written) < N and (not written or written[-1] not in ends):
         coin = torch.rand((), generator=coins, dtype=torch.float64)
         with torch.no_grad():
-            logits = model(torch.tensor([(alone if coin < weight else behind) + written]), use_cache=False).logits[
-                0, -1
-            ]
+            logits = model(
+                torch.tensor([(alone if coin < weight else with_context) + written]), use_cache=False
+            ).logits[0, -1]
         if temperature:
             uniform = torch.rand(len(logits), generator=noise_of).double().clamp(1e-10, 1 - 1e-7)
             logits = logits / temperature - (-uniform.log()).log()
@@ -52,18 +52,19 @@ def test_a_mixture_is_drawn_token_by_token_whatever_the_batch(
     tiny_model: Path, weight: float, temperature: float
 ) -> None:
     loaded = load_model(str(tiny_model), device="cpu", dtype="float32")
-    behind, alone = ([loaded.tokenizer(text)["input_ids"] for text in texts] for texts in (BEHIND, ALONE))
+    with_context, alone = ([loaded.tokenizer(text)["input_ids"] for text in texts] for texts in (BEHIND, ALONE))
     section = GeneratorSection(kind="transformers", model="", temperature=temperature, max_tokens=N)
     ends, seeds = ends_of(loaded.model, loaded.tokenizer, "tiny"), list(range(4))
-    together = write_tokens(loaded.model, section, behind, seeds, ends, alone, weight)
+    together = write_tokens(loaded.model, section, with_context, seeds, ends, alone, weight)
     single = [
-        write_tokens(loaded.model, section, behind[i : i + 1], [i], ends, alone[i : i + 1], weight)[0] for i in seeds
+        write_tokens(loaded.model, section, with_context[i : i + 1], [i], ends, alone[i : i + 1], weight)[0]
+        for i in seeds
     ]
     if weight in (0.0, 1.0):  # then it is one of the two predictions
-        plain = write_tokens(loaded.model, section, behind if weight == 0 else alone, seeds, ends)
+        plain = write_tokens(loaded.model, section, with_context if weight == 0 else alone, seeds, ends)
         assert together == plain
     model = loaded.model.double()
-    wanted = [by_hand(model, behind[i], alone[i], i, weight, temperature, ends) for i in seeds]
+    wanted = [by_hand(model, with_context[i], alone[i], i, weight, temperature, ends) for i in seeds]
     assert together == single == wanted
     assert len({tuple(row) for row in wanted}) > 1
 

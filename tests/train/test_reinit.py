@@ -40,7 +40,7 @@ def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(make_recipe: MakeReci
     assert _moved(_weights(run / "checkpoint-3"), _weights(run / "checkpoint-4")) == base.keys()
     note = "techniques.freeze_base_steps: for 3 updates only these train: model.layers.{1-1}.self_attn.q_proj.weight"
     manifest = json.loads((run / "manifest.json").read_text())
-    assert any(said.startswith(note) for said in manifest["counts"]["notes"])
+    assert any(text.startswith(note) for text in manifest["counts"]["notes"])
 
 
 def test_thawed_weights_go_on_as_under_a_fresh_optimizer(
@@ -71,9 +71,9 @@ def test_thawed_weights_go_on_as_under_a_fresh_optimizer(
                 if named[name].ndim > 1:
                     named[name].mul_(1 - 1e-3 * 0.1)
                 named[name].sub_(1e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8))
-    held = dict(load_model(train(recipe).model_dir).model.named_parameters())
+    actual = dict(load_model(train(recipe).model_dir).model.named_parameters())
     base = dict(load_model(str(tiny_model)).model.named_parameters())
-    for name, weight in held.items():
+    for name, weight in actual.items():
         assert (weight - named[name]).norm() < 1e-3 * (named[name] - base[name]).norm(), name
 
 

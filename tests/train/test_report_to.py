@@ -53,8 +53,10 @@ def test_tensorboard_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -
         "print(json.dumps([event.value for event in events.Scalars('train/loss')]))"
     )
     folder = next(tmp_path.rglob("events.out.tfevents*")).parent
-    said = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True).stdout
-    assert json.loads(said.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
+    printed = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    ).stdout
+    assert json.loads(printed.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.usefixtures("forked")
@@ -68,16 +70,16 @@ def test_wandb_offline_needs_no_network(make_recipe: MakeRecipe, tmp_path: Path)
 @pytest.mark.soak
 @pytest.mark.usefixtures("forked")
 def test_mlflow_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    place = (tmp_path / "mlruns").as_uri()
+    uri = (tmp_path / "mlruns").as_uri()
     files = {"MLFLOW_ALLOW_FILE_STORE": "true"}  # mlflow-skinny has no database
-    losses = _train(make_recipe, tmp_path, "mlflow", MLFLOW_TRACKING_URI=place, **files)
+    losses = _train(make_recipe, tmp_path, "mlflow", MLFLOW_TRACKING_URI=uri, **files)
     code = (
         "import sys, json, mlflow\nclient = mlflow.MlflowClient(sys.argv[1])\n"
         "run = client.search_runs([e.experiment_id for e in client.search_experiments()])[0]\n"
         "rows = client.get_metric_history(run.info.run_id, 'loss')\n"
         "print(json.dumps([row.value for row in sorted(rows, key=lambda row: row.step)]))"
     )
-    reader = [sys.executable, "-c", code, place]
+    reader = [sys.executable, "-c", code, uri]
     printed = subprocess.run(reader, capture_output=True, text=True, check=True, env={**os.environ, **files}).stdout
     assert json.loads(printed.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
 
