@@ -253,7 +253,7 @@ def test_an_overlap_is_whole_sentences_of_the_passage_before() -> None:
 def test_a_passage_knows_its_pages_sheets_and_slides() -> None:
     text = "One two. Three four. Five six. Seven eight."
     marks = {"pages": [[0, 1], [9, 2], [21, 3]]}
-    places = [passage.place for passage in split_passages(Document("d", "", text, "s", marks), 6, word_spans)]
+    places = [passage.location for passage in split_passages(Document("d", "", text, "s", marks), 6, word_spans)]
     assert places == ["pages 1-2", "page 3"]
     for meta, place in (
         ({"sheets": [[0, "Prices"]]}, "sheet Prices"),
@@ -261,7 +261,7 @@ def test_a_passage_knows_its_pages_sheets_and_slides() -> None:
         ({"pages": 12}, ""),
     ):
         (passage,) = split_passages(Document("d", "", "One.", "s", meta), 6, word_spans)
-        assert passage.place == place
+        assert passage.location == place
 
 
 def test_a_nested_passage_of_a_table_leaves_room_for_its_head() -> None:

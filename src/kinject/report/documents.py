@@ -197,7 +197,7 @@ def _samples(path: Path, n_documents: int) -> Iterator[Block]:
                 Cell(
                     f"{i} of {len(passages)}",
                     "",
-                    format_name(" > ".join((*passage.path, passage.place)).strip(" >"), 120),
+                    format_name(" > ".join((*passage.path, passage.location)).strip(" >"), 120),
                 ),
                 format_name(passage.text, _LONGEST_TEXT),
             )
