@@ -94,7 +94,7 @@ def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) ->
     probes.check("prompts", "b", "nothing")
     leaks = probes.result()
     assert (leaks.n_questions, leaks.in_sources, leaks.n_contaminated, leaks.by_place) == (2, 1, 1, {"corpus": {"q1"}})
-    assert (leaks.first[0].where, leaks.first[0].words) == ("a", "where was arden born")
+    assert (leaks.first[0].location, leaks.first[0].words) == ("a", "where was arden born")
 
 
 def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kinject.augment.answers import (
     sections_of,
     tag_source,
 )
-from kinject.augment.prompts import STYLE_FILES, Source, ask, describe, entities_of, passage_of
+from kinject.augment.prompts import STYLE_FILES, Source, describe, entities_of, passage_of, task_messages
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, RecipeError
@@ -360,7 +360,7 @@ def test_a_question_with_a_fact_of_its_own_is_refused(make_recipe: Make, model: 
 
 
 def test_messages_are_plain_json() -> None:
-    assert json.loads(json.dumps(ask("T", "p", "task")))[0]["role"] == "system"
+    assert json.loads(json.dumps(task_messages("T", "p", "task")))[0]["role"] == "system"
 
 
 @pytest.mark.parametrize("served", [False, True])

@@ -329,10 +329,10 @@ def _shingles(form: str) -> Shingles:
     return frozenset(zip(words, words[1:], words[2:], strict=False)) or frozenset([tuple(words)])
 
 
-def overlap(one: Shingles, other: Shingles) -> float:
+def overlap(shingles: Shingles, others: Shingles) -> float:
     """Return the Jaccard similarity of two sets, exactly."""
-    shared = len(one & other)
-    return shared / max(1, len(one) + len(other) - shared)
+    shared = len(shingles & others)
+    return shared / max(1, len(shingles) + len(others) - shared)
 
 
 @lru_cache(maxsize=64)
@@ -340,4 +340,4 @@ def _ngrams_of(instructions: tuple[str, ...]) -> tuple[frozenset[str], Shingles]
     """Return every `_NGRAM` words in a row of the prompts, and the first three of these."""
     rows = [normal_form(text).split(" ") for text in instructions]
     ngrams = [words[start : start + _NGRAM] for words in rows for start in range(len(words) - _NGRAM + 1)]
-    return frozenset(map(" ".join, ngrams)), frozenset((one, two, three) for one, two, three, *_ in ngrams)
+    return frozenset(map(" ".join, ngrams)), frozenset((first, second, third) for first, second, third, *_ in ngrams)
