@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("exact_copies_only", "short_rests")
 
 @pytest.fixture
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.balance.FIRST_REST", 0.02)
+    monkeypatch.setattr("kinject.requests.balance.FIRST_ENDPOINT_PAUSE", 0.02)
 
 
 @pytest.fixture
@@ -261,13 +261,13 @@ def test_pauses_of_an_endpoint_that_stays_down_grow_and_one_answer_ends_them() -
     for _ in range(3):
         endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
     for _ in range(4):
-        rests.append(endpoint._rest)
-        endpoint._rest_until = 0.0
+        rests.append(endpoint._pause)
+        endpoint._paused_until = 0.0
         endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
     assert rests == [0.02, 0.04, 0.08, 0.16]
     assert endpoint.wait(1) > 0
     endpoint.record_answer(Usage(), 1.0)
-    assert (endpoint.is_resting, endpoint.wait(1)) == (False, 0.0)
+    assert (endpoint.is_paused, endpoint.wait(1)) == (False, 0.0)
 
 
 class VirtualTime(asyncio.SelectorEventLoop):

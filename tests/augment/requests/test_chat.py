@@ -289,7 +289,7 @@ def test_a_list_is_asked_for_as_json_where_the_endpoint_writes_it(
 
     async def ask() -> list[str]:
         async with Endpoint(section) as endpoint:
-            return [(await endpoint.ask(lines, seed, structure)).text for seed in range(3)]
+            return [(await endpoint.complete(lines, seed, structure)).text for seed in range(3)]
 
     assert asyncio.run(ask()) == ['{"items": ["a", "b"]}' if forms else "a\nb"] * 3
     requests = [json.loads(body) for body in server.seen]
@@ -311,7 +311,7 @@ def test_an_endpoint_that_takes_response_format_and_ignores_it_is_asked_for_line
     async def ask() -> None:
         async with Endpoint(section) as endpoint:
             for seed in range(2):
-                await endpoint.ask(messages, seed, Structure("items", {}, messages))
+                await endpoint.complete(messages, seed, Structure("items", {}, messages))
 
     asyncio.run(ask())
     assert ["response_format" in json.loads(body) for body in server.seen] == [True, False]

@@ -354,7 +354,7 @@ def test_a_request_without_end_of_its_own_has_the_time_of_the_recipe(
     async def ask() -> None:
         async with Endpoint(section.generator) as endpoint:
             monkeypatch.setattr(endpoint, "_post", never)
-            await endpoint.ask([{"role": "user", "content": "a"}], 0)
+            await endpoint.complete([{"role": "user", "content": "a"}], 0)
 
     with pytest.raises(Transient, match=r"no whole answer within 0\.1 s") as caught:
         asyncio.run(ask())

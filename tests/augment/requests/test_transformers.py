@@ -38,7 +38,7 @@ def section(model: Path, **fields: Any) -> GeneratorSection:
 def answers(section: GeneratorSection, requests: list[tuple[list[Message], int]]) -> list[Any]:
     async def run() -> list[Any]:
         async with LocalModel(section) as model:
-            return await asyncio.gather(*(model.ask(*request) for request in requests), return_exceptions=True)
+            return await asyncio.gather(*(model.complete(*request) for request in requests), return_exceptions=True)
 
     return asyncio.run(run())
 
