@@ -281,7 +281,7 @@ class Plan:
             yield self._request(group, sample, turn, item)
 
     def unprepared(self, group: Group) -> list[VariantRequest]:
-        """Return requests in place of those of a group whose preparation has no answer."""
+        """Return the requests that replace those of a group whose preparation has no answer."""
         n_requests = 1 if group.target or group.style.combine else group.n_samples
         ids = (content_id("unprepared", group.passage.id, group.style.name, turn) for turn in range(n_requests))
         return [VariantRequest(name, sample, "") for sample, name in enumerate(ids)]

@@ -357,7 +357,7 @@ def find_passage(style: Style, recipe: AugmentRecipe | None, documents: Path | N
 
 
 def render_prompts(group: Group) -> str:
-    """Return all prompts of a style on a passage; items that a model must name first are shown as (fact), say."""
+    """Return all prompts of a style on a passage; items that a model must name first are shown as (fact)."""
     style, source = group.style, group.source
     if style.mechanical:
         return style.mechanical(group.document.title, group.passage.text, 0)

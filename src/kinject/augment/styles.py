@@ -136,7 +136,7 @@ class Style:
     def corpus_rows(self, text: str, item: Item, sample: int, chat: Source | None = None) -> list[dict[str, Any]]:
         """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``.
 
-        With `chat`, what the prompt showed, they are ``messages`` for a style that `writes_chat`. A template about the
+        With `chat`, the text shown in the prompt, they are ``messages`` for a style that `writes_chat`. A template about the
         title keeps the text of a passage without one as it is. Rows of ``quoted`` have ``question``, ``quotation`` and
         ``answer``, for a prompt with passages.
         """

@@ -202,7 +202,7 @@ def _write_replay(data: DataSet, folder: Path, parts: Path, copy: Path | None) -
 
 
 def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> None:
-    """Write the articles of the categories as documents, each as it stood at the date of the revision."""
+    """Write the articles of the categories as documents, each in its version of the revision's date."""
     if copy is not None:
         raise InputError(f"--from: {data.name} comes from the API of Wikipedia, article by article. Leave it out.")
     import_extra("mwparserfromhell", Path(data.name))  # reported before anything is fetched

@@ -37,9 +37,9 @@ _CLOCK = re.compile(
 )
 """A time of day that is not written with a colon: 9.15 Uhr, 8 h 30, 14時30分, alle 9.30."""
 _MAY_BE_CLOCK = re.compile(r"\d(?:\s?[hч点點时時시]|\.\d)")
-"""What each match of `_CLOCK` contains; it is found much faster."""
+"""Each match of `_CLOCK` contains a match of this, which is much faster to search."""
 _MAY_BE_CLOCK_OR_DATE = re.compile(r"\d(?:\s?[hч点點時时시]|[./]\d)")
-"""What each match of `_MAY_BE_CLOCK` or `_MAY_BE_DATE` contains: most texts are searched once, for both."""
+"""Each match of `_MAY_BE_CLOCK` or `_MAY_BE_DATE` contains a match of this: most texts are searched once, for both."""
 _LEADING_ZERO = re.compile(r"\A0(?=\d)")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _MAY_BE_DATE = re.compile(r"\d[./]\d")

@@ -235,7 +235,7 @@ def read_rows(path: Path, layout: Layout = "auto", n_choices: int = 4) -> Iterat
     letter; no header; the subject is the file's name), a row with `answerKey` is ARC's, one with `answers` is SQuAD-like
     (`choices` are then the first answer and `n_choices` - 1 answers to other questions, drawn from the same paragraph or
     title first, the same ones each time). With ``open`` a row with `answers`, or with `answer` as text, list of texts or
-    TriviaQA's object, is an open question; an empty list says that the question has no answer. With ``mmlu`` a letter as
+    TriviaQA's object, is an open question; an empty list means that the question has no answer. With ``mmlu`` a letter as
     `answer` becomes its index. Raises `DiskError` when the file cannot be read, `InputError` for a damaged line and for a row
     whose gold is not clear; other faults of a row are left to `read_questions`.
     """

@@ -207,7 +207,7 @@ class LoadBalancer:
         )
 
     def _wake(self) -> None:
-        """Give the first waiting requests their turn; where none can have it, come back when one can."""
+        """Give the first waiting requests their turn; if no endpoint can take one, try again as soon as one can."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -181,7 +181,7 @@ class Sender:
             completion = await self._request(messages, seed, structure, keys)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else Stopped())
-            future.exception()  # retrieved: nobody else may be waiting
+            future.exception()  # retrieved: there may be no other waiter
             raise
         finally:
             del self._in_flight[first]

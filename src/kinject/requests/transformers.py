@@ -244,7 +244,7 @@ def write_tokens(
 
 @contextlib.contextmanager
 def without_defaults(model: Any) -> Iterator[None]:
-    """Ignore the model's own settings of generation (penalties, say) inside the block."""
+    """Ignore the model's own settings of generation (such as penalties) inside the block."""
     from transformers import GenerationConfig
 
     saved, model.generation_config = model.generation_config, GenerationConfig()

@@ -21,7 +21,7 @@ _SCALES = (10**6, 10**9)
 _FACTORS = (7, 10, 12, 24, 52, 60, 100, 365, 1000, 3600, *_SCALES)
 """Between the units of one quantity, and a number and its millions."""
 _WINDOW, _UNSPACED_WINDOW = 60, 20
-"""Characters on each side of a place, in texts with and without spaces between words."""
+"""Characters on each side of a position, in texts with and without spaces between words."""
 _BESIDE, _UNSPACED_BESIDE = 6, 2
 """Characters between a vague word and its number."""
 _LABEL = re.compile(r"(?:§|第|\(|\bitem|\bart(?:\.|icle|ículo|igo|icolo|ikel)|\bn[ro]\.|n°|#|ст\.)\s?\Z")

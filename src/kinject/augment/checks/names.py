@@ -1,7 +1,7 @@
 """Proper names: which words of a text are names, and which of them are in another text.
 
 English has word lists: sentence starters, generic words in names, synonyms, endings. In other languages CLDR's names of
-countries and cities and wordfreq's lists of common words take their place.
+countries and cities and wordfreq's lists of common words replace them.
 """
 
 from __future__ import annotations

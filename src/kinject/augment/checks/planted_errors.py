@@ -227,7 +227,7 @@ def _are_different(first: str, second: str) -> bool:
 
 
 def _around_names(kind: str, text: str, words: _Words) -> Iterator[re.Match[str]]:
-    """Yield the matches of the patterns of a kind, with the names of `text` in their places."""
+    """Yield the matches of the patterns of a kind, with the names of `text` filled in."""
     names = sorted(_whole_names(text, words), key=len, reverse=True)
     if not names:
         return

@@ -149,7 +149,7 @@ def collect(
     duplicates.jsonl, omitted lines in boilerplate.jsonl.
 
     Raises `DiskError` if nothing is at a source or something cannot be written, `InputError` if nothing can be read there,
-    and with `strict` at the first file that cannot. `KeyboardInterrupt` after Ctrl-C: what was parsed is stored.
+    and with `strict` at the first file that cannot. `KeyboardInterrupt` after Ctrl-C: the files parsed so far are stored.
     """
     section = section or DocumentsSection()
     check_region(section.phone_region)

@@ -2,7 +2,7 @@
 
 The documents of a file are stored by the hash of its content, its suffix, the options and the readers' code and libraries:
 a file that was moved, copied or touched is not parsed again. A file that exceeds its limits ends the worker process and
-nothing else; the batch's journal says which file it was.
+nothing else; the batch's journal names the file.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _data_bytes() -> int:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:")), 0)
 
 
-# What is stored.
+# The stored records.
 
 
 def has_record(cache: Path, key: str) -> bool:

@@ -252,7 +252,7 @@ def _rules(page: Any, top: float, pdfium: Any) -> tuple[list[Rule], list[Rule]]:
 
 
 def _points(drawn: Any, n: int, raw: Any) -> Iterator[tuple[float, float]]:
-    """Yield the corners of a path on the page; NaN parts its pieces."""
+    """Yield the corners of a path on the page; NaN separates its subpaths."""
     matrix = drawn.get_matrix()
     x, y = ctypes.c_float(), ctypes.c_float()
     first: tuple[float, float] | None = None

@@ -98,7 +98,7 @@ def import_extra(module: str, path: Path) -> Any:
 def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
     """Turn every error of a library into an `InputError`: damaged files make their readers raise anything."""
     try:
-        with warnings.catch_warnings():  # what libraries say of broken files
+        with warnings.catch_warnings():  # libraries warn of broken files
             warnings.simplefilter("ignore")
             yield
     except KinjectError:
@@ -154,7 +154,7 @@ def charset_of(path: Path, data: bytes, declared: str = "") -> str:
 
 
 def charset_of_stream(path: Path, stream: BinaryIO, largest: int) -> str:
-    """Return the encoding of the rest of `stream`, and seek to its beginning. UTF-8 is read to its end in pieces.
+    """Return the encoding of the rest of `stream`, and seek to its beginning. UTF-8 is read to its end in chunks.
 
     Raises `InputError` as `charset_of`, and for text that is not UTF-8 and has more than `largest` bytes.
     """
