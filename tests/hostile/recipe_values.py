@@ -394,18 +394,18 @@ def _run(*words: str) -> tuple[int, str]:
     """Return the exit code and the messages of a command that runs in this process; -1 for an exception."""
     from kinject.cli import main
 
-    said = io.StringIO()
+    output = io.StringIO()
     environment = dict(os.environ)
     try:
         with (
             warnings.catch_warnings(),
-            contextlib.redirect_stderr(said),
-            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(output),
             bounded_memory(),
             bounded_time(),
         ):
             warnings.simplefilter("ignore")
-            return main(words), said.getvalue()
+            return main(words), output.getvalue()
     except HangError:
         return -2, "hang: " + "".join(traceback.format_exc(limit=-8))
     except (Exception, SystemExit):  # noqa: BLE001 (whatever it is, it is what this looks for)
