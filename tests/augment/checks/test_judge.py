@@ -38,10 +38,10 @@ PASSAGES = [(p.name, render_entry(p, 0)) for p in create_country(n_known=1, n_ne
 
 
 def judge(answer: Callable[[list[Message]], str]) -> Judge:
-    async def ask(messages: list[Message], seed: int) -> Completion:
+    async def complete(messages: list[Message], seed: int) -> Completion:
         return Completion(answer(messages))
 
-    return Judge(Sender(Generator("test", {}, True, ask), None, Limits(4)), 1)
+    return Judge(Sender(Generator("test", {}, True, complete), None, Limits(4)), 1)
 
 
 OWN = [

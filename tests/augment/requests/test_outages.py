@@ -91,7 +91,7 @@ def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "message"),
     [
         (b"HTTP/1.1 301 Moved\r\nlocation: https://elsewhere.example\r\ncontent-length: 0\r\n\r\n", "redirects requests to"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", "broke during the answer"),
@@ -102,13 +102,13 @@ def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
 )  # fmt: skip
 @pytest.mark.usefixtures("one_try")
 def test_both_transports_sort_what_breaks_on_the_wire_alike(
-    few: Few, hostile: Start, transport: str, raw: bytes, told: str
+    few: Few, hostile: Start, transport: str, raw: bytes, message: str
 ) -> None:
     def act(talk: Talk, number: int) -> bool:
         talk.close_connection = True
         return talk.raw(raw)
 
-    with pytest.raises(EndpointError, match=told):
+    with pytest.raises(EndpointError, match=message):
         augment(few(hostile(act).url))
 
 
