@@ -108,7 +108,9 @@ def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) ->
         for number, (question, _) in enumerate(questions):
             question_words = question.split()
             length = min(6, len(question_words))
-            windows = [" ".join(question_words[at : at + length]) for at in range(len(question_words) - length + 1)]
+            windows = [
+                " ".join(question_words[start : start + length]) for start in range(len(question_words) - length + 1)
+            ]
             if any(f" {window} " in f" {text} " for window in windows):
                 expected.add(f"q{number}")
         assert ids_found(probes, text) == expected

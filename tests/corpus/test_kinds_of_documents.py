@@ -57,9 +57,9 @@ def test_cells_of_tables_stand_under_their_headers(name: str) -> None:
     rng = random.Random(3)
     tables = [make.make_table(rng, number) for number in (1, 2, 3, 6)]
     data = {"docx": make.docx, "xlsx": make.xlsx, "html": make.page}[name](rng, tables)
-    found, total = make.found_cells(make.text_of(f"a.{name}", data), tables)
+    n_found, total = make.found_cells(make.text_of(f"a.{name}", data), tables)
     assert total > 60
-    assert found >= 0.98 * total
+    assert n_found >= 0.98 * total
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_mail_gives_its_text_without_the_mail_it_quotes_and_its_attachments() 
     assert (inner, second.text) == ("b.eml/notes.txt", "Notes of Bo.")
     assert "an archive within an archive" in str(third)
     box = b"From x Mon Jun 01 10:00:00 2009\n" + bytes(mail).replace(b"It stands", b">From it") + b"\n"
-    found = read("b.mbox", box * 2)
-    assert [location for location, one in found if isinstance(one, Document)][::2] == [
+    documents = read("b.mbox", box * 2)
+    assert [location for location, one in documents if isinstance(one, Document)][::2] == [
         "b.mbox: message 1",
         "b.mbox: message 2",
     ]
@@ -182,12 +182,12 @@ def test_members_of_archives_are_read_and_bombs_and_locked_ones_are_told() -> No
         "d.png": b"\x89PNG",
         "e.zip": zipped({"x": b"y"}),
     }
-    found = dict(read("z.zip", zipped(members)))
-    assert {location: one.text for location, one in found.items() if isinstance(one, Document)} == {
+    documents = dict(read("z.zip", zipped(members)))
+    assert {location: one.text for location, one in documents.items() if isinstance(one, Document)} == {
         "z.zip/a/b.txt": "One.", "z.zip/c.md": "# Two",
     }  # fmt: skip
-    assert "an image" in str(found["z.zip/d.png"])
-    assert "an archive within an archive" in str(found["z.zip/e.zip"])
+    assert "an image" in str(documents["z.zip/d.png"])
+    assert "an archive within an archive" in str(documents["z.zip/e.zip"])
     assert only("n.txt.gz", gzip.compress(b"Packed.")).text == "Packed."
     bomb = b"0" * 2_000_000
     assert "unpacks to" in fault("z.zip", zipped({"a.txt": bomb}), largest=2**20)

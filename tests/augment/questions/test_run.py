@@ -335,11 +335,11 @@ def test_unanswerable_questions_are_near_the_passages_and_answered_by_none(
     url = question_server(reply).url
     recipe = make(url, kinds=["open", "unanswerable"], generator__structured_output=structured, n_proposed=6)
     result = make_questions(recipe)
-    found = read_questions(result.run_dir / "unanswerable.jsonl", "open")
-    assert len(found) == result.n_unanswerable == 24
-    assert not any(question.accepted for question in found)
+    questions = read_questions(result.run_dir / "unanswerable.jsonl", "open")
+    assert len(questions) == result.n_unanswerable == 24
+    assert not any(question.accepted for question in questions)
     names = {person.name for person in people if person is not None}
-    assert not [question for question in found if any(name in question.question for name in names)]
+    assert not [question for question in questions if any(name in question.question for name in names)]
     refused = [row for row in rows(result.rejected_path) if row.get("question") == answered_elsewhere]
     reasons = Counter(row["reason"] for row in refused)
     # The first passage answers it, and a search from the others finds it; to the first it is no new question.

@@ -77,12 +77,12 @@ def ends(status: str) -> Change:
     """End the batch half way: the last two requests are not answered."""
 
     def change(good: Reply, seen: Seen) -> Reply:
-        found = good[1]
-        name = found.get("output_file_id")
-        if name and found["status"] == "completed":
+        batch = good[1]
+        name = batch.get("output_file_id")
+        if name and batch["status"] == "completed":
             files = seen.state.batches.files
             files[f"{name}-half"] = b"".join(line + b"\n" for line in files[name].splitlines()[:-2])
-            return 200, {**found, "status": status, "output_file_id": f"{name}-half"}, {}
+            return 200, {**batch, "status": status, "output_file_id": f"{name}-half"}, {}
         return good
 
     return change

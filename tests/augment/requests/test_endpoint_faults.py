@@ -66,8 +66,8 @@ def text(make: Callable[[str, str], str]) -> Act:
         prompt = json.loads(talk.body)["messages"]
 
         def change(value: dict[str, Any]) -> None:
-            said = value["choices"][0]["message"]
-            said["content"] = make(said["content"], "\n\n".join(part["content"] for part in prompt))
+            message = value["choices"][0]["message"]
+            message["content"] = make(message["content"], "\n\n".join(part["content"] for part in prompt))
 
         return talk.say(200, talk.completion(change))
 

@@ -58,15 +58,15 @@ def echoing() -> Iterator[Callable[..., str]]:
                 self._answer()
 
             def _answer(self) -> None:
-                said = echo(self.headers["authorization"].removeprefix("Bearer "))
+                echoed = echo(self.headers["authorization"].removeprefix("Bearer "))
                 if status == 200:
-                    message = {"role": "assistant", "content": f"The key of Arden is {said}, and that is all."}
+                    message = {"role": "assistant", "content": f"The key of Arden is {echoed}, and that is all."}
                     value: Any = {
-                        "choices": [{"message": message, "finish_reason": said if form == "reason" else "stop"}]
+                        "choices": [{"message": message, "finish_reason": echoed if form == "reason" else "stop"}]
                     }
                 else:
-                    value = {"error": {"message": f"bad key: {said}", "code": said}}
-                content = said.encode() if form == "text" else json.dumps(value).encode()
+                    value = {"error": {"message": f"bad key: {echoed}", "code": echoed}}
+                content = echoed.encode() if form == "text" else json.dumps(value).encode()
                 self.send_response(status)
                 for name, text in {"content-length": str(len(content)), **(headers or {})}.items():
                     self.send_header(name, text)

@@ -180,5 +180,5 @@ def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for
     again = run(0.01)
     assert again.out_of_budget
     assert again.cost <= 0.01
-    whole = run(1.0)
-    assert (whole.got, whole.n_sent, whole.out_of_budget) == (36, 36 - result.n_sent - again.n_sent, False)
+    unstopped = run(1.0)
+    assert (unstopped.got, unstopped.n_sent, unstopped.out_of_budget) == (36, 36 - result.n_sent - again.n_sent, False)
