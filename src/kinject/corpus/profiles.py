@@ -338,10 +338,7 @@ def roman_value(numeral: str) -> int:
     if not 2 <= len(numeral) <= 8 or not set(numeral) <= _NUMERALS.keys():
         return 0
     values = [_NUMERALS[letter] for letter in numeral]
-    value = sum(
-        -letter_value if letter_value < after else letter_value
-        for letter_value, after in zip(values, [*values[1:], 0], strict=True)
-    )
+    value = sum(-digit if digit < after else digit for digit, after in zip(values, [*values[1:], 0], strict=True))
     return value if value < 90 else 0
 
 

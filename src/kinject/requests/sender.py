@@ -104,8 +104,7 @@ class Sender:
         self._cache = cache
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
         self._endpoints = [
-            EndpointState(each.endpoint, each, its_limits, Budget(its_limits, shared))
-            for each, its_limits in ((generator, limits), *others)
+            EndpointState(each.endpoint, each, its, Budget(its, shared)) for each, its in ((generator, limits), *others)
         ]
         prices = {endpoint.name: endpoint.limits for endpoint in self._endpoints}
         spent, self._cost_of_thinking = earlier_cost(cache.usage_by_endpoint() if cache else {}, prices)
@@ -237,11 +236,8 @@ class Sender:
 
     def _close(self, endpoint: EndpointState, error: EndpointError) -> bool:
         """Return whether the run continues without an endpoint after a fatal error: it answered before, and others do."""
-        if (
-            not error.fatal
-            or not endpoint.n_answered
-            or all(other.closed or other is endpoint for other in self._endpoints)
-        ):
+        is_last = all(other.closed or other is endpoint for other in self._endpoints)
+        if not error.fatal or not endpoint.n_answered or is_last:
             return False
         if not endpoint.closed:
             endpoint.closed = str(error)
@@ -297,11 +293,9 @@ class Sender:
         if not self.generator.remote or (usage.tokens_in and (usage.tokens_out or not text)):
             return completion
         self.traffic.n_estimated += 1
-        is_complete = completion.finish_reason != "length"
+        ended = completion.finish_reason != "length"
         n_written = len(completion.thinking) + len(text)
-        n_out = usage.tokens_out or (
-            math.ceil(n_written / CHARACTERS_PER_TOKEN) if is_complete or not most_out else most_out
-        )
+        n_out = usage.tokens_out or (math.ceil(n_written / CHARACTERS_PER_TOKEN) if ended or not most_out else most_out)
         used = Usage(usage.tokens_in or math.ceil(tokens_in), n_out, usage.tokens_thinking)
         return replace(completion, usage=with_thinking(used, len(completion.thinking), len(text)))
 

@@ -368,10 +368,8 @@ def _is_same_name(word: str, other: str) -> bool:
     tails = (word[n_shared:], other[n_shared:])
     # The last shared letters may belong to the endings: Itali|an, Ital|y.
     for back in range(min(3, n_shared - 2)):
-        ending, other_ending = (word[n_shared - back :], other[n_shared - back :]) if back else tails
-        if (ending in DERIVED_ENDINGS and other_ending in BASE_ENDINGS) or (
-            other_ending in DERIVED_ENDINGS and ending in BASE_ENDINGS
-        ):
+        a, b = (word[n_shared - back :], other[n_shared - back :]) if back else tails
+        if (a in DERIVED_ENDINGS and b in BASE_ENDINGS) or (b in DERIVED_ENDINGS and a in BASE_ENDINGS):
             return True
     return False
 
@@ -391,22 +389,14 @@ def compare_names(
         candidates = sorted(source.certain - day_words - variant.words - variant_frame.words - source.lower)
         for name in candidates:
             weight = 0 if _is_generic(name, reader) else reader.weight(name, source)
-            is_kept = weight and (
-                _is_kept(name, source, variant, reader) or _is_kept(name, source, variant_frame, reader)
-            )
-            if weight and not is_kept:
+            if weight and not any(_is_kept(name, source, other, reader) for other in (variant, variant_frame)):
                 explained = resembles(name, variant.words) or _is_symbol(name, source)
                 sure = (weight > 1 and not explained and not _is_part_of_a_name(name, source, variant)) or (
                     _is_in_place_of(name, source, variant)
                 )
                 yield Difference("name", f"{source.spelling[name]} is lost", sure, True, explained)
-    new = (
-        (variant.certain | (variant.possible - variant.lower))
-        - source.words
-        - source_frame.words
-        - variant_frame.words
-        - day_words
-    )
+    new = variant.certain | (variant.possible - variant.lower)
+    new -= source.words | source_frame.words | variant_frame.words | day_words
     for name in sorted(new):
         weight = 0 if _is_generic(name, reader) and not _stands_alone(name, variant) else reader.weight(name, variant)
         kept_there = any(_is_kept(name, variant, other, reader) for other in (source, source_frame))
