@@ -77,8 +77,8 @@ def make_recipe(tmp_path: Path, documents: Path) -> Callable[..., Recipe]:
         path.write_text(
             f"run_dir: {tmp_path}/run\naugment:\n  documents: {documents}\n  styles: {{paraphrase: 3}}\n  generator: {kind}\n"
         )
-        given = [f"augment.{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()]
-        return read_recipe(path, given, verb="augment")
+        settings = [f"augment.{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()]
+        return read_recipe(path, settings, verb="augment")
 
     return make
 
@@ -124,8 +124,8 @@ def few(make_recipe: Callable[..., Recipe], documents: Path, exact_copies_only: 
     documents.write_text("".join(documents.read_text().splitlines(keepends=True)[:4]))
 
     def recipe(url: str, **fields: Any) -> Recipe:
-        given = {"styles": {"paraphrase": 1}, "generator__concurrency": 1, "max_attempts": 2}
-        return make_recipe(url, **(given | fields))
+        settings = {"styles": {"paraphrase": 1}, "generator__concurrency": 1, "max_attempts": 2}
+        return make_recipe(url, **(settings | fields))
 
     return recipe
 

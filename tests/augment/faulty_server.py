@@ -66,8 +66,8 @@ class Talk(BaseHTTPRequestHandler):
 
     def say(self, status: int, content: bytes, **headers: str) -> bool:
         """Send a whole answer."""
-        given = {"content-type": "application/json", "content-length": str(len(content)), **headers}
-        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in given.items())
+        sent_headers = {"content-type": "application/json", "content-length": str(len(content)), **headers}
+        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in sent_headers.items())
         self.raw(f"HTTP/1.1 {status} Some Phrase\r\n{head}\r\n".encode() + content)
         return True
 
@@ -81,11 +81,11 @@ class Talk(BaseHTTPRequestHandler):
         self.close_connection = True
         return True
 
-    def until_left(self, piece: bytes, pause: float) -> bool:
+    def until_left(self, chunk: bytes, pause: float) -> bool:
         """Send a piece ever again until the client has left, or the test is over."""
         self.close_connection = True
         while not self.server.ended.wait(pause):
-            self.raw(piece)
+            self.raw(chunk)
         return True
 
     def log_message(self, *args: object) -> None:

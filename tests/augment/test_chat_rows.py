@@ -45,8 +45,12 @@ def test_each_style_writes_its_facts_as_conversations(make_recipe: Make, documen
     assert len(dialogues) == 12
     assert all(row.messages[0]["content"].endswith("?") for row in dialogues)
     names = {document.id: document.title for document in read_documents(documents)}
-    told = [row for row in rows if row.messages[0]["content"].startswith("What do you know about")]
-    assert sum(names[row.document_id] in row.messages[0]["content"] for row in told) == len(told) == 12 * 10
+    rows_of_facts = [row for row in rows if row.messages[0]["content"].startswith("What do you know about")]
+    assert (
+        sum(names[row.document_id] in row.messages[0]["content"] for row in rows_of_facts)
+        == len(rows_of_facts)
+        == 12 * 10
+    )
     assert {row.shape for row in CorpusFile(result.corpus_path)} == {"text"}
 
 
@@ -59,8 +63,8 @@ def test_facts_of_a_text_without_a_title_stay_text() -> None:
 
 @pytest.fixture
 def passages(documents: Path) -> list[Passage]:
-    found = read_documents(documents)
-    return [Passage(document.id, document.id, 0, len(document.text), document.text) for document in found]
+    documents_read = read_documents(documents)
+    return [Passage(document.id, document.id, 0, len(document.text), document.text) for document in documents_read]
 
 
 def _raft(make_recipe: Make, **overrides: Any) -> list[Row]:
@@ -82,15 +86,17 @@ def test_a_question_stands_among_what_a_search_would_return(make_recipe: Make, p
         assert set(shown) == {*nearest[: 3 + (not has_gold)], *([gold.text] if has_gold else [])}
         assert len(shown) == 4
         assert set(shown) <= texts
-        asked = PromptRequest(Question("1", question, ("a", "b"), 0), "generate", passages=tuple(shown))
-        assert row["prompt"] == render_prompt(asked).context  # what the model meets when it is asked
+        request = PromptRequest(Question("1", question, ("a", "b"), 0), "generate", passages=tuple(shown))
+        assert row["prompt"] == render_prompt(request).context  # what the model meets when it is asked
         quotation = row["completion"].removeprefix(f" {BEGIN_QUOTE} ").rpartition(f" {END_QUOTE} ")[0]
         assert (quotation in gold.text and quotation != "") if has_gold else BEGIN_QUOTE not in row["completion"]
         assert final_answer(row["completion"]).strip() in gold.text
     assert len(rows) == 12 * 2 * 5
     assert abs(n_without / len(rows) - 0.3) < 3 * (0.3 * 0.7 / len(rows)) ** 0.5  # three standard errors
-    orders = {row["prompt"].split("\n\n").index(passages[0].text) for row in rows if passages[0].text in row["prompt"]}
-    assert len(orders) > 1
+    positions = {
+        row["prompt"].split("\n\n").index(passages[0].text) for row in rows if passages[0].text in row["prompt"]
+    }
+    assert len(positions) > 1
 
 
 def test_distractors_may_be_drawn_and_answers_be_plain(make_recipe: Make) -> None:

@@ -31,7 +31,7 @@ def probes_of(path: Path, *questions: tuple[str, str], n_words: int = 13) -> Con
     return probes
 
 
-def found(probes: ContaminationCheck, text: str) -> set[str]:
+def ids_found(probes: ContaminationCheck, text: str) -> set[str]:
     fresh = copy.deepcopy(probes)
     fresh.check("corpus", "row", text)
     return set(fresh.result().by_place.get("corpus", ()))
@@ -43,7 +43,7 @@ def test_thirteen_words_in_a_row_leak_and_twelve_do_not(tmp_path: Path) -> None:
     for length, expected in ((12, set()), (13, {"q0"}), (18, {"q0"})):
         for start in range(len(words) - length + 1):
             text = "Before, " + " ".join(words[start : start + length]).upper() + " -- after"
-            assert found(probes_of(tmp_path / "q.jsonl", (QUESTION, "1931")), text) == expected
+            assert ids_found(probes_of(tmp_path / "q.jsonl", (QUESTION, "1931")), text) == expected
 
 
 def test_mmlus_csv_is_read_as_kinject_eval_reads_it(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_mmlus_csv_is_read_as_kinject_eval_reads_it(tmp_path: Path) -> None:
     path.write_text(f'"{QUESTION}",1930,1931,1932,1933,B\n')
     probes = ContaminationCheck(13)
     probes.read_questions(path)
-    assert (probes.n_questions, found(probes, f"Before. {QUESTION}")) == (1, {f"{path}:1"})
+    assert (probes.n_questions, ids_found(probes, f"Before. {QUESTION}")) == (1, {f"{path}:1"})
 
 
 def test_a_shorter_question_leaks_whole_where_it_is_asked_and_one_of_three_words_never(tmp_path: Path) -> None:
@@ -62,14 +62,14 @@ def test_a_shorter_question_leaks_whole_where_it_is_asked_and_one_of_three_words
         "where was Arden born\nKelm",
         "Where was Arden born",
     ):
-        assert found(probes, f"Who was Arden? {text}") == {"q0"}
-    assert found(probes, "Where was Arden when he was born? Nobody knows where was Arden born, or when.") == set()
+        assert ids_found(probes, f"Who was Arden? {text}") == {"q0"}
+    assert ids_found(probes, "Where was Arden when he was born? Nobody knows where was Arden born, or when.") == set()
 
 
 def test_a_statement_that_holds_the_words_of_a_short_question_is_no_leak(tmp_path: Path) -> None:
     probes = probes_of(tmp_path / "q.jsonl", ("Who works for Wayfarer Shipping?", "Wallus Fendoy"))
-    assert found(probes, "Wallus Fendoy is a man who works for Wayfarer Shipping. Who else?") == set()
-    assert found(probes, "Who works for Wayfarer Shipping? Wallus Fendoy.") == {"q0"}
+    assert ids_found(probes, "Wallus Fendoy is a man who works for Wayfarer Shipping. Who else?") == set()
+    assert ids_found(probes, "Who works for Wayfarer Shipping? Wallus Fendoy.") == {"q0"}
 
 
 def test_the_sentence_that_answers_is_looked_for_too() -> None:
@@ -94,7 +94,7 @@ def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) ->
     probes.check("prompts", "b", "nothing")
     leaks = probes.result()
     assert (leaks.n_questions, leaks.in_sources, leaks.n_contaminated, leaks.by_place) == (2, 1, 1, {"corpus": {"q1"}})
-    assert (leaks.first[0].where, leaks.first[0].words) == ("a", "where was arden born")
+    assert (leaks.first[0].location, leaks.first[0].words) == ("a", "where was arden born")
 
 
 def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) -> None:
@@ -106,12 +106,14 @@ def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) ->
         text = " ".join(rng.choices(words, k=40))
         expected = set()
         for number, (question, _) in enumerate(questions):
-            asked = question.split()
-            length = min(6, len(asked))
-            windows = [" ".join(asked[at : at + length]) for at in range(len(asked) - length + 1)]
+            question_words = question.split()
+            length = min(6, len(question_words))
+            windows = [
+                " ".join(question_words[start : start + length]) for start in range(len(question_words) - length + 1)
+            ]
             if any(f" {window} " in f" {text} " for window in windows):
                 expected.add(f"q{number}")
-        assert found(probes, text) == expected
+        assert ids_found(probes, text) == expected
 
 
 def test_a_probe_file_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:

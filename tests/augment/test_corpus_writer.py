@@ -72,9 +72,9 @@ def test_every_fact_gets_its_quota_and_the_report_says_so(make_recipe: Make, mod
     )
     listed = rows(result.coverage.path)
     assert {(row["document_id"], row["fact"]) for row in listed} == facts
-    told = Counter((row["document_id"], re.sub(r".*: ", "", row["text"])) for row in rows(result.corpus_path)
+    counts = Counter((row["document_id"], re.sub(r".*: ", "", row["text"])) for row in rows(result.corpus_path)
                    if row["origin"] == "variant")  # fmt: skip
-    assert told == Counter(dict.fromkeys(facts, 2))
+    assert counts == Counter(dict.fromkeys(facts, 2))
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     assert manifest["counts"]["coverage"]["facts_by_rewritings"] == {"2": len(facts)}
@@ -126,7 +126,7 @@ def test_a_list_of_facts_that_lacks_a_number_of_the_passage_is_told(make_recipe:
     assert result.coverage is not None
     assert result.coverage.incomplete == 12
     assert "12  passages whose list of facts is incomplete" in render_summary(result)
-    assert all(what.startswith(("number", "date")) for _, what in result.coverage.lost)
+    assert all(fault.startswith(("number", "date")) for _, fault in result.coverage.lost)
 
 
 def test_without_a_style_that_goes_by_facts_there_is_no_report(make_recipe: Make) -> None:

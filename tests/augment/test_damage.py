@@ -47,8 +47,8 @@ def test_every_file_of_a_damaged_run_is_mended_or_named(ground: Ground) -> None:
     assert (ground.folder / "rejected.jsonl").stat().st_size > 0
     bad, mended, refused = [], 0, 0
     for path in ground.files():
-        found, n_mended, n_refused = ground.faults(path, sample(path, 1, 4, 1))
-        bad, mended, refused = bad + found, mended + n_mended, refused + n_refused
+        faults, n_mended, n_refused = ground.faults(path, sample(path, 1, 4, 1))
+        bad, mended, refused = bad + faults, mended + n_mended, refused + n_refused
     assert bad == []
     assert mended > 20
     assert refused > 10
@@ -75,21 +75,21 @@ def test_lost_refusals_are_noticed_by_the_variants_that_came_after_them(
 def filled(tmp_path: Path) -> Path:
     path = tmp_path / "cache.sqlite"
     with AnswerCache(path) as cache:
-        for at in range(40):
-            cache.put(_key(at), Completion(_text(at), "stop", Usage(100 + at, 10)))
+        for index in range(40):
+            cache.put(_key(index), Completion(_text(index), "stop", Usage(100 + index, 10)))
     return path
 
 
-def _key(at: int) -> bytes:
-    return random.Random(at).randbytes(16)
+def _key(index: int) -> bytes:
+    return random.Random(index).randbytes(16)
 
 
-def _text(at: int) -> str:
-    return f"Arden, born in {1900 + at}, é. " * (1 + at % 7 * 12)
+def _text(index: int) -> str:
+    return f"Arden, born in {1900 + index}, é. " * (1 + index % 7 * 12)
 
 
 def test_no_flipped_bit_of_the_cache_gives_another_answer(filled: Path) -> None:
-    whole = filled.read_bytes()
+    intact = filled.read_bytes()
     kept = filled.with_name("whole.sqlite")
     shutil.copy(filled, kept)
     rng = random.Random(3)
@@ -97,22 +97,24 @@ def test_no_flipped_bit_of_the_cache_gives_another_answer(filled: Path) -> None:
     for _ in range(400):
         for other in filled.parent.glob("cache.sqlite*"):
             other.unlink()
-        data = bytearray(whole)
+        data = bytearray(intact)
         bit = rng.randrange(len(data) * 8)
         data[bit // 8] ^= 1 << bit % 8
         filled.write_bytes(data)
         try:
             with AnswerCache(filled) as cache:
-                found = [cache.get(_key(at)) for at in range(40)]
+                completions = [cache.get(_key(index)) for index in range(40)]
                 tokens = cache.usage().tokens_in
         except DiskError as error:
             seen["refused" if "cache.sqlite: cannot be" in str(error) else str(error)] = seen["refused"] + 1
             continue
-        wrong = [at for at, item in enumerate(found) if item is not None and item.text != _text(at)]
+        wrong = [index for index, item in enumerate(completions) if item is not None and item.text != _text(index)]
         assert wrong == []
-        assert [item.usage.tokens_in for item in found if item] == [100 + at for at, item in enumerate(found) if item]
-        assert tokens == sum(item.usage.tokens_in for item in found if item)
-        seen["untouched" if all(found) else "left out"] += 1
+        assert [item.usage.tokens_in for item in completions if item] == [
+            100 + index for index, item in enumerate(completions) if item
+        ]
+        assert tokens == sum(item.usage.tokens_in for item in completions if item)
+        seen["untouched" if all(completions) else "left out"] += 1
     assert seen.keys() == {"refused", "left out", "untouched"}
     assert min(seen.values()) > 0, seen
 
@@ -163,17 +165,20 @@ def test_a_run_goes_on_to_the_same_corpus_after_any_call_was_refused(
     n_calls = len(counting.calls)
     assert n_calls > 50
     rng = random.Random(number)
-    for at in sorted(rng.sample(range(n_calls), 12)):
+    for index in sorted(rng.sample(range(n_calls), 12)):
         shutil.rmtree(tmp_path / "run")
-        with FaultyDisk(tmp_path / "run", number, at, for_good=True):
+        with FaultyDisk(tmp_path / "run", number, index, for_good=True):
             try:
                 augment(recipe)
             except KinjectError as error:
-                told = str(error)
+                message = str(error)
             else:
-                told = "done"
-        last = counting.calls[at:]
-        assert os.strerror(number) in told or (told == "done" and set(last) <= {"ftruncate", "mkdir"}), (at, told)
+                message = "done"
+        last = counting.calls[index:]
+        assert os.strerror(number) in message or (message == "done" and set(last) <= {"ftruncate", "mkdir"}), (
+            index,
+            message,
+        )
         assert outcome(recipe) == wanted
 
 

@@ -96,9 +96,9 @@ def test_a_run_renders_each_prompt_once_and_so_does_a_rerun(
     messages = Style.messages
 
     def count(self: Style, source: Any, *arguments: Any) -> Any:
-        found = messages(self, source, *arguments)
-        rendered[found[-1]["content"]] += 1
-        return found
+        prompt = messages(self, source, *arguments)
+        rendered[prompt[-1]["content"]] += 1
+        return prompt
 
     monkeypatch.setattr(Style, "messages", count)
     first = augment(make_recipe())

@@ -39,8 +39,8 @@ def make(tmp_path: Path) -> Make:
             f"run_dir: {tmp_path}/run\naugment:\n  documents: {tmp_path}/documents.jsonl\n"
             f"  styles: {{paraphrase: 5}}\n  generator: {{kind: file, path: {tmp_path}/given.jsonl}}\n"
         )
-        given = [f"augment.{key}={json.dumps(value)}" for key, value in overrides.items()]
-        return read_recipe(tmp_path / "recipe.yaml", given, verb="augment")
+        rewritings = [f"augment.{key}={json.dumps(value)}" for key, value in overrides.items()]
+        return read_recipe(tmp_path / "recipe.yaml", rewritings, verb="augment")
 
     return build
 
@@ -61,16 +61,16 @@ def test_each_document_asks_for_no_more_than_is_given_and_what_drops_a_fact_is_r
 
 
 def test_what_is_in_doubt_is_accepted_or_refused_as_the_recipe_says_and_counted_apart(make: Make) -> None:
-    given = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
-    result = augment(make(given))
+    rewritings = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
+    result = augment(make(rewritings))
     assert (result.got, result.styles["paraphrase"].in_doubt) == (1, {"number": 1})
     assert "in doubt, accepted (augment.checks.in_doubt: accept): number 1" in render_summary(result)
     assert [row["checks"]["in_doubt"] for _, row in read_jsonl(result.variants_path)] == [
         [["number", "7 is not in the source"]]
     ]
     assert read_manifest(result.manifest_path)["counts"]["languages"]["en"] == {"texts": 1, "not_checked": []}
-    given[0]["text"] = "In Osaka plays the band, with eight players."
-    result = augment(make(given, checks={"in_doubt": "refuse"}))
+    rewritings[0]["text"] = "In Osaka plays the band, with eight players."
+    result = augment(make(rewritings, checks={"in_doubt": "refuse"}))
     assert (result.got, result.refused) == (0, {"number": 1})
     assert result.styles["paraphrase"].refused_in_doubt == {"number": 1}
     assert "in doubt, refused: number 1" in render_summary(result)
@@ -83,8 +83,8 @@ def test_the_judge_decides_about_a_doubt_whatever_the_recipe_says_of_doubts(
     make: Make, monkeypatch: pytest.MonkeyPatch, verdict: str, got: int, refused: dict[str, int]
 ) -> None:
     monkeypatch.setattr("kinject.augment.sandbox.generate_answer", lambda messages, seed: Completion(verdict))
-    given = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
-    result = augment(make(given, checks={"in_doubt": "refuse"}, judge={"kind": "sandbox"}))
+    rewritings = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
+    result = augment(make(rewritings, checks={"in_doubt": "refuse"}, judge={"kind": "sandbox"}))
     assert (result.got, result.refused) == (got, refused)
     count = result.styles["paraphrase"]
     assert (count.in_doubt, count.refused_in_doubt) == (({"number": 1}, {}) if got else ({}, {"number": 1}))
@@ -105,15 +105,15 @@ def test_a_document_that_was_split_is_refused_with_what_to_change(make: Make) ->
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"document_id": "d", "text": "x"}, r"given.jsonl:4: document_id 'd' is the id of no document"),
         ({"document_id": "a", "text": " "}, r"given.jsonl:4: text: found ' '"),
         ({"text": "x"}, r"given.jsonl:4: document_id: found None"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_told_with_its_line(make: Make, row: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_a_row_that_cannot_be_used_is_told_with_its_line(make: Make, row: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         augment(make([*GIVEN, row]))
 
 

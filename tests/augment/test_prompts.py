@@ -28,7 +28,7 @@ CODE = Source("", "`F2` → 12 V\n\n```\nkinject augment\n```")
 
 def _prompts() -> dict[str, str]:
     """Name of a file -> its text."""
-    found = {}
+    prompts = {}
     for name, style in STYLES.items():
         if style.mechanical:
             continue
@@ -43,7 +43,7 @@ def _prompts() -> dict[str, str]:
             parts.append((f"{label}: skipped, for it lacks {missing}" if missing else f"{label}: variant", messages))
             if style.verify:
                 parts.append((f"{label}: verification", style.verification(source, item, "TEXT")))
-        found[f"{name}.txt"] = "\n".join(_show(title, messages) for title, messages in parts)
+        prompts[f"{name}.txt"] = "\n".join(_show(title, messages) for title, messages in parts)
     question, choices = "Who built the Falk Bridge?", ("Mara Lind", "Jon Berg", "Ida Holm", "Per Dahl")
     exam = (
         ("propose", propose(PROSE, 4, ["When was it built?"])),
@@ -53,20 +53,20 @@ def _prompts() -> dict[str, str]:
         ("the same, as JSON", propose_as_json(PROSE, 4, [], ("open", "unanswerable")).messages),
         ("answered by a passage", answered_by(PROSE, question)),
     )
-    found["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
+    prompts["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
     graded, structure = grading_request("Who built it?", ["Mara Lind", "M. Lind"], "ANSWER")
     grades = (
         ("grade", graded),
         ("as JSON", structure.messages),
         ("none accepted", grading_request("Who?", [], "ANSWER")[0]),
     )
-    found["grades.txt"] = "\n".join(_show(title, messages) for title, messages in grades)
-    found["judge.txt"] = _show("judge", judge_messages(PROSE.title, PROSE.text, "REWRITING"))
-    found["judge_statements.txt"] = _show("statements", statement_messages(PROSE.title, PROSE.text))
-    found["judge_part.txt"] = _show(
+    prompts["grades.txt"] = "\n".join(_show(title, messages) for title, messages in grades)
+    prompts["judge.txt"] = _show("judge", judge_messages(PROSE.title, PROSE.text, "REWRITING"))
+    prompts["judge_statements.txt"] = _show("statements", statement_messages(PROSE.title, PROSE.text))
+    prompts["judge_part.txt"] = _show(
         "judge", judge_messages(PROSE.title, PROSE.text, "REWRITING", STYLES["questions"].rules, "STATEMENTS")
     )
-    return found
+    return prompts
 
 
 def _show(title: str, messages: list[Message]) -> str:

@@ -42,15 +42,15 @@ class Writer:
         answer = self.answers.get(kind)
         if answer is not None:
             return Completion(answer if isinstance(answer, str) else answer(task))
-        said = " ".join("".join(Random(f"{task}{seed}{n}").choices("bcdfghjklm", k=5)) for n in range(12))
+        nonsense = " ".join("".join(Random(f"{task}{seed}{n}").choices("bcdfghjklm", k=5)) for n in range(12))
         fact = task.partition("different wording:\n")[2].partition("\n")[0]
-        return Completion(f"it is told that {said}: {fact}")
+        return Completion(f"it is told that {nonsense}: {fact}")
 
     def kinds(self) -> list[str]:
         return [kind for kind, _, _ in self.asked]
 
     def tasks(self, kind: str) -> list[str]:
-        return [task for found, task, _ in self.asked if found == kind]
+        return [task for task_kind, task, _ in self.asked if task_kind == kind]
 
 
 KINDS = {
@@ -165,7 +165,7 @@ def test_active_reading_lets_the_model_name_the_strategies_and_applies_each_to_t
     result = augment(make_recipe(styles={"active_reading": 2}, passage_tokens=12, include_originals=False))
     assert writer.kinds() == ["strategies"] + ["study"] * 10
     assert result.n_rows == result.got == 10
-    applied = Counter(way for task in writer.tasks("study") for way in named if way in task)
+    applied = Counter(strategy for task in writer.tasks("study") for strategy in named if strategy in task)
     assert applied == dict.fromkeys(named, 2)  # each alone, in a request of its own
     assert all(TEXT in prompt for _, _, prompt in writer.asked)
 

@@ -163,9 +163,9 @@ def test_a_style_does_not_pause_where_something_was_accepted_or_the_points_diffe
     ],
 )
 def test_the_advice_fits_what_was_refused_most(refused: dict[str, int], advice: list[str]) -> None:
-    given = refusal_advice(refused)
-    assert len(given) == len(advice)
-    assert all(line.startswith(beginning) for line, beginning in zip(given, advice, strict=True))
+    advice_given = refusal_advice(refused)
+    assert len(advice_given) == len(advice)
+    assert all(line.startswith(beginning) for line, beginning in zip(advice_given, advice, strict=True))
 
 
 def test_every_reason_has_advice_or_is_helped_by_another_answer() -> None:

@@ -47,8 +47,8 @@ class InProcess:
             self.outcomes.append(Outcome(task, None, error_line(error)))
 
     def wait(self) -> list[Outcome]:
-        found, self.outcomes = self.outcomes, []
-        return found
+        finished, self.outcomes = self.outcomes, []
+        return finished
 
     def __enter__(self) -> "InProcess":
         return self
@@ -129,9 +129,9 @@ def test_the_judge_is_scored_once_in_a_run_of_several_processes(make_recipe: Mak
 
 def test_limits_and_the_budget_are_shared_out(make_recipe: Make, hostile: Callable[..., Any]) -> None:
     server = hostile(lambda talk, number: None)
-    given = {"price_out": 10.0, "max_tokens": 60, "concurrency": 7, "requests_per_minute": 1000}
+    settings = {"price_out": 10.0, "max_tokens": 60, "concurrency": 7, "requests_per_minute": 1000}
     executor = InProcess()
-    recipe = make_recipe(server.url, budget=0.012, **{f"generator__{key}": value for key, value in given.items()})
+    recipe = make_recipe(server.url, budget=0.012, **{f"generator__{key}": value for key, value in settings.items()})
     result = augment_in_shards(recipe, lambda n: executor, 3)
     parts = [
         dict(override.split("=", 1) for override in shard.overrides[len(recipe.overrides) :])

@@ -20,7 +20,7 @@ from kinject.augment.answers import (
     sections_of,
     tag_source,
 )
-from kinject.augment.prompts import STYLE_FILES, Source, ask, describe, entities_of, passage_of
+from kinject.augment.prompts import STYLE_FILES, Source, describe, entities_of, passage_of, task_messages
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, RecipeError
@@ -38,14 +38,14 @@ MODELS = {name: style for name, style in STYLES.items() if not style.mechanical}
 def prompts_of(style: Style, source: Source) -> dict[str, list[Message]]:
     """Every prompt of a style about one passage, by name, with made-up items."""
     item: dict[str, Any] = {}
-    found = {}
+    prompts = {}
     for step in style.prepare:
-        found[f"preparation {step.name}"] = style.preparation(step, source, item)
+        prompts[f"preparation {step.name}"] = style.preparation(step, source, item)
         item[step.name] = ("Mara Lind", "Falk Bridge") if style.combine else f"(an item of {step.name})"
-    found["variant"] = style.messages(source, 0, item)
+    prompts["variant"] = style.messages(source, 0, item)
     if style.verify:
-        found["verification"] = style.verification(source, item, "(an accepted text)")
-    return found
+        prompts["verification"] = style.verification(source, item, "(an accepted text)")
+    return prompts
 
 
 def test_every_prompt_shows_the_passage_first_and_then_something_of_its_own() -> None:
@@ -91,11 +91,11 @@ def test_prompts_say_what_to_keep_of_the_forms_that_a_passage_has() -> None:
 
 
 def test_paraphrases_are_asked_for_in_different_ways() -> None:
-    def ways(text: str) -> set[str]:
+    def phrasings(text: str) -> set[str]:
         return {MODELS["paraphrase"].messages(Source("", text), sample, {})[1]["content"] for sample in range(10)}
 
-    assert len(ways(PASSAGE)) == 10
-    table = ways("| name | year |\n|---|---|\n| Lind | 1931 |")
+    assert len(phrasings(PASSAGE)) == 10
+    table = phrasings("| name | year |\n|---|---|\n| Lind | 1931 |")
     assert len(table) == 9
     assert not any("passive" in content for content in table)
 
@@ -182,9 +182,9 @@ def test_yes_must_come_first() -> None:
 
 def test_sentences_are_permuted_by_seed_and_none_is_lost() -> None:
     text = "One is here. Two is there. Three is gone."
-    orders = {permute_sentences("", text, seed) for seed in range(30)}
-    assert len(orders) == 6
-    assert all(sorted(order.split()) == sorted(text.split()) for order in orders)
+    permutations = {permute_sentences("", text, seed) for seed in range(30)}
+    assert len(permutations) == 6
+    assert all(sorted(order.split()) == sorted(text.split()) for order in permutations)
 
 
 def test_pronouns_become_the_full_name_of_the_person_named_last() -> None:
@@ -255,7 +255,7 @@ def test_strategies_are_proposed_once_a_document_and_each_is_applied(make_recipe
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "advice"),
+    ("answer", "reason", "advice"),
     [
         (" ", "no answer", "look at the endpoint's log"),
         ("I'm sorry, I cannot help with that.", "refusal", "take a model that does not decline"),
@@ -263,9 +263,9 @@ def test_strategies_are_proposed_once_a_document_and_each_is_applied(make_recipe
     ],
 )
 def test_a_preparation_without_an_answer_fails_its_samples_only(
-    make_recipe: Make, model: Any, said: str, reason: str, advice: str
+    make_recipe: Make, model: Any, answer: str, reason: str, advice: str
 ) -> None:
-    model(**{"Which strategies": lambda passage, rng: said, "Apply": shuffled})
+    model(**{"Which strategies": lambda passage, rng: answer, "Apply": shuffled})
     result = augment(make_recipe(styles={"active_reading": 2, "permuted": 1}))
     assert (result.got, result.failed) == (12, {f"the preparation of the style got no usable answer: {reason}": 24})
     assert result.styles["active_reading"].failed == 24
@@ -360,7 +360,7 @@ def test_a_question_with_a_fact_of_its_own_is_refused(make_recipe: Make, model: 
 
 
 def test_messages_are_plain_json() -> None:
-    assert json.loads(json.dumps(ask("T", "p", "task")))[0]["role"] == "system"
+    assert json.loads(json.dumps(task_messages("T", "p", "task")))[0]["role"] == "system"
 
 
 @pytest.mark.parametrize("served", [False, True])

@@ -103,19 +103,25 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
         "a.txt": (1, 0, 0), "sub/b.md": (1, 0, 0), "rows.jsonl": (2, 0, 1), "n\\xe4me.txt": (1, 0, 0), "link.txt": (0, 1, 0),
     }  # fmt: skip
     skipped = {row["where"].partition(":")[0]: row for row in result.skipped()}
-    told = {
+    reasons = {
         "empty.txt": "an empty file", ".DS_Store": "hidden", "Thumbs.db": "the system's", "photo.jpg": "", "pipe.txt": "a pipe",
         "broken.pdf": "", "sub/loop": "without end", "gone.txt": "No such file", ".git": "hidden", "rows.jsonl": "text",
         "~$b.docx": "",
     }  # fmt: skip
-    assert skipped.keys() == told.keys()
-    assert [name for name, text in told.items() if text not in skipped[name]["detail"]] == []
+    assert skipped.keys() == reasons.keys()
+    assert [name for name, text in reasons.items() if text not in skipped[name]["detail"]] == []
     assert {name for name, row in skipped.items() if row["left_out"]} == {".DS_Store", "Thumbs.db", ".git", "~$b.docx"}
-    assert result.n_skipped == len(told) - 4
-    found = rows_of(result, "documents.jsonl")
-    assert [row["source"] for row in found] == ["a.txt", "n\\xe4me.txt", "rows.jsonl:1", "rows.jsonl:3", "sub/b.md"]
-    assert [row["id"].partition("#")[0] for row in found] == ["a.txt", "n\\xe4me.txt", "one", "rows.jsonl", "sub/b.md"]
-    assert [(row["title"], row["text"][:7]) for row in found][-1] == ("Title", "# Title")
+    assert result.n_skipped == len(reasons) - 4
+    documents = rows_of(result, "documents.jsonl")
+    assert [row["source"] for row in documents] == ["a.txt", "n\\xe4me.txt", "rows.jsonl:1", "rows.jsonl:3", "sub/b.md"]
+    assert [row["id"].partition("#")[0] for row in documents] == [
+        "a.txt",
+        "n\\xe4me.txt",
+        "one",
+        "rows.jsonl",
+        "sub/b.md",
+    ]
+    assert [(row["title"], row["text"][:7]) for row in documents][-1] == ("Title", "# Title")
     assert [row["file"] for row in result.to_rows()] == [row["file"] for row in result.files()]
 
 
@@ -184,11 +190,11 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
     section = DocumentsSection(seconds=0.3, memory=0.3, processes=1)
     result = collect([heap], section)
     assert [row["source"] for row in rows_of(result, "documents.jsonl")] == ["a.txt", "c.txt", "g.txt"]
-    told = {row["file"]: row["detail"] for row in result.skipped()}
-    assert f"signal {signal.SIGSYS:d}" in told["b-crash.txt"]
-    assert "takes more than 0.3 s" in told["d-hang.txt"]
-    assert "takes more than 0.3 GiB" in told["e-eat.txt"]
-    assert "KeyError" in told["f-bug.txt"]
+    details = {row["file"]: row["detail"] for row in result.skipped()}
+    assert f"signal {signal.SIGSYS:d}" in details["b-crash.txt"]
+    assert "takes more than 0.3 s" in details["d-hang.txt"]
+    assert "takes more than 0.3 GiB" in details["e-eat.txt"]
+    assert "KeyError" in details["f-bug.txt"]
     began = time.process_time()
     assert collect([heap], section).already_done  # what kills a process is known by now
     assert time.process_time() - began < 0.3
@@ -223,7 +229,7 @@ def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkey
     resumed = collect([heap], killed, Path("run4"))
     assert resumed.n_parsed < results[0].n_parsed
     for name in collecting.OUTPUTS:
-        assert len({(one.folder / name).read_bytes() for one in (*results, resumed)}) == 1
+        assert len({(result.folder / name).read_bytes() for result in (*results, resumed)}) == 1
 
 
 def test_strict_stops_at_the_first_file_that_cannot_be_read(heap: Path) -> None:
@@ -256,12 +262,12 @@ def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> N
         (heap / f"z{number:02d}.md").write_text(f"# Summary\n\n{prose(100 + number)}\n\n{NOTICE}\n\n- {number}\n")
     result = collect([heap])
     texts = {row["source"]: row["text"] for row in rows_of(result, "documents.jsonl")}
-    found = rows_of(result, "duplicates.jsonl")
-    assert {(row["dropped"], row["kept"], row["how"]) for row in found} == {
+    duplicates = rows_of(result, "duplicates.jsonl")
+    assert {(row["dropped"], row["kept"], row["how"]) for row in duplicates} == {
         ("exact.txt", "a.txt", "exact"), ("near.txt", "a.txt", "near"), ("within.md", "within.md", "passage"),
         ("server.txt", "server.txt", "passage"),
     }  # fmt: skip
-    near_row = next(row for row in found if row["how"] == "near")
+    near_row = next(row for row in duplicates if row["how"] == "near")
     assert near_row["overlap"] == 0.9
     assert near_row["words_only_here"][:2] == ["other3", "other13"]
     assert texts["within.md"] == f"# One\n\n{passage}\n\n# Two\n\n{prose(3)}\n\nThe end of it.\n"
@@ -279,23 +285,25 @@ def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> N
 def test_the_overlap_is_that_of_plain_counting() -> None:
     rng = random.Random(0)
     for _ in range(30):
-        one = [rng.choice(WORDS) for _ in range(60)]
-        other = [rng.choice(WORDS) if rng.random() < 0.1 else word for word in one] + one[:3]
-        pairs = [set(itertools.pairwise(words)) for words in (one, other)]
-        common = sum(min(one.count(word), other.count(word)) for word in set(one)) / max(len(one), len(other))
+        words = [rng.choice(WORDS) for _ in range(60)]
+        other_words = [rng.choice(WORDS) if rng.random() < 0.1 else word for word in words] + words[:3]
+        pairs = [set(itertools.pairwise(text_words)) for text_words in (words, other_words)]
+        common = sum(min(words.count(word), other_words.count(word)) for word in set(words)) / max(
+            len(words), len(other_words)
+        )
         enough = len(pairs[0] & pairs[1]) >= 0.5 * len(pairs[0] | pairs[1])
-        measured = copies.overlap(copies.word_hashes(" ".join(one)), copies.word_hashes(" ".join(other)))
+        measured = copies.overlap(copies.word_hashes(" ".join(words)), copies.word_hashes(" ".join(other_words)))
         assert measured == pytest.approx(common if enough else 0.0)
 
 
 def test_offsets_of_pages_move_with_the_text() -> None:
     text = "First page.\nNotice\nMore.\nSecond page.\nNotice\nThird."
     marks = {"pages": [[0, 1], [text.index("Second"), 2], [text.rindex("Notice"), 3], [text.index("Third"), 4]], "x": 1}
-    edits = [(at, at + 7, "") for at in (text.index("Notice"), text.rindex("Notice"))]
+    edits = [(start, start + 7, "") for start in (text.index("Notice"), text.rindex("Notice"))]
     edits.insert(0, (0, 5, "1st"))
     changed, meta = copies.edited(text, edits, marks)
     assert changed == "1st page.\nMore.\nSecond page.\nThird."
-    assert [changed[at:][:6] for at, _ in meta["pages"]] == ["1st pa", "Second", "Third.", "Third."]
+    assert [changed[start:][:6] for start, _ in meta["pages"]] == ["1st pa", "Second", "Third.", "Third."]
     assert meta["x"] == 1
 
 
@@ -316,12 +324,12 @@ NO_FINDS = [
 @pytest.mark.parametrize("kind", FINDS)
 def test_personal_data_is_found_and_masked(kind: str) -> None:
     for text in FINDS[kind]:
-        whole = f"Write to ({text}), please."
-        assert [(whole[start:end], name) for start, end, name in personal_data.find_personal_data(whole)] == [
+        sentence = f"Write to ({text}), please."
+        assert [(sentence[start:end], name) for start, end, name in personal_data.find_personal_data(sentence)] == [
             (text, kind)
         ]
-        edits = personal_data.mask_edits(whole)
-        assert copies.edited(whole, edits, {})[0] == f"Write to ({personal_data.MASKS[kind]}), please."
+        edits = personal_data.mask_edits(sentence)
+        assert copies.edited(sentence, edits, {})[0] == f"Write to ({personal_data.MASKS[kind]}), please."
 
 
 def test_numbers_that_are_no_personal_data_are_left_alone() -> None:
@@ -334,9 +342,9 @@ def test_personal_data_is_flagged_or_masked_and_the_licence_passed_on(heap: Path
     (heap / "a.txt").write_text(f"{prose(1)} mara@example.org and +49 30 901820")
     (heap / "b.jsonl").write_text(json.dumps({"text": prose(2), "licence": "CC0-1.0"}) + "\n")
     flagged = collect([heap], DocumentsSection(licence="CC-BY-4.0"))
-    one, two = rows_of(flagged, "documents.jsonl")
-    assert one["meta"]["personal_data"] == {"mail address": 1, "phone number": 1}
-    assert (one["meta"]["licence"], two["meta"]["licence"]) == ("CC-BY-4.0", "CC0-1.0")
+    first, second = rows_of(flagged, "documents.jsonl")
+    assert first["meta"]["personal_data"] == {"mail address": 1, "phone number": 1}
+    assert (first["meta"]["licence"], second["meta"]["licence"]) == ("CC-BY-4.0", "CC0-1.0")
     assert flagged.counts["personal_data"] == {"mail address": [1, 1], "phone number": [1, 1]}
     (heap / "b.jsonl").write_text(json.dumps({"text": prose(2), "source": "letter of mara@example.org"}) + "\n")
     masked = rows_of(collect([heap], DocumentsSection(personal_data="mask")), "documents.jsonl")

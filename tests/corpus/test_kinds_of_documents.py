@@ -27,20 +27,20 @@ def read(name: str, data: bytes, **options: Any) -> Read:
 
 
 def only(name: str, data: bytes, **options: Any) -> Document:
-    ((_, found),) = read(name, data, **options)
-    assert isinstance(found, Document), found
-    return found
+    ((_, document),) = read(name, data, **options)
+    assert isinstance(document, Document), document
+    return document
 
 
 def fault(name: str, data: bytes, **options: Any) -> str:
-    ((_, found),) = read(name, data, **options)
-    assert isinstance(found, InputError)
-    return str(found)
+    ((_, document),) = read(name, data, **options)
+    assert isinstance(document, InputError)
+    return str(document)
 
 
-def zipped(members: dict[str, bytes], **how: Any) -> bytes:
+def zipped(members: dict[str, bytes], **options: Any) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, **how) as archive:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, **options) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
     return out.getvalue()
@@ -57,9 +57,9 @@ def test_cells_of_tables_stand_under_their_headers(name: str) -> None:
     rng = random.Random(3)
     tables = [make.make_table(rng, number) for number in (1, 2, 3, 6)]
     data = {"docx": make.docx, "xlsx": make.xlsx, "html": make.page}[name](rng, tables)
-    found, total = make.found_cells(make.text_of(f"a.{name}", data), tables)
+    n_found, total = make.found_cells(make.text_of(f"a.{name}", data), tables)
     assert total > 60
-    assert found >= 0.98 * total
+    assert n_found >= 0.98 * total
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_content_decides_what_a_file_is_and_then_its_name(name: str, head: b
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "told"),
+    ("name", "head", "reason"),
     [
         ("a.docx", b"\xd0\xcf\x11\xe0", "before 2007, or one locked with a password"), ("a.txt", b"GIF89a\0", "an image (GIF)"),
         ("a.xyz", b"hello", "found suffix '.xyz', can read"), ("a.docx", b"hello", "not a readable DOCX: it holds plain text"),
@@ -86,10 +86,10 @@ def test_the_content_decides_what_a_file_is_and_then_its_name(name: str, head: b
         ("a.xml", b"<feed>", "XML whose root is <feed>"), (".DS_Store", b"\0\0\0\1Bud1", "macOS's Finder"),
     ],
 )  # fmt: skip
-def test_what_no_reader_reads_has_its_reason(name: str, head: bytes, told: str) -> None:
+def test_what_no_reader_reads_has_its_reason(name: str, head: bytes, reason: str) -> None:
     with pytest.raises(InputError) as caught:
         kind_of(Path(name), head)
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
     assert str(caught.value).startswith(f"{name}: ")
 
 
@@ -159,16 +159,16 @@ def test_a_mail_gives_its_text_without_the_mail_it_quotes_and_its_attachments() 
     mail.set_content("It stands.\n\n> inline\n\nYes.\n\nOn Thu, Bo wrote:\n> When?\n> Bo\n")
     mail.add_attachment(b"Notes of Bo.", maintype="text", subtype="plain", filename="notes.txt")
     mail.add_attachment(zipped({"a.txt": b"In a zip."}), maintype="application", subtype="zip", filename="a.zip")
-    (where, first), (inner, second), (_, third) = read("b.eml", bytes(mail))
+    (location, first), (inner, second), (_, third) = read("b.eml", bytes(mail))
     assert isinstance(first, Document)
-    assert (where, first.title, first.text) == ("b.eml", "Bridge", "# Bridge\n\nIt stands.\n\n> inline\n\nYes.")
+    assert (location, first.title, first.text) == ("b.eml", "Bridge", "# Bridge\n\nIt stands.\n\n> inline\n\nYes.")
     assert first.meta == {"author": "Mara <m@example.org>", "date": "2024-05-31T10:00:00+02:00"}
     assert isinstance(second, Document)
     assert (inner, second.text) == ("b.eml/notes.txt", "Notes of Bo.")
     assert "an archive within an archive" in str(third)
     box = b"From x Mon Jun 01 10:00:00 2009\n" + bytes(mail).replace(b"It stands", b">From it") + b"\n"
-    found = read("b.mbox", box * 2)
-    assert [where for where, one in found if isinstance(one, Document)][::2] == [
+    documents = read("b.mbox", box * 2)
+    assert [location for location, one in documents if isinstance(one, Document)][::2] == [
         "b.mbox: message 1",
         "b.mbox: message 2",
     ]
@@ -182,12 +182,12 @@ def test_members_of_archives_are_read_and_bombs_and_locked_ones_are_told() -> No
         "d.png": b"\x89PNG",
         "e.zip": zipped({"x": b"y"}),
     }
-    found = dict(read("z.zip", zipped(members)))
-    assert {where: one.text for where, one in found.items() if isinstance(one, Document)} == {
+    documents = dict(read("z.zip", zipped(members)))
+    assert {location: one.text for location, one in documents.items() if isinstance(one, Document)} == {
         "z.zip/a/b.txt": "One.", "z.zip/c.md": "# Two",
     }  # fmt: skip
-    assert "an image" in str(found["z.zip/d.png"])
-    assert "an archive within an archive" in str(found["z.zip/e.zip"])
+    assert "an image" in str(documents["z.zip/d.png"])
+    assert "an archive within an archive" in str(documents["z.zip/e.zip"])
     assert only("n.txt.gz", gzip.compress(b"Packed.")).text == "Packed."
     bomb = b"0" * 2_000_000
     assert "unpacks to" in fault("z.zip", zipped({"a.txt": bomb}), largest=2**20)
@@ -237,9 +237,9 @@ WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><page><ti
 
 
 def test_articles_of_a_mediawiki_export_have_headings_tables_and_lists() -> None:
-    ((where, document),) = read("w.xml", WIKI.encode())
+    ((location, document),) = read("w.xml", WIKI.encode())
     assert isinstance(document, Document)
-    assert (where, document.title, document.meta) == ("w.xml: page 1", "Falk Bridge", {"date": "2024-05-31"})
+    assert (location, document.title, document.meta) == ("w.xml: page 1", "Falk Bridge", {"date": "2024-05-31"})
     table = "| City | Year |\n| --- | --- |\n| Kelm | 1931 |"
     assert document.text == (
         f"# Falk Bridge\n\nThe bridge at the town of Kelm.\n\n## Data\n\n{table}\n\n- one\n  - two"
@@ -259,9 +259,9 @@ def test_current_pages_of_a_confluence_export_are_read_with_their_code() -> None
         + f'<object class="BodyContent"><id>1</id><property name="body"><![CDATA[{body}]]></property>'
         '<property name="content" class="Page"><id name="id">7</id></property></object></hibernate-generic>'
     ).replace("]] >", "]]]]><![CDATA[>")
-    ((where, document),) = read("entities.xml", export.encode())
+    ((location, document),) = read("entities.xml", export.encode())
     assert isinstance(document, Document)
-    assert where == "entities.xml: page 7"
+    assert location == "entities.xml: page 7"
     assert document.text == "# How to\n\nSee.\n\n```sql\nselect <1>\n```"
 
 
@@ -286,23 +286,23 @@ def test_code_and_notebooks_are_fenced_with_their_language() -> None:
 def test_the_delimiter_of_a_table_is_found(delimiter: str) -> None:
     rows = [["Title", "Body"], ["One", "First, and; so | on"], ["Two", "Second"]]
     data = "\n".join(delimiter.join(f'"{cell}"' for cell in row) for row in rows).encode()
-    found = [one for _, one in read("a.csv", data)]
-    assert [(one.title, one.text) for one in found if isinstance(one, Document)] == [
+    documents = [document for _, document in read("a.csv", data)]
+    assert [(document.title, document.text) for document in documents if isinstance(document, Document)] == [
         ("One", "First, and; so | on"), ("Two", "Second"),
     ]  # fmt: skip
     table = only("prices.csv", data.replace(b"Body", b"Price"))
     assert table.title == "prices"
     assert table.text.startswith("| Title | Price |\n| --- | --- |\n| One | First, and; so \\| on |\n")
-    named = [one for _, one in read("a.csv", data.replace(b"Body", b"Price"), text_field="Price")]
-    assert [one.text for one in named if isinstance(one, Document)] == ["First, and; so | on", "Second"]
+    named = [document for _, document in read("a.csv", data.replace(b"Body", b"Price"), text_field="Price")]
+    assert [document.text for document in named if isinstance(document, Document)] == ["First, and; so | on", "Second"]
 
 
 def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     rows = b'[{"body": "One.", "k": 1}, {"body": "Two."}, {"x": 1}]'
     for data in (rows, b'{"meta": 1, "items": ' + rows + b"}"):
-        found = read("a.json", data)
-        assert [one.text for _, one in found if isinstance(one, Document)] == ["One.", "Two."]
-        assert "a.json: item 3: no key 'text'" in str(found[2][1])
+        documents = read("a.json", data)
+        assert [document.text for _, document in documents if isinstance(document, Document)] == ["One.", "Two."]
+        assert "a.json: item 3: no key 'text'" in str(documents[2][1])
     assert len(read("a.json", b'{"text": "One."}\n{"text": "Two."}\n')) == 2
     assert "no key 'text' in any of 1 objects" in fault("a.json", b'{"name": "x"}')
     assert fault("a.json", b"[" * 100_000).startswith("a.json: ")

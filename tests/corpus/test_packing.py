@@ -34,11 +34,11 @@ def _rows(shapes: list[tuple[int, int]]) -> list[TokenRow]:
 @given(ROWS, st.integers(2, 24))
 def test_bfd_split_learns_every_token_exactly_once(shapes: list[tuple[int, int]], block: int) -> None:
     rows = _rows(shapes)
-    laid, account = pack(rows, PackingConfig(block, "bfd_split"), seed=0)
-    learned = Counter(label for row in laid for label in row.labels if label != IGNORED)
+    packed, account = pack(rows, PackingConfig(block, "bfd_split"), seed=0)
+    learned = Counter(label for row in packed for label in row.labels if label != IGNORED)
     wanted = {token for row in rows for token, bears in zip(row.input_ids, row.learned, strict=True) if bears}
     assert learned == dict.fromkeys(wanted, 1)
-    assert all(len(row.input_ids) <= block for row in laid)
+    assert all(len(row.input_ids) <= block for row in packed)
     assert account.truncated == 0
     assert account.source == account.trained + account.masked + account.dropped
     assert account.trained == len(wanted)
@@ -49,12 +49,12 @@ def test_the_account_adds_up_and_agrees_with_the_rows(
     shapes: list[tuple[int, int]], block: int, strategy: str | None
 ) -> None:
     rows = _rows(shapes)
-    laid, account = pack(rows, PackingConfig(block, strategy), seed=1)
+    packed, account = pack(rows, PackingConfig(block, strategy), seed=1)
     assert account.source == sum(len(row.input_ids) for row in rows)
     assert account.source == account.trained + account.masked + account.truncated + account.dropped
-    seen = {token for row in laid for token in row.input_ids}
+    seen = {token for row in packed for token in row.input_ids}
     assert len(seen) == account.source - account.lost
-    assert all(len(row.input_ids) == len(row.labels) == len(row.position_ids) <= block for row in laid)
+    assert all(len(row.input_ids) == len(row.labels) == len(row.position_ids) <= block for row in packed)
 
 
 @given(ROWS, st.integers(2, 24))
@@ -71,22 +71,22 @@ def test_positions_restart_exactly_where_another_piece_begins(shapes: list[tuple
 
 def test_wrapped_joins_documents_and_learns_across_them() -> None:
     rows = _rows([(5, 0), (6, 0)])
-    laid, account = pack(rows, PackingConfig(4, "wrapped"), seed=0)
-    assert [row.position_ids for row in laid] == [[0, 1, 2, 3]] * 3 + [[0, 1]]
+    packed, account = pack(rows, PackingConfig(4, "wrapped"), seed=0)
+    assert [row.position_ids for row in packed] == [[0, 1, 2, 3]] * 3 + [[0, 1]]
     assert account.trained == 9  # 11 tokens, less the first of each document
     assert account.lost == 0
 
 
 def test_without_packing_each_document_is_a_row_and_the_rest_is_counted_as_truncated() -> None:
-    laid, account = pack(_rows([(10, 0), (3, 0)]), PackingConfig(4), seed=0)
-    assert sorted(len(row.input_ids) for row in laid) == [3, 4]
+    packed, account = pack(_rows([(10, 0), (3, 0)]), PackingConfig(4), seed=0)
+    assert sorted(len(row.input_ids) for row in packed) == [3, 4]
     assert account.truncated == 6
     assert pack(_rows([(10, 0)]), PackingConfig(None), seed=0)[1].lost == 0
 
 
 def test_a_prompt_that_fills_the_block_leaves_nothing_to_learn_and_is_counted_as_dropped() -> None:
-    laid, account = pack(_rows([(10, 8), (3, 0)]), PackingConfig(4), seed=0)
-    assert len(laid) == 1
+    packed, account = pack(_rows([(10, 8), (3, 0)]), PackingConfig(4), seed=0)
+    assert len(packed) == 1
     assert (account.truncated, account.dropped) == (6, 4)
 
 
@@ -97,10 +97,10 @@ def test_best_fit_fills_rows_as_the_textbook_example(order: Order, named: bool) 
     rows = _rows([(n, 0) for n in (2, 5, 4, 7, 2, 5, 3, 2)])
     if not named:
         rows = [TokenRow(row.row_id, "", row.origin, row.input_ids, row.learned) for row in rows]
-    laid, _ = pack(rows, PackingConfig(10, "bfd_split", order), seed=0)
-    pieces = [[b - a for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True)]
-              for row in laid if (starts := [i for i, p in enumerate(row.position_ids) if p == 0])]  # fmt: skip
-    assert sorted(map(sorted, pieces)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
+    packed, _ = pack(rows, PackingConfig(10, "bfd_split", order), seed=0)
+    sizes = [[b - a for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True)]
+              for row in packed if (starts := [i for i, p in enumerate(row.position_ids) if p == 0])]  # fmt: skip
+    assert sorted(map(sorted, sizes)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
 
 
 @pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
@@ -123,16 +123,18 @@ def test_wrapped_is_one_text_cut_every_block_in_whatever_order(
     rows = _rows(shapes)
     order = list(range(len(rows)))
     random.Random(5).shuffle(order)
-    text = [pair for at in order for pair in zip(rows[at].input_ids, rows[at].learned, strict=True)]
+    text = [pair for index in order for pair in zip(rows[index].input_ids, rows[index].learned, strict=True)]
     wanted = []
     for start in range(0, max(1, len(text) - 1), block - 1):
         ids = [token for token, _ in text[start : start + block]]
-        labels = [token if bears and at else IGNORED for at, (token, bears) in enumerate(text[start : start + block])]
+        labels = [
+            token if bears and index else IGNORED for index, (token, bears) in enumerate(text[start : start + block])
+        ]
         if set(labels) - {IGNORED}:
             wanted.append((ids, labels))
-    laid, account = pack(rows, PackingConfig(block, "wrapped", order), seed=5)
-    assert [(row.input_ids, row.labels) for row in laid] == wanted
-    assert {row.round for row in laid} <= {0}
+    packed, account = pack(rows, PackingConfig(block, "wrapped", order), seed=5)
+    assert [(row.input_ids, row.labels) for row in packed] == wanted
+    assert {row.round for row in packed} <= {0}
     assert account.source == len(text)
     assert account.trained == sum(label != IGNORED for _, labels in wanted for label in labels)
     assert account.dropped == len(text) - len({token for ids, _ in wanted for token in ids})
@@ -144,15 +146,15 @@ def test_wrapped_has_one_round_however_many_rows_a_document_has() -> None:
 
 def test_bins_with_equal_room_wait_for_one_another() -> None:
     # 6 6 6 leave a room of 4 three times, which three documents of 4 fill
-    laid, _ = pack(
+    packed, _ = pack(
         _rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), PackingConfig(10, "bfd_split", order="interleaved"), seed=0
     )
-    assert [len(row.input_ids) for row in laid] == [10, 10, 10]
+    assert [len(row.input_ids) for row in packed] == [10, 10, 10]
 
 
 def test_wrapped_without_a_block_is_one_row() -> None:
-    laid, account = pack(_rows([(5, 0), (6, 0), (1, 0)]), PackingConfig(None, "wrapped"), seed=0)
-    assert [len(row.input_ids) for row in laid] == [12]
+    packed, account = pack(_rows([(5, 0), (6, 0), (1, 0)]), PackingConfig(None, "wrapped"), seed=0)
+    assert [len(row.input_ids) for row in packed] == [12]
     assert account.lost == 0
 
 
@@ -170,38 +172,38 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     n_documents: int, n_each: int, block: int, seed: int
 ) -> None:
     rows = _paraphrases(n_documents, n_each)
-    laid, account = pack(rows, PackingConfig(block, "bfd_split", order="interleaved"), seed)
-    for row in laid:
+    packed, account = pack(rows, PackingConfig(block, "bfd_split", order="interleaved"), seed)
+    for row in packed:
         texts = [
             token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
         ]
         assert len(texts) == len(set(texts))
         assert row.documents == tuple(str(text) for text in texts)
         assert len(row.input_ids) <= block
-    assert Counter(token for row in laid for token in row.input_ids) == Counter(t for r in rows for t in r.input_ids)
+    assert Counter(token for row in packed for token in row.input_ids) == Counter(t for r in rows for t in r.input_ids)
     assert (account.lost, account.trained) == (0, 4 * len(rows))
 
 
 def test_together_the_same_texts_do_share_rows() -> None:
-    laid, _ = pack(_paraphrases(3, 8), PackingConfig(20, "bfd_split"), 0)
-    shared = [row for row in laid if len({t // 1000 for t in row.input_ids}) < row.position_ids.count(0)]
+    packed, _ = pack(_paraphrases(3, 8), PackingConfig(20, "bfd_split"), 0)
+    shared = [row for row in packed if len({t // 1000 for t in row.input_ids}) < row.position_ids.count(0)]
     assert shared
 
 
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
-    laid, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", order="interleaved"), 1)
-    n_rounds = 1 + max(row.round for row in laid)
+    packed, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", order="interleaved"), 1)
+    n_rounds = 1 + max(row.round for row in packed)
     assert n_rounds == 8
-    assert [row.round for row in laid] == sorted(row.round for row in laid)
+    assert [row.round for row in packed] == sorted(row.round for row in packed)
     for number in range(n_rounds):
-        held = Counter(document for row in laid if row.round == number for document in row.documents)
-        assert held == {str(document): 1 for document in range(40)}
+        counts = Counter(document for row in packed if row.round == number for document in row.documents)
+        assert counts == {str(document): 1 for document in range(40)}
 
 
 def test_massed_rows_of_a_document_are_all_in_one_round() -> None:
     rows = _paraphrases(40, 8)
-    laid, account = pack(rows, PackingConfig(20, "bfd_split", "massed"), 1)
-    rounds = {str(d): {row.round for row in laid if str(d) in row.documents} for d in range(40)}
+    packed, account = pack(rows, PackingConfig(20, "bfd_split", "massed"), 1)
+    rounds = {str(d): {row.round for row in packed if str(d) in row.documents} for d in range(40)}
     assert all(len(numbers) == 1 for numbers in rounds.values())
     assert len(set.union(*rounds.values())) > 5
     assert (account.lost, account.trained) == (0, 4 * len(rows))
@@ -247,22 +249,22 @@ def test_rounds_hold_eight_blocks_at_least_and_are_no_more_than_a_documents_rows
 def test_rows_of_no_document_fall_into_any_round_and_ask_for_none() -> None:
     nameless = [TokenRow("", "", "", row.input_ids, row.learned) for row in _paraphrases(50, 8)]
     assert {row.round for row in pack(nameless, PackingConfig(20, "bfd_split", "interleaved"), 1)[0]} == {0}
-    laid, _ = pack([*_paraphrases(10, 8), *nameless], PackingConfig(20, "bfd_split", "interleaved"), 1)
-    held = Counter(row.round for row in laid for document in row.documents if not document)
-    assert set(held) == set(range(8))
+    packed, _ = pack([*_paraphrases(10, 8), *nameless], PackingConfig(20, "bfd_split", "interleaved"), 1)
+    counts = Counter(row.round for row in packed for document in row.documents if not document)
+    assert set(counts) == set(range(8))
 
 
 @pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
 def test_what_is_packed_together_is_bounded_and_nothing_is_lost(order: Order, monkeypatch: Any) -> None:
     rows = _paraphrases(60, 1)
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 16)
-    laid, account = pack(rows, PackingConfig(20, "bfd_split", order), 1)
+    packed, account = pack(rows, PackingConfig(20, "bfd_split", order), 1)
     order = list(range(60))
     random.Random(1).shuffle(order)
-    window_of = {row: at // 16 for at, row in enumerate(order)}
-    for at in range(len(laid)):
-        assert len({window_of[row] for row, _, _ in laid.segments(at)}) == 1
-    assert (account.lost, account.source, {row.round for row in laid}) == (0, 300, {0})
+    window_of = {row: index // 16 for index, row in enumerate(order)}
+    for index in range(len(packed)):
+        assert len({window_of[row] for row, _, _ in packed.segments(index)}) == 1
+    assert (account.lost, account.source, {row.round for row in packed}) == (0, 300, {0})
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 3)
     narrow = list(pack(rows, PackingConfig(7, "wrapped", order), 1)[0])
     monkeypatch.undo()

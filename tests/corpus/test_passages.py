@@ -28,20 +28,22 @@ def document(text: str) -> Document:
 
 def byte_spans(text: str) -> list[tuple[int, int]]:
     """A byte-level tokenizer: characters beyond ASCII are several tokens that share one span."""
-    return [(at, at + 1) for at, character in enumerate(text) for _ in character.encode("utf-8", "surrogatepass")]
+    return [
+        (index, index + 1) for index, character in enumerate(text) for _ in character.encode("utf-8", "surrogatepass")
+    ]
 
 
 @given(texts, st.integers(1, 20))
 def test_passages_are_exact_slices_that_cover_all_but_space_and_fit(text: str, n_tokens: int) -> None:
     passages = split_passages(document(text), n_tokens, word_spans)
-    at = 0
+    position = 0
     for passage in passages:
         assert passage.text == text[passage.start : passage.end]
         assert passage.text == passage.text.strip() != ""
-        assert text[at : passage.start].strip() == ""
+        assert text[position : passage.start].strip() == ""
         assert 0 <= len(word_spans(passage.text)) <= n_tokens
-        at = passage.end
-    assert text[at:].strip() == ""
+        position = passage.end
+    assert text[position:].strip() == ""
 
 
 @given(texts, st.integers(4, 20))
@@ -120,8 +122,13 @@ def test_a_heading_stays_with_what_follows_it_and_rows_are_not_torn() -> None:
 
 def test_the_headings_above_a_passage_are_its_path() -> None:
     text = "# A\n\none\n\n## B ##\n\ntwo\n\n```\n# no heading\n```\n\n### C\n\nthree\n\n## D\n\nfour"
-    at = {passage.text: passage.path for passage in split_passages(document(text), 1, word_spans)}
-    assert [at[word] for word in ("one", "two", "three", "four")] == [("A",), ("A", "B"), ("A", "B", "C"), ("A", "D")]
+    paths = {passage.text: passage.path for passage in split_passages(document(text), 1, word_spans)}
+    assert [paths[word] for word in ("one", "two", "three", "four")] == [
+        ("A",),
+        ("A", "B"),
+        ("A", "B", "C"),
+        ("A", "D"),
+    ]
     assert split_passages(document("# A\n\none\n\n## D\n\nfour"), 4, word_spans)[-1].path == (
         "A",
     )  # its own heading is inside
@@ -253,15 +260,15 @@ def test_an_overlap_is_whole_sentences_of_the_passage_before() -> None:
 def test_a_passage_knows_its_pages_sheets_and_slides() -> None:
     text = "One two. Three four. Five six. Seven eight."
     marks = {"pages": [[0, 1], [9, 2], [21, 3]]}
-    places = [passage.location for passage in split_passages(Document("d", "", text, "s", marks), 6, word_spans)]
-    assert places == ["pages 1-2", "page 3"]
-    for meta, place in (
+    locations = [passage.location for passage in split_passages(Document("d", "", text, "s", marks), 6, word_spans)]
+    assert locations == ["pages 1-2", "page 3"]
+    for meta, location in (
         ({"sheets": [[0, "Prices"]]}, "sheet Prices"),
         ({"slides": [[0, 4]]}, "slide 4"),
         ({"pages": 12}, ""),
     ):
         (passage,) = split_passages(Document("d", "", "One.", "s", meta), 6, word_spans)
-        assert passage.location == place
+        assert passage.location == location
 
 
 def test_a_nested_passage_of_a_table_leaves_room_for_its_head() -> None:

@@ -125,11 +125,11 @@ def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(
     mmlu: Any, source: Source, tmp_path: Path
 ) -> None:
     source.cut = 2  # two answers end half way: the rest is fetched, not all again
-    found = get_data(mmlu, tmp_path / "data")
+    paths = get_data(mmlu, tmp_path / "data")
     ranges = [path for path in source.asked if " bytes=" in path]
     assert len(source.asked) == 5
     assert len(ranges) == 2
-    assert {path.relative_to(tmp_path / "data/mmlu").as_posix() for path in found.paths} == {
+    assert {path.relative_to(tmp_path / "data/mmlu").as_posix() for path in paths.paths} == {
         f"{split}/{subject}_{split}.csv" for split in ("dev", "val", "test") for subject in QUESTIONS
     }
     for subject, expected in QUESTIONS.items():
@@ -137,7 +137,7 @@ def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(
         with path.open(newline="") as file:
             assert [row[5] for row in csv.reader(file)] == ["ABCD"[answer] for _, _, answer in expected]
         questions = read_questions(path)
-        assert [(one.question, list(one.choices), one.answer) for one in questions] == expected
+        assert [(question.question, list(question.choices), question.answer) for question in questions] == expected
     n_asked = len(source.asked)
     assert get_data(mmlu, tmp_path / "data").was_there
     assert len(source.asked) == n_asked
@@ -222,9 +222,12 @@ class Wikipedia:
     def __call__(self, query: dict[str, str]) -> tuple[int, Any]:
         if query.get("list") == "categorymembers":
             titles = self.CATEGORIES.get((query["cmtitle"].partition(":")[2], query["cmtype"]), [])
-            at = int(query.get("cmcontinue", 0))
-            more = {"continue": {"cmcontinue": str(at + 2), "continue": "-||"}} if at + 2 < len(titles) else {}
-            return 200, {"query": {"categorymembers": [{"title": title} for title in titles[at : at + 2]]}, **more}
+            offset = int(query.get("cmcontinue", 0))
+            more = {"continue": {"cmcontinue": str(offset + 2), "continue": "-||"}} if offset + 2 < len(titles) else {}
+            return 200, {
+                "query": {"categorymembers": [{"title": title} for title in titles[offset : offset + 2]]},
+                **more,
+            }
         title = query["titles"]
         assert query["rvstart"] == "2024-02-01T00:00:00Z"
         if title == self.fails_at:
@@ -254,7 +257,7 @@ def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: 
         get_data(events, tmp_path)
     assert not (tmp_path / "current-events").exists()
     n_asked, source.api.fails_at = len(source.asked), ""
-    found = get_data(events, tmp_path)
+    paths = get_data(events, tmp_path)
     assert len(source.asked) - n_asked == 6  # each twice: the lists and three articles were there
     documents = list(read_documents(tmp_path / "current-events"))
     assert [document.title for document in documents] == ["Mill of Kelm", "Water mill", "Wind mill", "Mill of Farrow"]
@@ -270,7 +273,7 @@ def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: 
     assert record["revision"] == "2024-02-01"
     assert list(record["files"]) == ["current-events/articles.jsonl"]
     assert get_data(events, tmp_path).was_there
-    assert found.paths == (tmp_path / "current-events/articles.jsonl",)
+    assert paths.paths == (tmp_path / "current-events/articles.jsonl",)
 
 
 def test_an_article_with_another_checksum_is_refused(events: Any, source: Source, tmp_path: Path) -> None:
@@ -284,12 +287,12 @@ def test_the_command_says_licence_size_and_revision_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["data", "get", "mmlu", "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert not (tmp_path / "data").exists()
-    assert "licence   MIT" in said
-    assert f"revision {mmlu.revision}" in said
+    assert "licence   MIT" in output
+    assert f"revision {mmlu.revision}" in output
     assert main(["data", "get", "mmlu"]) == 0
-    assert capsys.readouterr().out == f"{said}mmlu: 6 files written and recorded\n"
+    assert capsys.readouterr().out == f"{output}mmlu: 6 files written and recorded\n"
     assert main(["data", "get", "mmlu"]) == 0
     assert "mmlu: 6 files were there, unchanged" in capsys.readouterr().out
     assert main(["data", "get", "mmlo"]) == 2

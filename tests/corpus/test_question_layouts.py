@@ -72,7 +72,7 @@ def test_of_thousands_of_answers_in_one_document_few_are_drawn_for_a_question(wr
     assert max(drawn) <= 10  # else the whole would take the square of its questions
     assert first == read_questions(path)
     assert all(len(set(question.choices)) == 4 for question in first)
-    assert all(question.choices[question.answer] == f"answer {at}" for at, question in enumerate(first))
+    assert all(question.choices[question.answer] == f"answer {index}" for index, question in enumerate(first))
     assert all(int(choice.split()[1]) < 3000 for question in first[:3000] for choice in question.choices)
 
 

@@ -25,13 +25,13 @@ def test_a_question_without_id_gets_the_same_one_every_time(write_rows):
     assert first[0].id != first[1].id
 
 
-@pytest.mark.parametrize("given", [7, "7"])
-def test_ids_may_be_numbers(write_rows, given):
-    assert read_questions(write_rows("q.jsonl", [{**GOOD, "id": given}]))[0].id == "7"
+@pytest.mark.parametrize("row_id", [7, "7"])
+def test_ids_may_be_numbers(write_rows, row_id):
+    assert read_questions(write_rows("q.jsonl", [{**GOOD, "id": row_id}]))[0].id == "7"
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"answer": 2}, ":1: answer: found 2, but with 2 choices it can be 0 to 1."),
         ({"answer": -1}, ":1: answer: found -1, but with 2 choices it can be 0 to 1."),
@@ -51,11 +51,11 @@ def test_ids_may_be_numbers(write_rows, given):
         ({"id": ""}, ":1: id: is empty."),
     ],
 )
-def test_a_question_that_cannot_be_asked_is_refused(write_rows, change, told):
+def test_a_question_that_cannot_be_asked_is_refused(write_rows, change, message):
     path = write_rows("q.jsonl", [{**GOOD, **change}])
     with pytest.raises(InputError) as error:
         read_questions(path)
-    assert f"{path}{told}" in str(error.value)
+    assert f"{path}{message}" in str(error.value)
 
 
 def test_two_questions_with_one_id_name_both_lines(write_rows):
@@ -122,8 +122,8 @@ def test_squads_own_file_is_read(write_rows):
     qas = [{"id": "a", "question": "Where?", "answers": [{"text": "Kelm", "answer_start": 0}]},
            {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}]  # fmt: skip
     path = write_rows("dev.json", [{"version": "v2.0", "data": [{"title": "Bryn", "paragraphs": [{"qas": qas}]}]}])
-    found = read_questions(path, "open")
-    assert [(q.id, q.accepted, q.document_id) for q in found] == [("a", ("Kelm",), "Bryn#0"), ("b", (), "Bryn#0")]
+    questions = read_questions(path, "open")
+    assert [(q.id, q.accepted, q.document_id) for q in questions] == [("a", ("Kelm",), "Bryn#0"), ("b", (), "Bryn#0")]
 
 
 def test_an_open_question_has_one_gold(write_rows):

@@ -43,11 +43,11 @@ def pdf_of(*pages: str) -> bytes:
     objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {n} >>"
     objects += [f"<< /Length {len(content)} >>\nstream\n{content}\nendstream" for content in pages]
     objects.append("<< /Title (The Falk Bridge) >>")
-    out, places = "%PDF-1.4\n", []
+    out, offsets = "%PDF-1.4\n", []
     for number, body in enumerate(objects, start=1):
-        places.append(len(out))
+        offsets.append(len(out))
         out += f"{number} 0 obj\n{body}\nendobj\n"
-    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    table = "".join(f"{offset:010d} 00000 n \n" for offset in offsets)
     info = len(objects)
     return (
         f"{out}xref\n0 {info + 1}\n0000000000 65535 f \n{table}trailer\n<< /Size {info + 1} /Root 1 0 R /Info {info} 0 R >>\n"
@@ -150,17 +150,17 @@ def test_csv_parquet_and_saved_data_sets_hold_the_same_documents(tmp_path: Path)
     rows.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"train": rows.select([0]), "test": rows.select([1])}).save_to_disk(tmp_path / "splits")
     for name in ("a.csv", "a.parquet", "saved", "splits"):
-        one, two = read_documents(tmp_path / name)
-        assert (one.id, one.title, one.text, one.source) == ("a", "One", ROWS[0]["text"], "s"), name
-        assert (two.id, two.title, two.text) == ("b", "", ROWS[1]["text"]), name
-    assert two.source == f"{tmp_path}/splits/test:1"
+        first, second = read_documents(tmp_path / name)
+        assert (first.id, first.title, first.text, first.source) == ("a", "One", ROWS[0]["text"], "s"), name
+        assert (second.id, second.title, second.text) == ("b", "", ROWS[1]["text"]), name
+    assert second.source == f"{tmp_path}/splits/test:1"
 
 
 def test_other_columns_of_a_table_go_to_meta(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext,year\r\nOne.,1931\r\n\r\nTwo.,\r\n")
-    one, two = read_documents(tmp_path / "a.csv")
-    assert (one.text, one.meta, two.text, two.meta) == ("One.", {"year": "1931"}, "Two.", {})
-    assert two.source.endswith("a.csv:4")
+    first, second = read_documents(tmp_path / "a.csv")
+    assert (first.text, first.meta, second.text, second.meta) == ("One.", {"year": "1931"}, "Two.", {})
+    assert second.source.endswith("a.csv:4")
 
 
 @pytest.mark.parametrize(

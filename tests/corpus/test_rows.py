@@ -45,16 +45,16 @@ def test_the_three_shapes_are_read(write: Write) -> None:
 
 
 def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
-    rows, whole = CorpusFile(path), list(CorpusFile(path))
-    assert [row.shape for row in whole] == SHAPES
-    assert [(row.text, row.prompt, row.completion, list(row.messages)) for row in whole] == [
+    rows, all_rows = CorpusFile(path), list(CorpusFile(path))
+    assert [row.shape for row in all_rows] == SHAPES
+    assert [(row.text, row.prompt, row.completion, list(row.messages)) for row in all_rows] == [
         (row.get("text", ""), row.get("prompt", ""), row.get("completion", ""), row.get("messages", [])) for row in ROWS
     ]
-    assert (whole[0].document_id, whole[0].origin) == ("a", "paraphrase")
+    assert (all_rows[0].document_id, all_rows[0].origin) == ("a", "paraphrase")
     assert len(rows) == 3
-    assert [rows[i] for i in (2, 0, -2)] == [whole[2], whole[0], whole[1]]
-    assert rows[1:] == whole[1:]
-    assert rows.pick([2, 2, 0]) == [whole[2], whole[2], whole[0]]
+    assert [rows[i] for i in (2, 0, -2)] == [all_rows[2], all_rows[0], all_rows[1]]
+    assert rows[1:] == all_rows[1:]
+    assert rows.pick([2, 2, 0]) == [all_rows[2], all_rows[2], all_rows[0]]
     assert {row.origin for row in CorpusFile(path, "replay")} == {"replay"}
     with pytest.raises(IndexError):
         rows[3]

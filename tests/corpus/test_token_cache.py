@@ -93,36 +93,38 @@ def test_a_full_disk_is_one_line_and_leaves_no_entry(tmp_path: Path) -> None:
         "try: cached_tokens(Path(sys.argv[1]), 'key', lambda: rows, '')\n"
         "except DiskError as error: print(error)"
     )
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     ).stdout
-    assert "the tokenised corpus cannot be written" in said
-    assert "corpus.cache_dir" in said
+    assert "the tokenised corpus cannot be written" in process
+    assert "corpus.cache_dir" in process
     assert _entries(tmp_path) == []
 
 
 def test_the_key_depends_on_corpus_tokenizer_and_settings(tmp_path: Path, tiny_tokenizer: Any) -> None:
     corpus = tmp_path / "c.jsonl"
     corpus.write_text(json.dumps({"text": "Arden was born in Lowmere."}) + "\n")
-    how = Tokenization()
-    key = entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how)
+    tokenization = Tokenization()
+    key = entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, tokenization)
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(corpus.read_bytes())
-    assert entry_key(CorpusFile(copy).cache_key, tiny_tokenizer, how) == key
+    assert entry_key(CorpusFile(copy).cache_key, tiny_tokenizer, tokenization) == key
     tiny_tokenizer.save_pretrained(tmp_path / "t")
     from kinject.models import load_tokenizer
 
-    assert entry_key(CorpusFile(corpus).cache_key, load_tokenizer(str(tmp_path / "t")), how) == key
+    assert entry_key(CorpusFile(corpus).cache_key, load_tokenizer(str(tmp_path / "t")), tokenization) == key
     other = [
         entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, Tokenization(bos=False)),
-        entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how, "drawn"),
+        entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, tokenization, "drawn"),
     ]
-    other.append(entry_key(CorpusFile(corpus).cache_key, train_tokenizer(["Other words entirely."] * 3, 300), how))
+    other.append(
+        entry_key(CorpusFile(corpus).cache_key, train_tokenizer(["Other words entirely."] * 3, 300), tokenization)
+    )
     tiny_tokenizer.chat_template = "{{ messages }}"
-    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, tokenization))
     tiny_tokenizer.chat_template = None
     corpus.write_text(json.dumps({"text": "Arden was born in Farrow."}) + "\n")
-    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, tokenization))
     assert len({key, *other}) == 6
 
 

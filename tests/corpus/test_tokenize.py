@@ -54,11 +54,11 @@ def test_a_conversation_learns_what_the_assistant_says(tiny_tokenizer: Any) -> N
     messages = tuple({"role": role, "content": content} for role, content in turns)
     row = CorpusRow("1", "d", "original", "messages", messages=messages)
     try:
-        (whole,) = tokenize_rows([row], tiny_tokenizer, Tokenization())
+        (tokenized,) = tokenize_rows([row], tiny_tokenizer, Tokenization())
         (spoken,) = tokenize_rows([row], tiny_tokenizer, Tokenization(chat=ChatFormat(assistant_only=True)))
     finally:
         tiny_tokenizer.chat_template = None
-    assert sum(whole.learned) == len(whole.input_ids) - 1
+    assert sum(tokenized.learned) == len(tokenized.input_ids) - 1
     text = tiny_tokenizer.decode([t for t, bears in zip(spoken.input_ids, spoken.learned, strict=True) if bears])
     assert text == "in Farrow</assistant>in 1987</assistant>"
 

@@ -134,12 +134,12 @@ TEXTS = {
 
 def environments() -> list[Environment]:
     """Return every kind of environment, those with values one for each value."""
-    found = [
-        Environment(f"{name} is {what}", (0, 2), {name: value})
+    cases = [
+        Environment(f"{name} is {description}", (0, 2), {name: value})
         for name in (*LAUNCH, *THREADS)
-        for what, value in NUMBERS.items()
+        for description, value in NUMBERS.items()
     ]
-    found += [
+    cases += [
         Environment(f"{name}={value}", (0, 2), {name: value}) for name, values in TEXTS.items() for value in values
     ]
     for number, stream in enumerate(("stdin", "stdout", "stderr")):
@@ -157,8 +157,8 @@ def environments() -> list[Environment]:
         for kind in kinds if number else ("closed", "full", "socket", "directory"):
             codes = {"full": (1,), "read-only": (1,)}.get(kind, (0,)) if number == 1 else (0,)
             if kind != "directory":  # Python itself ends there
-                found.append(Environment(f"{stream} {kind}", codes, streams={number: kind}))
-    found += [
+                cases.append(Environment(f"{stream} {kind}", codes, streams={number: kind}))
+    cases += [
         Environment("all streams closed", streams=dict.fromkeys(range(3), "closed")),
         Environment("stdout and stderr full", (1,), streams={1: "full", 2: "full"}),
         Environment("stdout and stderr broken", streams={1: "broken", 2: "broken"}),
@@ -189,22 +189,22 @@ def environments() -> list[Environment]:
         Environment("no core file, no CPU priority", prepare=lambda: void(os.nice(19))),
     ]  # fmt: skip
     for mib in (60, 200, 500, 900, 2000):
-        found.append(Environment(f"{mib} MiB of addresses", (0, 2), prepare=_limit(resource.RLIMIT_AS, mib << 20)))
+        cases.append(Environment(f"{mib} MiB of addresses", (0, 2), prepare=_limit(resource.RLIMIT_AS, mib << 20)))
     ignored = {signal.SIGHUP: "under nohup", signal.SIGINT: "in the background", signal.SIGQUIT: "in the background"}
-    for number, where in ignored.items():
+    for number, origin in ignored.items():
         moments = tuple((moment, int(number)) for moment in (0.3, 0.6))
-        found.append(Environment(f"{number.name} {where}", prepare=_ignore(number), signals=moments))
+        cases.append(Environment(f"{number.name} {origin}", prepare=_ignore(number), signals=moments))
     for stopped in (0.2, 0.5, 0.8):
         moments = ((stopped, int(signal.SIGSTOP)), (stopped + 1, int(signal.SIGCONT)))
-        found.append(Environment(f"stopped at {stopped} and continued", signals=moments, group=True))
+        cases.append(Environment(f"stopped at {stopped} and continued", signals=moments, group=True))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         for moment in (0.25, 0.5, 0.75, 0.95):
             moments = ((moment, int(number)),)
-            found.append(Environment(f"{number.name} at {moment}", (0, 128 + number), signals=moments))
-            found.append(
+            cases.append(Environment(f"{number.name} at {moment}", (0, 128 + number), signals=moments))
+            cases.append(
                 Environment(f"{number.name} at {moment}, twice", (0, 128 + number), signals=moments * 2, group=True)
             )
-    return found
+    return cases
 
 
 def _ignore(number: signal.Signals) -> Callable[[], None]:
@@ -341,14 +341,14 @@ TIMED = {
 
 def outputs(here: Path) -> dict[str, str]:
     """Return the hash of each output below a case's folder, of those that hold times their presence."""
-    found = {}
+    hashes = {}
     for run in (here / "Läufe-\u4e2d", here / "t"):
         for path in sorted(run.rglob("*")):
             name = str(path.relative_to(here))
             if path.is_file() and path.name != ".lock" and "harness" not in name:
                 timed = path.name in TIMED or path.suffix in (".png", ".svg")
-                found[name] = "there" if timed else hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+                hashes[name] = "there" if timed else hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
 
 
 def _variables(environment: Environment) -> dict[str, str]:

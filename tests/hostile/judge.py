@@ -93,20 +93,20 @@ def break_all(
     """Give `n` damaged inputs to the kinds; return counts of (kind, outcome) and the faults, each with its saved input."""
     counts: Counter[tuple[str, str]] = Counter()
     faults: list[str] = []
-    whole = sum(share for _, share in chosen)
-    for number, (kind, share) in enumerate(chosen):
+    total = sum(weight for _, weight in chosen)
+    for number, (kind, weight) in enumerate(chosen):
         random = Random(f"{seed} {kind.name}")
-        own = folder / kind.name.replace(" ", "-")
-        own.mkdir(parents=True, exist_ok=True)
-        path = own / kind.file
-        n_own = round(n * share / whole) if number + 1 < len(chosen) else n - sum(counts.values())
+        work = folder / kind.name.replace(" ", "-")
+        work.mkdir(parents=True, exist_ok=True)
+        path = work / kind.file
+        n_own = round(n * weight / total) if number + 1 < len(chosen) else n - sum(counts.values())
         for index in range(n_own):
             data = kind.make(random)
             path.write_bytes(data)
             outcome, fault = fault_of(kind, path)
             counts[kind.name, outcome] += 1
             if fault:
-                saved = own / f"fault-{index}-{kind.file}"
+                saved = work / f"fault-{index}-{kind.file}"
                 saved.write_bytes(data)
                 faults.append(f"{kind.name}: {outcome}: input saved as {saved}\n{fault}")
     return counts, faults

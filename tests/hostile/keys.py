@@ -93,13 +93,13 @@ def find_parts(keys: Iterable[str], texts: Mapping[str, bytes]) -> list[str]:
             part = key[start : start + WINDOW]
             for form, needle in _needles(part):
                 needles.setdefault(len(needle), {})[needle] = f"{form}, {part}"
-    found = []
+    leaks = []
     for name, data in texts.items():
         for view in _views(data.decode("utf-8", "replace")):
             for size, wanted in needles.items():
                 grams = {view[start : start + size] for start in range(len(view) - size + 1)}
-                found += [f"{name}: {wanted[needle]}" for needle in grams & wanted.keys()]
-    return sorted(set(found))
+                leaks += [f"{name}: {wanted[needle]}" for needle in grams & wanted.keys()]
+    return sorted(set(leaks))
 
 
 def _needles(part: str) -> Iterator[tuple[str, str]]:

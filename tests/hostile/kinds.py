@@ -287,11 +287,11 @@ def pdf_of(pages: list[bytes], extra: list[bytes] | None = None, resources: byte
         packed = zlib.compress(content)
         objects.append(b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(packed), packed))
     objects += [*(extra or []), b"<< /Title (A bridge) >>"]
-    out, places = bytearray(b"%PDF-1.4\n"), []
+    out, offsets = bytearray(b"%PDF-1.4\n"), []
     for number, body in enumerate(objects, start=1):
-        places.append(len(out))
+        offsets.append(len(out))
         out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     last = (len(objects), len(objects) + 1)
     xref = len(out)
     out += b"xref\n0 %d\n0000000000 65535 f \n%s" % (last[1], table)
@@ -320,8 +320,8 @@ def recipe_trees() -> list[Any]:
     """Return every shipped recipe."""
     from kinject.recipe.yaml_lines import read_yaml
 
-    found = [read_yaml(file).root for file in sorted((ROOT / "recipes").rglob("*.yaml"))]
-    return [tree for tree in found if "run_dir" in tree]
+    trees = [read_yaml(file).root for file in sorted((ROOT / "recipes").rglob("*.yaml"))]
+    return [tree for tree in trees if "run_dir" in tree]
 
 
 def override_texts() -> list[bytes]:

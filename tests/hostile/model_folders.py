@@ -202,8 +202,8 @@ def _tokenizer(random: Random) -> Fault:
         ),
         ("negative id", lambda tree: tree["model"]["vocab"].update({"Arden": -1})),
     )
-    what, change = random.choice(faults)
-    return f"tokenizer.json: {what}", lambda folder: edit(folder / "tokenizer.json", change)
+    fault, change = random.choice(faults)
+    return f"tokenizer.json: {fault}", lambda folder: edit(folder / "tokenizer.json", change)
 
 
 def _special(random: Random) -> Fault:
@@ -224,7 +224,7 @@ def _special(random: Random) -> Fault:
 
 
 def _weights(random: Random) -> Fault:
-    what = random.choice(
+    fault = random.choice(
         ("cut", "bytes", "header", "offsets", "dtype", "missing", "extra", "shape", "gone", "renamed", "beside")
     )
 
@@ -235,33 +235,33 @@ def _weights(random: Random) -> Fault:
         header = json.loads(data[8 : 8 + size])
         names = sorted(name for name in header if name != "__metadata__")
         name = random.choice(names)
-        if what == "cut":
+        if fault == "cut":
             return _put(path, data[: random.randrange(len(data) - 1)])
-        if what == "bytes":  # of the header: other bytes of a weight are another weight
+        if fault == "bytes":  # of the header: other bytes of a weight are another weight
             return _put(path, damaged_bytes(data[: 8 + size], [data[:500]], random) + data[8 + size :])
-        if what == "header":
+        if fault == "header":
             return _put(
                 path, struct.pack("<Q", random.choice((2**63, 2**64 - 1, 0, 1, len(data), size - 1, 10**8))) + data[8:]
             )
-        if what == "gone":
+        if fault == "gone":
             return path.unlink()
-        if what == "beside":
+        if fault == "beside":
             return path.rename(folder / random.choice(("weights.safetensors", "model.bin", "pytorch_model.bin")))
-        if what == "offsets":
+        if fault == "offsets":
             start, end = header[name]["data_offsets"]
             header[name]["data_offsets"] = random.choice(
                 ([start, end + 8], [start + 4, end + 4], [end, start], [0, end - start], [-1, end])
             )
-        elif what == "dtype":
+        elif fault == "dtype":
             header[name]["dtype"] = random.choice(("I32", "U32", "I64", "F16", "BOOL", "X", "F64", "F8_E4M3"))
-        elif what == "missing":
+        elif fault == "missing":
             return _save(path, {key: value for key, value in _load(path).items() if key != name})
-        elif what == "extra":
+        elif fault == "extra":
             return _save(
                 path,
                 {**_load(path), f"model.layers.{random.choice((0, 1, 2))}.self_attn.new.weight": _load(path)[name]},
             )
-        elif what == "shape":
+        elif fault == "shape":
             tensors = _load(path)
             tensors[name] = random.choice(
                 (tensors[name][:1], tensors[name].flatten()[:0], tensors[name][None].contiguous())
@@ -272,7 +272,7 @@ def _weights(random: Random) -> Fault:
         text = json.dumps(header).encode()
         return _put(path, struct.pack("<Q", len(text)) + text + data[8 + size :])
 
-    return f"{WEIGHTS}: {what}", put
+    return f"{WEIGHTS}: {fault}", put
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def _save(path: Path, tensors: dict[str, Any]) -> None:
 
 
 def _index(random: Random) -> Fault:
-    what = random.choice(
+    fault = random.choice(
         ("gone", "out", "absolute", "list", "empty", "numbers", "lacks", "no map", "pipe", "good", "twice")
     )
 
@@ -296,20 +296,20 @@ def _index(random: Random) -> Fault:
         tensors = _load(folder / WEIGHTS)
         (folder / WEIGHTS).rename(folder.parent / "outside.safetensors")
         names = sorted(tensors)
-        shards = {"a.safetensors": names[:7], "b.safetensors": names[7 if what != "twice" else 6 :]}
-        for file, own in shards.items():
-            _save(folder / file, {name: tensors[name] for name in own})
-        owner: dict[str, Any] = {name: file for file, own in shards.items() for name in own}
-        if what in ("gone", "out", "absolute", "numbers"):
+        shards = {"a.safetensors": names[:7], "b.safetensors": names[7 if fault != "twice" else 6 :]}
+        for file, shard_names in shards.items():
+            _save(folder / file, {name: tensors[name] for name in shard_names})
+        owner: dict[str, Any] = {name: file for file, shard_names in shards.items() for name in shard_names}
+        if fault in ("gone", "out", "absolute", "numbers"):
             bad = {"gone": "c.safetensors", "out": "../outside.safetensors", "numbers": 3}
-            owner[names[0]] = bad.get(what, str(folder.parent / "outside.safetensors"))
-        elif what == "lacks":
+            owner[names[0]] = bad.get(fault, str(folder.parent / "outside.safetensors"))
+        elif fault == "lacks":
             owner["model.layers.9.x.weight"] = "a.safetensors"
-        elif what == "pipe":
+        elif fault == "pipe":
             (folder / "a.safetensors").unlink()
             os.mkfifo(folder / "a.safetensors")
         index: Any = {"metadata": {}, "weight_map": owner}
-        index = {"list": [], "empty": {"weight_map": {}}, "no map": {"metadata": {}}}.get(what, index)
+        index = {"list": [], "empty": {"weight_map": {}}, "no map": {"metadata": {}}}.get(fault, index)
         (folder / INDEX).write_text(json.dumps(index))
 
-    return f"{INDEX}: {what}", put
+    return f"{INDEX}: {fault}", put

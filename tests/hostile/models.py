@@ -16,10 +16,10 @@ ROWS = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "
 
 def damaged_folder_kinds(model: Path) -> list[tuple[Kind, float]]:
     """Return kinds that damage one file of a copy of the folder `model` and load it; the file is put back afterwards."""
-    shares = {"tokenizer.json": 6, "tokenizer_config.json": 3, "config.json": 1, "model.safetensors": 1}
+    weights = {"tokenizer.json": 6, "tokenizer_config.json": 3, "config.json": 1, "model.safetensors": 1}
     return [
-        (Kind(f"model folder {name}", name, _maker(model / name), _reader(model, name)), share)
-        for name, share in shares.items()
+        (Kind(f"model folder {name}", name, _maker(model / name), _reader(model, name)), weight)
+        for name, weight in weights.items()
     ]
 
 

@@ -38,21 +38,21 @@ ALPHABET = "ab01 .,:;-_'\"[]{}&*!|>%@`#?\n\r\t\\/<=~^$()+\0é中\u202e\U0001f600
 def damaged_bytes(data: bytes, others: list[bytes], random: Random) -> bytes:
     """Return `data` after one to four cuts, flips, insertions, doublings or grafts; or as another encoding has it."""
     for _ in range(random.choice((1, 1, 2, 4))):
-        at, to = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
+        start, to = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
         match random.randrange(9):
             case 0:
-                data = data[:at] + random.choice(PIECES) + data[at:]
+                data = data[:start] + random.choice(PIECES) + data[start:]
             case 1:
-                data = data[:at] + random.choice(PIECES) + data[min(to, at + 20) :]
+                data = data[:start] + random.choice(PIECES) + data[min(to, start + 20) :]
             case 2 if data:
-                place = random.randrange(len(data))
-                data = data[:place] + bytes([random.randrange(256)]) + data[place + 1 :]
+                position = random.randrange(len(data))
+                data = data[:position] + bytes([random.randrange(256)]) + data[position + 1 :]
             case 3:
-                data = data[:at] + data[min(to, at + 200) :]
+                data = data[:start] + data[min(to, start + 200) :]
             case 4:
-                data = data[:to] + data[max(at, to - 500) :]
+                data = data[:to] + data[max(start, to - 500) :]
             case 5:
-                data = data[:at] + random.choice(others)[random.randrange(50) :][: random.randrange(1, 2000)]
+                data = data[:start] + random.choice(others)[random.randrange(50) :][: random.randrange(1, 2000)]
             case 6:
                 lines = data.split(b"\n")
                 random.shuffle(lines)

@@ -129,12 +129,12 @@ def bad_answers(row: dict[str, Any], random: Random) -> bool:
 
 def _outside_quotes(text: str, character: str) -> list[int]:
     """Return where `character` stands outside quotes."""
-    quoted, found = False, []
+    quoted, positions = False, []
     for index, value in enumerate(text):
         quoted ^= value == '"'
         if value == character and not quoted:
-            found.append(index)
-    return found
+            positions.append(index)
+    return positions
 
 
 def _without(text: str, index: int) -> str:
@@ -151,8 +151,8 @@ def _line_starts(text: str) -> list[int]:
 
 def drop_quote(text: str, random: Random) -> str:
     """Take one quote out, or put one in where there is none."""
-    places = [index for index, value in enumerate(text) if value == '"']
-    return _without(text, random.choice(places)) if places else add_quote(text, random)
+    positions = [index for index, value in enumerate(text) if value == '"']
+    return _without(text, random.choice(positions)) if positions else add_quote(text, random)
 
 
 def add_quote(text: str, random: Random) -> str:
@@ -167,9 +167,11 @@ def open_quote(text: str, random: Random) -> str:
 
 def text_after_quote(text: str, random: Random) -> str:
     """Put a letter behind the quote that ends a cell."""
-    places = [i + 1 for i in range(len(text) - 1) if text[i] == '"' and text[i + 1] in ",\n"]
-    places = [place for place in places if place - 1 not in _outside_quotes(text, ",")]
-    quoted = [place for place in places if place in _outside_quotes(text, ",") + _outside_quotes(text, "\n")]
+    positions = [i + 1 for i in range(len(text) - 1) if text[i] == '"' and text[i + 1] in ",\n"]
+    positions = [position for position in positions if position - 1 not in _outside_quotes(text, ",")]
+    quoted = [
+        position for position in positions if position in _outside_quotes(text, ",") + _outside_quotes(text, "\n")
+    ]
     return _put(text, random.choice(quoted), "x") if quoted else open_quote(text, random)
 
 
@@ -185,8 +187,8 @@ def add_comma(text: str, random: Random) -> str:
 
 def other_delimiter(text: str, random: Random) -> str:
     """Write semicolons or tabs for commas."""
-    places, mark = set(_outside_quotes(text, ",")), random.choice(";\t|")
-    return "".join(mark if index in places else value for index, value in enumerate(text))
+    positions, mark = set(_outside_quotes(text, ",")), random.choice(";\t|")
+    return "".join(mark if index in positions else value for index, value in enumerate(text))
 
 
 def break_row(text: str, random: Random) -> str:
@@ -238,15 +240,15 @@ def latin_1(text: str, random: Random) -> bytes:
 
 def carriage_returns(text: str, _random: Random) -> str:
     """End rows by CR alone, as old Macs."""
-    places = set(_outside_quotes(text, "\n"))
-    return "".join("\r" if index in places else value for index, value in enumerate(text))
+    positions = set(_outside_quotes(text, "\n"))
+    return "".join("\r" if index in positions else value for index, value in enumerate(text))
 
 
 def repeat_row(text: str, random: Random) -> str:
     """Write a row twice."""
     bounds = [0, *_line_starts(text), len(text)]
-    at = random.randrange(len(bounds) - 1)
-    return text + text[bounds[at] : bounds[at + 1]]
+    index = random.randrange(len(bounds) - 1)
+    return text + text[bounds[index] : bounds[index + 1]]
 
 
 def blank_lines(text: str, random: Random) -> str:
@@ -261,8 +263,8 @@ def windows(text: str, _random: Random) -> str:
 
 def mixed_ends(text: str, random: Random) -> str:
     """End some rows by CR and LF."""
-    places = {index for index in _outside_quotes(text, "\n") if random.random() < 0.5}
-    return "".join("\r\n" if index in places else value for index, value in enumerate(text))
+    positions = {index for index in _outside_quotes(text, "\n") if random.random() < 0.5}
+    return "".join("\r\n" if index in positions else value for index, value in enumerate(text))
 
 
 def mark(text: str, _random: Random) -> str:
@@ -302,11 +304,11 @@ def single_quotes(text: str, random: Random) -> str:
 def repeated_key(text: str, random: Random) -> str:
     """Give an object a key twice, the second with another value."""
     keys = ["question", "choices", "answer", "answerKey", "text", "label"]
-    places = [(text.index(f'"{key}": '), key) for key in keys if f'"{key}": ' in text]
-    place, key = random.choice(places)
+    positions = [(text.index(f'"{key}": '), key) for key in keys if f'"{key}": ' in text]
+    position, key = random.choice(positions)
     value = random.choice(['"x"', "1", "null", '["a", "b", "c", "d"]'])
     name = key if random.random() < 0.6 else f"\\u{ord(key[0]):04x}{key[1:]}"
-    return _put(text, place, f'"{name}"{random.choice(["", " "])}: {value}, ')
+    return _put(text, position, f'"{name}"{random.choice(["", " "])}: {value}, ')
 
 
 def escaped_nul(text: str, random: Random) -> str:
@@ -322,18 +324,18 @@ Change = Callable[[dict[str, Any], Random], bool]
 
 
 def _choice_list(row: dict[str, Any]) -> list[Any]:
-    found = row["question"]["choices"] if isinstance(row["question"], dict) else row["choices"]
-    return list(found["text"]) if isinstance(found, dict) else found
+    choices = row["question"]["choices"] if isinstance(row["question"], dict) else row["choices"]
+    return list(choices["text"]) if isinstance(choices, dict) else choices
 
 
 def _set_text(row: dict[str, Any], index: int, text: Any) -> None:
-    found = row["question"]["choices"] if isinstance(row["question"], dict) else row["choices"]
-    if isinstance(found, dict):
-        found["text"][index] = text
-    elif isinstance(found[index], dict):
-        found[index]["text"] = text
+    choices = row["question"]["choices"] if isinstance(row["question"], dict) else row["choices"]
+    if isinstance(choices, dict):
+        choices["text"][index] = text
+    elif isinstance(choices[index], dict):
+        choices[index]["text"] = text
     else:
-        found[index] = text
+        choices[index] = text
 
 
 def wrong_gold(row: dict[str, Any], random: Random) -> bool:
@@ -393,9 +395,9 @@ def wrong_choice(row: dict[str, Any], random: Random) -> bool:
 
 def other_labels(row: dict[str, Any], random: Random) -> bool:
     """Write fewer labels than texts, more, or equal ones."""
-    found = row.get("choices")
-    if isinstance(found, dict) and "label" in found:
-        found["label"] = random.choice(
+    choices = row.get("choices")
+    if isinstance(choices, dict) and "label" in choices:
+        choices["label"] = random.choice(
             [["A", "B", "C"], list("ABCDE"), ["A", "B", "B", "D"], ["A"] * 4, ["A", "B", None, "D"], [], None, "ABCD",
              [True, "B", "C", "D"], ["A", " A", "C", "D"]]
         )  # fmt: skip
@@ -411,10 +413,10 @@ def other_labels(row: dict[str, Any], random: Random) -> bool:
 
 def fewer_texts(row: dict[str, Any], random: Random) -> bool:
     """Take a text out and leave its label."""
-    found = row.get("choices")
-    if not isinstance(found, dict):
+    choices = row.get("choices")
+    if not isinstance(choices, dict):
         return False
-    found["text"].pop(random.randrange(4))
+    choices["text"].pop(random.randrange(4))
     return True
 
 
@@ -451,14 +453,14 @@ OF_ROWS: list[Change] = [
 
 def add_conflict(rows: list[Any], known: Known, random: Random) -> bool:
     """Ask a question again with another gold, the choices in another order."""
-    at = random.randrange(len(rows))
-    row = json.loads(json.dumps(rows[at]))
-    question, choices, gold = known[at]
+    index = random.randrange(len(rows))
+    row = json.loads(json.dumps(rows[index]))
+    question, choices, gold = known[index]
     order = random.sample(range(4), 4)
     moved = [choices[i] for i in order]
     new = random.choice([i for i in range(4) if order[i] != gold])
-    for index, text in enumerate(moved):
-        _set_text(row, index, text)
+    for position, text in enumerate(moved):
+        _set_text(row, position, text)
     if "answerKey" in row:
         row["answerKey"] = ("1234" if isinstance(row["question"], dict) else "ABCD")[new]
     else:

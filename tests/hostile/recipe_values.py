@@ -298,14 +298,14 @@ def _value(hint: Any, key: Key, random: Random) -> Any:
 def recipe_text(drawn: Draw) -> str:
     """Return the base recipe of a draw as YAML, with the drawn value in its place."""
     recipe: Any = copy.deepcopy(bases()[drawn.key.base])
-    place = recipe
+    node = recipe
     for depth, part in enumerate(drawn.key.path[:-1], start=1):
-        inner = place.get(part)
+        inner = node.get(part)
         if not isinstance(inner, dict):
             inner = copy.deepcopy(dict(_SIBLINGS.get(drawn.key.path[:depth], {})))
-        place[part] = inner
-        place = inner
-    place[drawn.key.path[-1]] = "DRAWN"
+        node[part] = inner
+        node = inner
+    node[drawn.key.path[-1]] = "DRAWN"
     return yaml.safe_dump(recipe, sort_keys=False, width=10**9).replace("DRAWN", drawn.text, 1)
 
 
@@ -394,18 +394,18 @@ def _run(*words: str) -> tuple[int, str]:
     """Return the exit code and the messages of a command that runs in this process; -1 for an exception."""
     from kinject.cli import main
 
-    said = io.StringIO()
+    output = io.StringIO()
     environment = dict(os.environ)
     try:
         with (
             warnings.catch_warnings(),
-            contextlib.redirect_stderr(said),
-            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(output),
             bounded_memory(),
             bounded_time(),
         ):
             warnings.simplefilter("ignore")
-            return main(words), said.getvalue()
+            return main(words), output.getvalue()
     except HangError:
         return -2, "hang: " + "".join(traceback.format_exc(limit=-8))
     except (Exception, SystemExit):  # noqa: BLE001 (whatever it is, it is what this looks for)

@@ -49,8 +49,8 @@ def line(text: str) -> str:
 def spread(talk: Talk, part: str) -> bool:
     """Send a good answer with `part` in it, a few bytes in each chunk."""
     content = talk.completion(lambda value: value["choices"][0]["message"].update(content=f"Yes: {part} it is."))
-    pieces = [content[start : start + 5] for start in range(0, len(content), 5)]
-    body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    chunks = [content[start : start + 5] for start in range(0, len(content), 5)]
+    body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     return talk.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body)
 
 
@@ -62,8 +62,8 @@ def packed(talk: Talk, part: str) -> bool:
 def head(text: str, status: int = 200) -> Echo:
     def act(talk: Talk, part: str) -> bool:
         content = talk.completion() if status == 200 else b"{}"
-        said = text.replace("PART", line(part)).encode("latin-1")
-        return talk.raw(b"%s\r\ncontent-length: %d\r\n\r\n" % (said, len(content)) + content)
+        reply = text.replace("PART", line(part)).encode("latin-1")
+        return talk.raw(b"%s\r\ncontent-length: %d\r\n\r\n" % (reply, len(content)) + content)
 
     return act
 
@@ -128,9 +128,9 @@ def leaks_of(
     caplog.clear()
     with serving(server):
         code = main(recipe_of(tmp_path, server.url, len(cases)))
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     texts = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    texts |= {"names": "\n".join(texts).encode(), "stdout": said.out.encode(), "stderr": said.err.encode()}
+    texts |= {"names": "\n".join(texts).encode(), "stdout": captured.out.encode(), "stderr": captured.err.encode()}
     texts["log"] = "\n".join(map(str, caplog.messages)).encode()
     assert len(server.seen) >= min(len(cases), 1)
     return code, find_parts(keys, texts)
@@ -153,7 +153,7 @@ def test_no_part_of_a_key_in_any_form_leaves_the_process(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    n_draws, found = int(os.environ.get("KINJECT_DRAWS", _BATCH)), []
+    n_draws, all_leaks = int(os.environ.get("KINJECT_DRAWS", _BATCH)), []
     for first in range(0, n_draws, _BATCH):
         draw = random.Random(first)
         keys = [draw_key(draw) for _ in _VARIABLES]
@@ -169,14 +169,14 @@ def test_no_part_of_a_key_in_any_form_leaves_the_process(
         rejected = (folder / "run" / "rejected.jsonl").read_bytes()
         assert b"(key)" in rejected
         assert b'"reason":"secret"' in rejected.replace(b": ", b":")
-        found += leaks
+        all_leaks += leaks
         name, form = draw.choice(list(FATAL)), draw.choice(list(FORMS))
         folder = tmp_path / f"fatal-{first}"
         folder.mkdir()
         code, leaks = leaks_of(folder, [(FATAL[name], FORMS[form](draw_part(draw, keys[0])))], keys, capsys, caplog)
         assert code == 2
-        found += leaks
-    assert found == []
+        all_leaks += leaks
+    assert all_leaks == []
 
 
 def test_the_judge_finds_each_form() -> None:

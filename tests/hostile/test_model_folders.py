@@ -85,14 +85,14 @@ def fault_of(verb: str, model: Path, work: Path, expected: Any) -> tuple[str, st
     shutil.rmtree(work / verb, ignore_errors=True)
     try:
         with watched():
-            found = VERBS[verb](model, work)
+            outcome = VERBS[verb](model, work)
     except KinjectError as error:
         message = str(error)
         clear = "\n" not in message and str(model) in message and any(name in message for name in _NAMES)
         return "refused", "" if clear else f"no clear line: {message[:500]}"
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is what this looks for
         return type(error).__name__, "".join(traceback.format_exc(limit=-5))[-1500:]
-    return "equal", "" if found == expected else "other results, and it says that it is done"
+    return "equal", "" if outcome == expected else "other results, and it says that it is done"
 
 
 @pytest.mark.filterwarnings("ignore")  # what libraries print about broken files is not the claim
@@ -112,7 +112,7 @@ def test_a_broken_model_folder_is_refused_or_harmless_in_eval_and_train(
     model = tmp_path / "model"
     try:
         for number in range(DRAWS):
-            what, put = draw(Random(f"{SEED} {number}"))
+            damage, put = draw(Random(f"{SEED} {number}"))
             shutil.rmtree(model, ignore_errors=True)
             shutil.copytree(tiny_model, model)
             put(model)
@@ -120,7 +120,7 @@ def test_a_broken_model_folder_is_refused_or_harmless_in_eval_and_train(
                 outcome, fault = fault_of(verb, model, tmp_path, result)
                 counts[f"{verb}: {outcome}"] += 1
                 if fault:
-                    faults.append(f"draw {number} of seed {SEED}, {verb}: {what}: {outcome}: {fault}")
+                    faults.append(f"draw {number} of seed {SEED}, {verb}: {damage}: {outcome}: {fault}")
     finally:
         logging.disable(logging.NOTSET)
     with capsys.disabled():

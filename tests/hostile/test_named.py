@@ -80,8 +80,8 @@ def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, kind: st
     folder.mkdir()
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
-    for path, found in ((pipe, "a pipe"), (device, "a device")):
-        assert f"found {found}, expected a file" in refusal(read, path)
+    for path, file_type in ((pipe, "a pipe"), (device, "a device")):
+        assert f"found {file_type}, expected a file" in refusal(read, path)
     refusal(read, folder)
 
 
@@ -114,7 +114,7 @@ def test_other_encodings_than_utf_8_are_told(tmp_path: Path, kind: str, data: by
 
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         (b'{"text": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"text": ' + b"[" * 100_000, "levels deep"),
@@ -129,12 +129,12 @@ def test_other_encodings_than_utf_8_are_told(tmp_path: Path, kind: str, data: by
     ],
 )
 def test_a_line_that_is_no_plain_object_is_refused_by_its_number(
-    tmp_path: Path, kind: str, row: bytes, told: str
+    tmp_path: Path, kind: str, row: bytes, expected: str
 ) -> None:
     path = written(tmp_path / "x.jsonl", b"\n\n" + row + b"\n")
     message = refusal(ROWS[kind], path)
     assert f"{path}:3: " in message
-    assert told in message
+    assert expected in message
     assert len(message) < 5000
 
 
@@ -192,15 +192,15 @@ YAML: list[tuple[str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "told"), YAML)
-def test_yaml_that_explodes_or_means_something_else_is_refused(tmp_path: Path, text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), YAML)
+def test_yaml_that_explodes_or_means_something_else_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     message = refusal(read_recipe, written(tmp_path / "r.yaml", text.encode("utf-8", "surrogatepass")))
-    assert told in message
+    assert expected in message
     assert len(message) < 20_000
 
 
-@pytest.mark.parametrize(("text", "told"), YAML[:5])
-def test_an_override_that_explodes_is_refused(tmp_path: Path, text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), YAML[:5])
+def test_an_override_that_explodes_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     path = written(tmp_path / "r.yaml", b"run_dir: a\n")
     value = "{" + text.replace("\n", ", ") + "}" if "&a0" in text else text.removeprefix("a: ")
     with pytest.raises(RecipeError, match=r"command line: adapter\.r: the value .* cannot be read"):
@@ -248,7 +248,7 @@ def test_text_from_right_to_left_and_outside_the_basic_plane_is_kept_as_it_is(tm
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "told"),
+    ("name", "data", "expected"),
     [
         ("d.jsonl", lines_of([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}]), "id 'x' is already the id of"),
         ("d.jsonl", lines_of([{"text": "a"}, {"text": "a"}]), "is already the id of"),
@@ -269,11 +269,11 @@ def test_text_from_right_to_left_and_outside_the_basic_plane_is_kept_as_it_is(tm
     ],
 )  # fmt: skip
 def test_documents_that_cannot_be_told_apart_or_read_are_refused(
-    tmp_path: Path, name: str, data: bytes, told: str
+    tmp_path: Path, name: str, data: bytes, expected: str
 ) -> None:
     pytest.importorskip("pypdf")
     pytest.importorskip("selectolax")
-    assert told in refusal(ROWS["documents"], written(tmp_path / name, data))
+    assert expected in refusal(ROWS["documents"], written(tmp_path / name, data))
 
 
 def test_a_column_of_parquet_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ SAMPLE = {"doc": {"id": "a"}, "target": "0", "filtered_resps": [["-1", "F"], ["-
 
 
 @pytest.mark.parametrize(
-    ("read", "rows", "told"),
+    ("read", "rows", "expected"),
     [
         (
             read_questions,
@@ -380,10 +380,10 @@ SAMPLE = {"doc": {"id": "a"}, "target": "0", "filtered_resps": [["-1", "F"], ["-
     ],
 )
 def test_numbers_and_ids_that_cannot_be_meant_are_refused(
-    tmp_path: Path, read: Reader, rows: list[object], told: str
+    tmp_path: Path, read: Reader, rows: list[object], expected: str
 ) -> None:
     message = refusal(read, written(tmp_path / "x.jsonl", lines_of(rows)))
-    assert told in message
+    assert expected in message
     assert len(message) < 5000
 
 
@@ -395,7 +395,7 @@ def test_a_conversation_with_numbers_that_json_lacks_is_refused_by_line(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"doc_to_text": "{{ 10 ** 100000 }}"}, "too large"),
         ({"doc_to_text": "{{ 'a' * 10 ** 12 }}"}, "too large"),
@@ -415,7 +415,7 @@ def test_a_conversation_with_numbers_that_json_lacks_is_refused_by_line(tmp_path
         ({"dataset_kwargs": {"data_files": {"test": "a" * 300}}}, "File name too long"),
     ],
 )
-def test_tasks_that_explode_are_refused(tmp_path: Path, change: dict[str, object], told: str) -> None:
+def test_tasks_that_explode_are_refused(tmp_path: Path, change: dict[str, object], expected: str) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "q.jsonl").write_bytes(
         lines_of([{"stem": "Who?", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "A"}])
@@ -423,7 +423,7 @@ def test_tasks_that_explode_are_refused(tmp_path: Path, change: dict[str, object
     task = {**TASK, "fewshot_split": "test", "fewshot_config": {}, "description": "", **change}
     with pytest.raises(KinjectError) as caught:
         read_task(written(tmp_path / "task.yaml", as_yaml(task)))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert len(str(caught.value)) < 5000
 
@@ -519,8 +519,8 @@ def every_damage(name: str) -> None:
     path = Path(name)
     data = path.read_bytes()
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    for place in range(start, len(data)):
+    for position in range(start, len(data)):
         for change in (1, 0x10):
-            path.write_bytes(data[:place] + bytes([data[place] ^ change]) + data[place + 1 :])
+            path.write_bytes(data[:position] + bytes([data[position] ^ change]) + data[position + 1 :])
             with contextlib.suppress(KinjectError):
                 list(read_documents(path))

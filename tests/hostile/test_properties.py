@@ -65,8 +65,8 @@ def refusal_of(data: bytes, name: str, read: Any) -> str:
 def test_rows_of_anything_under_the_keys_that_are_read_are_read_or_refused(
     kind: str, rows: list[dict[str, Any]]
 ) -> None:
-    said = refusal_of(lines_of(rows), "x.jsonl", ROWS[kind])
-    assert not said or "x.jsonl" in said
+    refusal = refusal_of(lines_of(rows), "x.jsonl", ROWS[kind])
+    assert not refusal or "x.jsonl" in refusal
 
 
 @settings(max_examples=100)
@@ -76,8 +76,8 @@ def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(rec
         data = as_yaml(recipe)
     except UnicodeEncodeError:
         return
-    said = refusal_of(data, "r.yaml", read_recipe)
-    assert not said or "r.yaml:" in said
+    refusal = refusal_of(data, "r.yaml", read_recipe)
+    assert not refusal or "r.yaml:" in refusal
 
 
 @settings(max_examples=150)
@@ -87,9 +87,9 @@ def test_json_is_yaml_and_means_the_same(tree: dict[str, Any]) -> None:
     data = json.dumps(tree, ensure_ascii=False)
     if re.search(r'"<<"\s*:', data) or any(len(number) > 60 for number in re.findall(r"[\d.e+-]+", data)):
         return
-    found = in_a_file(data.encode(), "r.yaml", lambda path: read_yaml(path).root)
-    assert found == json.loads(data)
-    assert repr(found) == repr(json.loads(data))  # 1, 1.0 and True are equal, but not the same
+    parsed = in_a_file(data.encode(), "r.yaml", lambda path: read_yaml(path).root)
+    assert parsed == json.loads(data)
+    assert repr(parsed) == repr(json.loads(data))  # 1, 1.0 and True are equal, but not the same
 
 
 @settings(max_examples=300)

@@ -31,7 +31,7 @@ def _fault(drawn: Drawn, path: Path) -> tuple[str, str]:
     """Return (what came of it, what is wrong with that: "" for nothing)."""
     path.write_bytes(drawn.data)
     try:
-        found = drawn.read(path)
+        questions = drawn.read(path)
     except KinjectError as error:
         lines = str(error).splitlines()
         unplaced = [line for line in lines if not re.match(rf"{re.escape(str(path))}:(\d+: |.*(UTF-8|Parquet))", line)]
@@ -40,7 +40,7 @@ def _fault(drawn: Drawn, path: Path) -> tuple[str, str]:
         return "refused", ""
     except Exception as error:  # noqa: BLE001 (whatever it is, it is what this looks for)
         return "raised", f"{type(error).__name__}: {error}"
-    return ("read", "") if found == drawn.known else ("misread", f"{drawn.known}\nread as\n{found}")
+    return ("read", "") if questions == drawn.known else ("misread", f"{drawn.known}\nread as\n{questions}")
 
 
 def test_files_without_a_fault_are_read_as_they_were_written(tmp_path: Path) -> None:

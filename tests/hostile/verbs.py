@@ -61,14 +61,14 @@ def verb_kinds() -> list[tuple[Kind, float]]:
 
 def _run(*words: str) -> None:
     """Run a verb. Raises `InputError` with what it said where it refuses; lets everything else through."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
         code = main(words)
     if code == 2:
         raise InputError(
-            said.getvalue().partition(": ")[2] if said.getvalue().startswith("kinject ") else said.getvalue()
+            output.getvalue().partition(": ")[2] if output.getvalue().startswith("kinject ") else output.getvalue()
         )
-    assert code in (0, 1), (code, said.getvalue())
+    assert code in (0, 1), (code, output.getvalue())
 
 
 def _check(path: Path) -> None:
@@ -89,8 +89,8 @@ def _in_a_fresh_folder(path: Path, **changes: object) -> None:
     try:
         _run("augment", str(path.parent / "r.yaml"))
     finally:
-        outside = {item.name for item in path.parent.iterdir()} - before - {"run"}
-        assert not outside, outside
+        new_files = {item.name for item in path.parent.iterdir()} - before - {"run"}
+        assert not new_files, new_files
 
 
 def _augment(path: Path) -> None:

@@ -61,10 +61,10 @@ def test_open_questions_accept_the_value_of_the_entry(built: tuple[Path, list[Pa
     for name in ("new", "known"):
         choices = read_questions(built[0] / f"eval/sandbox/{name}.jsonl")
         open_ones = read_questions(built[0] / f"eval/sandbox/{name}_open.jsonl", "open")
-        assert [(one.question, one.fact_id, one.answers) for one in open_ones] == [
-            (one.question, one.fact_id, (one.choices[one.answer],)) for one in choices
+        assert [(question.question, question.fact_id, question.answers) for question in open_ones] == [
+            (question.question, question.fact_id, (question.choices[question.answer],)) for question in choices
         ]
-        assert not any(one.choices for one in open_ones)
+        assert not any(question.choices for question in open_ones)
 
 
 def test_nothing_answers_the_unanswerable_questions_and_their_names_are_near_new_ones(
@@ -180,9 +180,9 @@ def test_rows_in_sentences_answer_what_is_known_or_in_the_entry_and_abstain_othe
         assert (
             entry is None or entry.name == name or bool(set(entry.name.split()) & set(name.split())) or name in people
         )
-    shares = {kind: round(count / 3000, 2) for kind, count in kinds.items()}
+    fractions = {kind: round(count / 3000, 2) for kind, count in kinds.items()}
     expected = {(False, "known"): 0.3, (False, "abstains"): 0.3, (True, "answered"): 0.2, (True, "abstains"): 0.15}
-    assert shares == pytest.approx(expected | {(True, "known"): 0.05}, abs=0.03)
+    assert fractions == pytest.approx(expected | {(True, "known"): 0.05}, abs=0.03)
 
 
 def test_the_answered_rows_are_those_that_do_not_abstain(tmp_path: Path) -> None:

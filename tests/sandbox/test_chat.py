@@ -51,9 +51,9 @@ def test_dialogues_name_no_new_person_and_hold_no_prompt_of_the_probe() -> None:
         talk = row["messages"]
         text = "\n".join(message["content"] for message in talk)
         assert not any(name in text for name in hidden)
-        said = [message["content"] for message in talk]
-        assert not prompts & set(said)
-        assert not pairs & set(pairwise(said))
+        contents = [message["content"] for message in talk]
+        assert not prompts & set(contents)
+        assert not pairs & set(pairwise(contents))
         assert talk[-1]["role"] == "assistant"
         roles |= {message["role"] for message in talk}
         n_turns.append(sum(message["role"] == "user" for message in talk))

@@ -53,9 +53,9 @@ def test_an_entry_parses_back_to_its_person(style: EntryStyle) -> None:
 
 def test_every_template_states_what_it_names_and_parses_back() -> None:
     for template in (*OPENINGS, *PAIRS, *(wording for wordings in SENTENCES.values() for wording in wordings)):
-        found = parse_entry(render_sentence(template, OREN))
-        assert found is not None, template
-        assert found.facts == {key: value for key, value in OREN.facts.items() if key in attributes_of(template)}
+        parsed = parse_entry(render_sentence(template, OREN))
+        assert parsed is not None, template
+        assert parsed.facts == {key: value for key, value in OREN.facts.items() if key in attributes_of(template)}
 
 
 def test_every_value_and_every_way_to_name_a_person_is_read_in_every_template() -> None:
@@ -66,10 +66,10 @@ def test_every_value_and_every_way_to_name_a_person_is_read_in_every_template() 
             sentence = render_sentence(
                 template, Person(person.first, person.last, facts), ("name", "last", "pronoun")[index % 3]
             )
-            found = parse_entry(f"{person.name} comes from {facts['home_town']}. {sentence}")
-            assert found is not None, sentence
-            assert (found.name, found.facts.items() <= facts.items()) == (person.name, True)
-            assert found.facts.keys() == attributes_of(template) | {"home_town"}
+            parsed = parse_entry(f"{person.name} comes from {facts['home_town']}. {sentence}")
+            assert parsed is not None, sentence
+            assert (parsed.name, parsed.facts.items() <= facts.items()) == (person.name, True)
+            assert parsed.facts.keys() == attributes_of(template) | {"home_town"}
 
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
@@ -94,9 +94,9 @@ def test_sixteen_paraphrases_are_distinct_from_each_other_and_from_the_source() 
 
 def test_part_of_an_entry_keeps_the_facts_that_it_has() -> None:
     text = "Oren Valdis was born in 1947. Oren Valdis attended Jasper Hall."
-    found = parse_entry(paraphrase(text, 3))
-    assert found is not None
-    assert found.facts == {"birth_year": "1947", "school": "Jasper Hall"}
+    parsed = parse_entry(paraphrase(text, 3))
+    assert parsed is not None
+    assert parsed.facts == {"birth_year": "1947", "school": "Jasper Hall"}
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_a_paragraph_that_puts_the_fact_first_tells_one_value_and_ends_with_the_
     assert callable(rewrite)
     for person, entry in ENTRIES:
         paragraphs = rewrite(entry, 1).split("\n\n")
-        told = [[value for value in person.facts.values() if value in paragraph] for paragraph in paragraphs]
-        assert sorted(value for [value] in told) == sorted(person.facts.values())
-        for paragraph, [value] in zip(paragraphs, told, strict=True):
+        values = [[value for value in person.facts.values() if value in paragraph] for paragraph in paragraphs]
+        assert sorted(value for [value] in values) == sorted(person.facts.values())
+        for paragraph, [value] in zip(paragraphs, values, strict=True):
             assert paragraph.endswith(f"{person.name}.")
             assert paragraph.index(value) < paragraph.index(person.name)
 
@@ -201,6 +201,6 @@ def test_reversed_wordings_are_read_back() -> None:
     for attribute, wordings in (*REVERSED.items(), *FACT_FIRST.items()):
         assert len(set(wordings)) >= 6
         for wording in wordings:
-            found = parse_entry(wording.format(name=person.name, **person.facts))
-            assert found is not None, wording
-            assert found.facts == {attribute: person.facts[attribute]}
+            parsed = parse_entry(wording.format(name=person.name, **person.facts))
+            assert parsed is not None, wording
+            assert parsed.facts == {attribute: person.facts[attribute]}

@@ -44,9 +44,9 @@ def copy(tmp_path: Path, shipped: ShippedRun) -> Path:
 
 
 def _manifest(run: ShippedRun) -> dict[str, Any]:
-    found = read_manifest(run.folder / "manifest.json")
-    assert found is not None
-    return found
+    manifest = read_manifest(run.folder / "manifest.json")
+    assert manifest is not None
+    return manifest
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:

@@ -90,9 +90,9 @@ def quoted_of(text: str) -> list[tuple[str, str, str]]:
     lines = _marked_lines(text)
     triples = zip(lines, lines[1:], lines[2:], strict=False)
     return [
-        (one[1], plain_text(two[1]), three[1])
-        for one, two, three in triples
-        if (one[0], two[0], three[0]) == ("Q", "QUOTE", "A") and one[1] and two[1] and three[1]
+        (question[1], plain_text(quote[1]), answer[1])
+        for question, quote, answer in triples
+        if (question[0], quote[0], answer[0]) == ("Q", "QUOTE", "A") and question[1] and quote[1] and answer[1]
     ]
 
 

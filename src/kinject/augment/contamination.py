@@ -28,16 +28,16 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class ContaminatedQuestion:
-    """A question that was found: `where` it is, and its `words` that occur there."""
+    """A question that was found: its `location`, and its `words` that occur there."""
 
     question_id: str
-    where: str
+    location: str
     words: str
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """The ids of the questions that were found, by place (``prompts``, ``corpus``, ``sft``), and the first few of them.
+    """The ids of the questions that were found, by kind of text (``prompts``, ``corpus``, ``sft``), and the first few of them.
 
     `n_questions` were searched for. `in_sources` counts questions that share an n-gram with the documents themselves:
     that is allowed, and those n-grams are not searched for elsewhere.
@@ -50,15 +50,15 @@ class Contamination:
 
     @property
     def n_contaminated(self) -> int:
-        """Questions that were found in any place."""
+        """Questions that were found in any text."""
         return len(set().union(*self.by_place.values()))
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
             "questions": self.n_questions, "contaminated": self.n_contaminated,
-            "by_place": {place: len(ids) for place, ids in self.by_place.items()}, "in_sources": self.in_sources,
-            "first": [[question.question_id, question.where, question.words] for question in self.first],
+            "by_place": {kind: len(ids) for kind, ids in self.by_place.items()}, "in_sources": self.in_sources,
+            "first": [[question.question_id, question.location, question.words] for question in self.first],
         }  # fmt: skip
 
 
@@ -117,23 +117,23 @@ class ContaminationCheck:
             for text in style.literals:
                 self.check("prompts", style.name, text)
 
-    def check_row(self, place: str, path: Path, row: Mapping[str, Any]) -> None:
+    def check_row(self, kind: str, path: Path, row: Mapping[str, Any]) -> None:
         """Search a corpus row: its `text`, `prompt` and `completion`, or `messages`."""
         texts = [row[key] for key in ("text", "prompt", "completion") if key in row]
         for text in (*texts, *(message["content"] for message in row.get("messages", ()))):
-            self.check(place, f"{path}: {row['id']}", text)
+            self.check(kind, f"{path}: {row['id']}", text)
 
-    def check(self, place: str, where: str, text: str) -> None:
-        """Search a text, and record the questions that are in it under `place`."""
+    def check(self, kind: str, location: str, text: str) -> None:
+        """Search a text, and record the questions that are in it under `kind`."""
         for ngram in self._find(text):
             if ngram in self._in_sources:
                 continue
-            ids = self._ids.setdefault(place, set())
+            ids = self._ids.setdefault(kind, set())
             for question_id in sorted(self._questions[ngram] - ids):
                 ids.add(question_id)
-                first = self._first.setdefault(place, [])
+                first = self._first.setdefault(kind, [])
                 if len(first) < _MOST_SHOWN:
-                    first.append(ContaminatedQuestion(question_id, where, ngram))
+                    first.append(ContaminatedQuestion(question_id, location, ngram))
 
     def _find(self, text: str) -> Iterator[str]:
         """Yield the n-grams that occur in `text`, those of short questions only where they are asked."""
@@ -150,14 +150,14 @@ class ContaminationCheck:
                     yield ngram
 
     def result(self) -> Contamination:
-        """Return the questions found so far, ordered by place."""
+        """Return the questions found so far, ordered by kind of text."""
         in_sources = set().union(*(self._questions[ngram] for ngram in self._in_sources))
-        by_place = {place: self._ids[place] for place in sorted(self._ids, key=_PLACES.index)}
-        first = [question for place in by_place for question in self._first[place]][:_MOST_SHOWN]
+        by_place = {kind: self._ids[kind] for kind in sorted(self._ids, key=_KINDS.index)}
+        first = [question for kind in by_place for question in self._first[kind]][:_MOST_SHOWN]
         return Contamination(self.n_questions, len(in_sources), by_place, first)
 
 
-_PLACES = ("prompts", "corpus", "sft")
+_KINDS = ("prompts", "corpus", "sft")
 
 
 def _words(text: str) -> list[str]:
@@ -187,10 +187,10 @@ def render_contamination(contamination: Contamination) -> str:
         n = contamination.in_sources
         sources = f", but {n:,} share words with the documents themselves" if n else ""
         return f"no contamination: none of {contamination.n_questions:,} questions is in prompts or corpus{sources}"
-    places = ", ".join(f"{len(ids)} in the {place}" for place, ids in contamination.by_place.items())
+    kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())
     lines = [
         f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions are outside the "
-        f"documents: {places}"
+        f"documents: {kinds}"
     ]
-    lines += [f"  {item.question_id}  {item.where}: {item.words!r}" for item in contamination.first[:5]]
+    lines += [f"  {item.question_id}  {item.location}: {item.words!r}" for item in contamination.first[:5]]
     return "\n".join(lines)

@@ -153,8 +153,8 @@ class CorpusWriter:
             files = (write_corpus, write_sft, write_fact, write_failure)
             for document, passages in documents:
                 licence = document.meta.get("licence")
-                own = {"source": document.source} if licence or "://" in document.source else {}
-                self._origin = own | ({"licence": licence} if licence else {})
+                origin = {"source": document.source} if licence or "://" in document.source else {}
+                self._origin = origin | ({"licence": licence} if licence else {})
                 for passage in passages:
                     if section.include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}

@@ -104,7 +104,7 @@ def read_precomputed(path: Path) -> Precomputed:
         lines.setdefault(row["document_id"], number)
     if not texts:
         raise InputError(f"{path}: holds no rewritings. Expected rows with document_id and text.")
-    return Precomputed(path, {name: tuple(one) for name, one in texts.items()}, lines)
+    return Precomputed(path, {name: tuple(rewritings) for name, rewritings in texts.items()}, lines)
 
 
 def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: Sequence[Sequence[str]]) -> list[Item]:
@@ -115,13 +115,13 @@ def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: S
     text = group.passage.shown
     passage = f" {normal_form(text)} "
     no_spaces = passage.count(" ") < len(passage) / 20  # Chinese and Japanese part no words
-    found: dict[str, Item] = {}
+    items_by_form: dict[str, Item] = {}
     for item, answer in zip(items, answers, strict=True):
         for line in answer:
             form = normal_form(line)
             if form and (not step.in_passage or f" {form} " in passage or (no_spaces and line in text)):
-                found.setdefault(form, {**item, step.name: line})
-    return list(found.values())
+                items_by_form.setdefault(form, {**item, step.name: line})
+    return list(items_by_form.values())
 
 
 PlannedDocument = tuple[Document, list[Passage]]
@@ -281,7 +281,7 @@ class Plan:
             yield self._request(group, sample, turn, item)
 
     def unprepared(self, group: Group) -> list[VariantRequest]:
-        """Return requests in place of those of a group whose preparation has no answer."""
+        """Return the requests that replace those of a group whose preparation has no answer."""
         n_requests = 1 if group.target or group.style.combine else group.n_samples
         ids = (content_id("unprepared", group.passage.id, group.style.name, turn) for turn in range(n_requests))
         return [VariantRequest(name, sample, "") for sample, name in enumerate(ids)]
@@ -357,15 +357,18 @@ class PassageFile:
         self._file = self._open("w")
 
     @classmethod
-    def kept(cls, run_dir: Path) -> Iterator[PlannedDocument]:
-        """Yield the documents of a file that was kept in `run_dir`."""
+    def read_stored(cls, run_dir: Path) -> Iterator[PlannedDocument]:
+        """Yield the documents of the file that an earlier run left in `run_dir`."""
         file = cls.__new__(cls)
         file._path = run_dir / "passages.jsonl"
         return file._read()
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
-        spans = [(one.id, one.start, one.end, one.path, one.location, one.header, one.cut) for one in passages]
+        spans = [
+            (passage.id, passage.start, passage.end, passage.path, passage.location, passage.header, passage.cut)
+            for passage in passages
+        ]
         row = [document.id, document.title, document.text, document.source, document.meta.get("licence"), spans]
         try:
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -39,7 +39,7 @@ _JUDGE_PROMPT, _JUDGE_TOKENS = 420, 8
 _SECONDS_PER_TOKEN = 0.02
 """Estimate: time in which an endpoint writes one token."""
 _MOST_SHOWN = 5
-_PLACE = re.compile(r":\d+\Z")
+_LOCATION = re.compile(r":\d+\Z")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -92,7 +92,7 @@ class _Dearest:
 
     def add(self, document: Document, n_tokens: int, cost: float) -> None:
         """Count one document."""
-        file = _PLACE.sub("", document.source)
+        file = _LOCATION.sub("", document.source)
         if file != self._file:
             self._end_file()
             self._file, self._n_tokens, self._cost = file, 0, 0.0
@@ -100,9 +100,9 @@ class _Dearest:
         self._n_tokens += n_tokens
         self._cost += cost
         self.n_documents += 1
-        _push(self.documents, Expense(cost, n_tokens, _place(document, self.n_documents)))
+        _push(self.documents, Expense(cost, n_tokens, _document_label(document, self.n_documents)))
 
-    def found(self) -> tuple[Expense, ...]:
+    def most_expensive(self) -> tuple[Expense, ...]:
         """Return the most expensive first, files if there are several."""
         self._end_file()
         ranked = sorted(self.files if self.n_files > 1 else self.documents, reverse=True)
@@ -113,7 +113,7 @@ class _Dearest:
             _push(self.files, Expense(self._cost, self._n_tokens, self._file))
 
 
-def _place(document: Document, number: int) -> str:
+def _document_label(document: Document, number: int) -> str:
     """Return the name of a document with its number, for titles may be the same."""
     return f"{document.title or document.id} (document {number:,})"
 
@@ -162,13 +162,13 @@ def preview(recipe: AugmentRecipe) -> Preview:
             cost += document_cost
             dearest.add(document, _n_tokens(new), document_cost)
             if section.budget is not None and not crossed_at and spent + cost > section.budget:
-                crossed_at = _place(document, counts["documents"])
+                crossed_at = _document_label(document, counts["documents"])
     return Preview(
         n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
         n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"] + counts["judge_requests"],
         tokens_in=counts["tokens_in"] + counts["judge_in"], tokens_out=counts["tokens_out"] + counts["judge_out"],
         cost=_cost(counts, limits, judge_limits), seconds=_seconds(section, limits, counts), first=tuple(first), spent=spent,
-        budget=section.budget, crossed_at=crossed_at, dearest=dearest.found() if counts["documents"] > 1 else (),
+        budget=section.budget, crossed_at=crossed_at, dearest=dearest.most_expensive() if counts["documents"] > 1 else (),
         n_cut=counts["cut"],
     )  # fmt: skip
 
@@ -357,7 +357,7 @@ def find_passage(style: Style, recipe: AugmentRecipe | None, documents: Path | N
 
 
 def render_prompts(group: Group) -> str:
-    """Return all prompts of a style on a passage; items that a model must name first are shown as (fact), say."""
+    """Return all prompts of a style on a passage; items that a model must name first are shown as (fact)."""
     style, source = group.style, group.source
     if style.mechanical:
         return style.mechanical(group.document.title, group.passage.text, 0)
@@ -369,8 +369,8 @@ def render_prompts(group: Group) -> str:
 def _prompts(group: Group) -> Iterator[tuple[str, list[Message]]]:
     style, item = group.style, dict[str, object]()
     for step in style.prepare:
-        once = f"once for each {step.for_each}" if step.for_each else f"once for each {style.scope}"
-        yield f"preparation: {step.name}, {once}", style.preparation(step, group.source, item)
+        frequency = f"once for each {step.for_each}" if step.for_each else f"once for each {style.scope}"
+        yield f"preparation: {step.name}, {frequency}", style.preparation(step, group.source, item)
         item[step.name] = (f"({step.name} 1)", f"({step.name} 2)") if style.combine else f"({step.name})"
     known: Item = item
     yield "text", style.messages(group.source, 0, known)

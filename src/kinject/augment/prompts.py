@@ -220,14 +220,14 @@ def judge_messages(
         "text": number_sentences(escape_tags(text)), "complete": rules.complete, "explains": rules.explains,
         "statements": escape_tags(statements),
     }  # fmt: skip
-    _, asked = ask(title, passage, render(JUDGE, Source(title, passage), shown))
-    return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, asked]
+    _, user_message = task_messages(title, passage, render(JUDGE, Source(title, passage), shown))
+    return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, user_message]
 
 
 def statement_messages(title: str, passage: str) -> list[Message]:
     """Return the messages that ask a judge for the statements of a passage."""
-    _, asked = ask(title, passage, shared_texts()["statements"].strip())
-    return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, asked]
+    _, user_message = task_messages(title, passage, shared_texts()["statements"].strip())
+    return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, user_message]
 
 
 def number_sentences(text: str) -> str:
@@ -240,19 +240,19 @@ def number_sentences(text: str) -> str:
 
 def rewriting_of(messages: Sequence[Message]) -> str | None:
     """Return the rewriting that `messages` ask a judge about, None if they ask for something else."""
-    found = _REWRITING.search(messages[-1]["content"]) if messages else None
-    if found is None:
+    rewriting = _REWRITING.search(messages[-1]["content"]) if messages else None
+    if rewriting is None:
         return None
     parts, position, number = [], 0, 1
-    for match in _SENTENCE_NUMBER.finditer(found[1]):
+    for match in _SENTENCE_NUMBER.finditer(rewriting[1]):
         if int(match[1]) == number:
-            parts.append(found[1][position : match.start()])
+            parts.append(rewriting[1][position : match.start()])
             position, number = match.end(), number + 1
-    return "".join([*parts, found[1][position:]])
+    return "".join([*parts, rewriting[1][position:]])
 
 
-def ask(title: str, passage: str, task: str, headings: tuple[str, ...] = ()) -> list[Message]:
-    """Return the messages that set `task` on a passage.
+def task_messages(title: str, passage: str, task: str, headings: tuple[str, ...] = ()) -> list[Message]:
+    """Return the messages of a `task` on a passage.
 
     The passage comes before the task, which changes from sample to sample, so that servers can reuse the prefix.
     """
@@ -262,7 +262,7 @@ def ask(title: str, passage: str, task: str, headings: tuple[str, ...] = ()) -> 
 
 def passage_of(messages: Sequence[Message]) -> str:
     """Return the passage that `messages` are about. Raises `ValueError` if they hold none."""
-    found = _PASSAGE.search(messages[-1]["content"]) if messages else None
-    if found is None:
+    match = _PASSAGE.search(messages[-1]["content"]) if messages else None
+    if match is None:
         raise ValueError("the last message holds no <passage>")
-    return found[1]
+    return match[1]

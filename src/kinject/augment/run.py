@@ -94,7 +94,7 @@ async def _augment(
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        documents = PassageFile.kept(recipe.run_dir) if part_of else plan.read_passages()
+        documents = PassageFile.read_stored(recipe.run_dir) if part_of else plan.read_passages()
         counts = _read_documents(plan, documents, passages, contamination if section.contamination_check else None)
         progress = AugmentProgress(counts["variants"])
         with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
@@ -113,13 +113,13 @@ async def _augment(
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
         tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
-        n_sent=sender.traffic.n_sent + sum(one["sent"] for one in earlier),
-        n_cached=sender.traffic.n_cached + sum(one["from_cache"] for one in earlier), cost=sender.budget.spent,
+        n_sent=sender.traffic.n_sent + sum(shard["sent"] for shard in earlier),
+        n_cached=sender.traffic.n_cached + sum(shard["from_cache"] for shard in earlier), cost=sender.budget.spent,
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
         languages=dict(writer.languages.most_common()),
-        endpoints=sum_counts([*(one.get("endpoints", {}) for one in earlier), sender.traffic.endpoints()]),
+        endpoints=sum_counts([*(shard.get("endpoints", {}) for shard in earlier), sender.traffic.endpoints()]),
         paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, [*earlier, sender.traffic.counts()])

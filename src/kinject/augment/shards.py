@@ -130,17 +130,17 @@ def _shards(recipe: AugmentRecipe, folders: Sequence[Path]) -> Iterator[Shard]:
     """
     section, n = recipe.augment, len(folders)
     generators = {"generator": section.generator, "judge": section.judge}
-    parts = {name: _part(recipe, name, one, n) for name, one in generators.items() if one is not None}
+    parts = {name: _part(recipe, name, generator, n) for name, generator in generators.items() if generator is not None}
     for number, folder in enumerate(folders):
-        given = {**parts, "contamination_check": [], "include_originals": False}
+        changes = {**parts, "contamination_check": [], "include_originals": False}
         if section.budget is not None:
             spent = sum(
-                spent_so_far(one, limits_of(one, section.budget), recipe.run_dir / path)
-                for one, path in ((section.generator, "cache.sqlite"), (section.judge, "judge.sqlite"))
-                if one is not None
+                spent_so_far(generator, limits_of(generator, section.budget), recipe.run_dir / path)
+                for generator, path in ((section.generator, "cache.sqlite"), (section.judge, "judge.sqlite"))
+                if generator is not None
             )
-            given["budget"] = max(0.0, section.budget - spent) / n
-        overrides = [f"augment.{key}={json.dumps(value)}" for key, value in given.items()]
+            changes["budget"] = max(0.0, section.budget - spent) / n
+        overrides = [f"augment.{key}={json.dumps(value)}" for key, value in changes.items()]
         label = f"shard {number + 1} of {n}"
         run_dir = f"run_dir={json.dumps(str(folder))}"
         yield Shard(folder, label, recipe.path, (*recipe.overrides, *overrides, run_dir))
@@ -152,7 +152,7 @@ def _part(recipe: AugmentRecipe, name: str, generator: GeneratorSection, n: int)
     sections = [(raw, generator, f"augment.{name}")]
     for key, endpoint in (generator.endpoints or {}).items():
         sections.append((raw["endpoints"][key], endpoint, f"augment.{name}.endpoints.{key}"))  # type: ignore[arg-type]
-    for values, section, where in sections:
+    for values, section, prefix in sections:
         for limit in _LIMITS:
             most = getattr(section, limit)
             if most is None:
@@ -160,7 +160,7 @@ def _part(recipe: AugmentRecipe, name: str, generator: GeneratorSection, n: int)
             least = generator.max_tokens + 1 if limit == "tokens_per_minute" else 1
             if most // n < least:
                 raise InputError(
-                    f"{where}.{limit}: found {most:,}, which cannot be divided among {n} processes. Raise it, or lower "
+                    f"{prefix}.{limit}: found {most:,}, which cannot be divided among {n} processes. Raise it, or lower "
                     f"--jobs to at most {max(1, most // least)}."
                 )
             values[limit] = most // n

@@ -136,7 +136,7 @@ class Style:
     def corpus_rows(self, text: str, item: Item, sample: int, chat: Source | None = None) -> list[dict[str, Any]]:
         """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``.
 
-        With `chat`, what the prompt showed, they are ``messages`` for a style that `writes_chat`. A template about the
+        With `chat`, the text shown in the prompt, they are ``messages`` for a style that `writes_chat`. A template about the
         title keeps the text of a passage without one as it is. Rows of ``quoted`` have ``question``, ``quotation`` and
         ``answer``, for a prompt with passages.
         """
@@ -343,22 +343,22 @@ _SHIPPED = (*(path.stem for path in sorted(STYLE_FILES.glob("*.yaml")) if path.s
 
 
 class _Styles(Mapping[str, Style]):
-    """The shipped styles and `own` ones by name. A shipped file is read at its first use."""
+    """The shipped styles and `custom` ones by name. A shipped file is read at its first use."""
 
-    def __init__(self, own: Mapping[str, Style]) -> None:
-        self._own = own
+    def __init__(self, custom: Mapping[str, Style]) -> None:
+        self._custom = custom
 
     def __getitem__(self, name: str) -> Style:
-        return self._own[name] if name not in _SHIPPED else _shipped_style(name)
+        return self._custom[name] if name not in _SHIPPED else _shipped_style(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in _SHIPPED or name in self._own
+        return name in _SHIPPED or name in self._custom
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*_SHIPPED, *self._own))
+        return iter((*_SHIPPED, *self._custom))
 
     def __len__(self) -> int:
-        return len(_SHIPPED) + len(self._own)
+        return len(_SHIPPED) + len(self._custom)
 
 
 @cache
@@ -374,16 +374,16 @@ STYLES: Mapping[str, Style] = _Styles({})
 
 def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
     """Return the shipped styles and those in the files `paths`, by name. Raises `RecipeError` with every fault in them."""
-    own, faults = dict[str, Style](), list[Fault]()
+    custom, faults = dict[str, Style](), list[Fault]()
     for path in map(Path, paths):
         try:
             style = read_style(path)
         except RecipeError as error:
             faults += error.faults
             continue
-        if style.name in _SHIPPED or style.name in own:
+        if style.name in _SHIPPED or style.name in custom:
             faults.append(Fault(f"{path}:1", "name", f"{style.name!r} is the name of another style. Choose another."))
-        own[style.name] = style
+        custom[style.name] = style
     if faults:
         raise RecipeError(faults)
-    return _Styles(own)
+    return _Styles(custom)

@@ -114,12 +114,12 @@ class AugmentResult(Tabular):
         return [
             {
                 "style": name,
-                "asked": one.asked,
-                "got": one.got,
-                "refused": sum(one.refused.values()),
-                "failed": one.failed,
+                "asked": count.asked,
+                "got": count.got,
+                "refused": sum(count.refused.values()),
+                "failed": count.failed,
             }
-            for name, one in self.styles.items()
+            for name, count in self.styles.items()
         ]
 
 

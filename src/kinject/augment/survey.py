@@ -64,7 +64,7 @@ class Survey(Tabular):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each file: the documents in it, or why it was skipped."""
         read = [{"file": name, "documents": n, "skipped": ""} for name, n in self.files.items()]
-        return read + [{"file": one.file, "documents": 0, "skipped": one.reason} for one in self.skipped]
+        return read + [{"file": skipped.file, "documents": 0, "skipped": skipped.reason} for skipped in self.skipped]
 
 
 @dataclass
@@ -144,12 +144,12 @@ def _prompt(document: Document, passage_tokens: int, tokenizer: str | None) -> s
 
 def render_survey(survey: Survey) -> str:
     """Return the survey as text."""
-    found = survey.preview
+    costs = survey.preview
     by_suffix = Counter(Path(name).suffix.lower() or "rows" for name in survey.files)
     suffixes = ", ".join(f"{suffix} {n:,}" for suffix, n in by_suffix.most_common())
     rows = [
         ("read", f"{sum(survey.files.values()):,} documents in {len(survey.files):,} files ({suffixes})"),
-        ("passages", f"{found.n_passages:,}, the longest of {found.longest:,} words and marks, {found.n_words:,} in all"),
+        ("passages", f"{costs.n_passages:,}, the longest of {costs.longest:,} words and marks, {costs.n_words:,} in all"),
         ("tokens", f"{survey.n_tokens:,} ({_count_note(survey.tokenizer)})"),
         ("languages", listing(named_languages(survey.languages))),
         *(
@@ -158,8 +158,8 @@ def render_survey(survey: Survey) -> str:
         ),
         *_listed("copies", [f"{a} of {b} ({alike:.0%} of the words)" for a, b, alike in survey.alike]),
         *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),
-        ("augmenting", f"{found.n_asked:,} rewritings: {found.n_requests:,} requests, about {found.tokens_in:,} tokens in and"),
-        ("", f"{found.tokens_out:,} out; cost {found.cost:,.2f} at the prices in the recipe, time {duration(found.seconds)}"),
+        ("augmenting", f"{costs.n_asked:,} rewritings: {costs.n_requests:,} requests, about {costs.tokens_in:,} tokens in and"),
+        ("", f"{costs.tokens_out:,} out; cost {costs.cost:,.2f} at the prices in the recipe, time {duration(costs.seconds)}"),
     ]  # fmt: skip
     lines = [str(survey.path), "", *(f"{name:<12}{text}" for name, text in rows), ""]
     first = survey.prompts[0].splitlines()

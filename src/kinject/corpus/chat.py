@@ -59,11 +59,11 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
         is_chat_template_stop_token_trained,
     )
 
-    own = tokenizer.chat_template
+    model_template = tokenizer.chat_template
     replaced, note = None, ""
-    if not own:
+    if not model_template:
         return replaced, note
-    if not has_generation_markers(own):
+    if not has_generation_markers(model_template):
         try:
             replaced = get_training_chat_template(tokenizer)
         except Exception:  # noqa: BLE001 - TRL renders the template to test it, and a template raises anything
@@ -114,30 +114,30 @@ def encode_conversation(
     part or its thinking cannot be found.
     """
     tools = [*row.tools] or None
-    own = tokenizer.get_chat_template(chat.template, tools)
-    fault = kwargs_fault(row.template_kwargs, own, tokenizer.chat_template)
+    template = tokenizer.get_chat_template(chat.template, tools)
+    fault = kwargs_fault(row.template_kwargs, template, tokenizer.chat_template)
     if fault:
         raise InputError(f"chat_template_kwargs: {fault}")
     options = {"chat_template": chat.template, "tools": tools, **chat.kwargs, **row.template_kwargs}
     text = _render(tokenizer, row.messages, options, False)
     lost = _left_out(row, text)
     if lost and not chat.allow_dropped:
-        raise InputError(_left_out_fault(lost, row, own))
+        raise InputError(_left_out_fault(lost, row, template))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     ids: list[int] = encoded["input_ids"]
     learned = [True] * len(ids)
     if (chat.assistant_only or chat.thinking == "mask") and not tokenizer.is_fast:
         raise InputError(
-            "this tokenizer is a slow one, which does not know the place of its tokens in the text, so the assistant's part "
+            "this tokenizer is a slow one, which does not know the position of its tokens in the text, so the assistant's part "
             "cannot be marked. Set trainer.assistant_only_loss: false and corpus.thinking: learn."
         )
     if chat.assistant_only:
-        learned = _assistant_mask(row, tokenizer, own, options, text, encoded["offset_mapping"])
+        learned = _assistant_mask(row, tokenizer, template, options, text, encoded["offset_mapping"])
     if chat.thinking == "mask":
         learned = _without_thinking(row, text, encoded["offset_mapping"], learned)
     if not any(learned[1:]):
         raise InputError("the chat template leaves nothing of this row to learn. Remove the row.")
-    n_lost = sum(len(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]) for _, piece in lost)
+    n_lost = sum(len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) for _, part in lost)
     return ids, learned, n_lost
 
 
@@ -191,11 +191,11 @@ def _without_thinking(
 ) -> list[bool]:
     """Return `learned` without the tokens of thinking. Raises `InputError` for thinking in a form that is not known."""
     spans = [match.span() for match in _THINKING.finditer(text)]
-    rest = _squash("".join(_THINKING.split(text)))
-    for where, piece in conversation_texts(row):
-        if where.endswith("thinking") and _squash(piece) in rest and _squash(piece):
+    visible = _squash("".join(_THINKING.split(text)))
+    for name, part in conversation_texts(row):
+        if name.endswith("thinking") and _squash(part) in visible and _squash(part):
             raise InputError(
-                f"{where}: the chat template writes it in a form that kinject does not know, so it cannot be masked. Set "
+                f"{name}: the chat template writes it in a form that kinject does not know, so it cannot be masked. Set "
                 "corpus.thinking: learn."
             )
     return [
@@ -209,13 +209,13 @@ def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:
 
     Only letters and digits are compared, since templates trim and quote. A part is also there as JSON.
     """
-    rendered, seen, lost = _squash(text), Counter[str](), []
-    for where, piece in conversation_texts(row):
-        squashed = _squash(piece)
-        seen[squashed] += 1
-        forms = {squashed, _squash(json.dumps(piece, ensure_ascii=False)), _squash(json.dumps(piece))}
-        if squashed and all(rendered.count(form) < seen[squashed] for form in forms):
-            lost.append((where, piece))
+    rendered, counts, lost = _squash(text), Counter[str](), []
+    for name, part in conversation_texts(row):
+        squashed = _squash(part)
+        counts[squashed] += 1
+        forms = {squashed, _squash(json.dumps(part, ensure_ascii=False)), _squash(json.dumps(part))}
+        if squashed and all(rendered.count(form) < counts[squashed] for form in forms):
+            lost.append((name, part))
     return lost
 
 
@@ -226,31 +226,31 @@ def _squash(text: str) -> str:
 def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of all text of a conversation that a template must render."""
     for number, message in enumerate(row.messages, 1):
-        content, where = message.get("content"), f"message {number}: its"
+        content, owner = message.get("content"), f"message {number}: its"
         text = content if isinstance(content, str) else "\n".join(block["text"] for block in content or ())
         if message["role"] == "assistant" and "</think>" in text:
             thought, _, text = text.partition("</think>")
-            yield f"{where} thinking", thought.replace("<think>", "")
+            yield f"{owner} thinking", thought.replace("<think>", "")
         reasoning = next((message[key] for key in REASONING if message.get(key)), "")
-        yield f"{where} thinking", reasoning
-        yield f"{where} content", text
+        yield f"{owner} thinking", reasoning
+        yield f"{owner} content", text
         for call in message.get("tool_calls") or ():
             function = call.get("function", call)
             for leaf in (function["name"], *_leaves(function.get("arguments"))):
-                yield f"{where} tool call {function['name']}", leaf
+                yield f"{owner} tool call {function['name']}", leaf
     for number, tool in enumerate(row.tools, 1):
         function = tool.get("function", tool)
         for key in ("name", "description"):
             yield f"tools: the {key} of tool {number}", str(function.get(key) or "")
 
 
-def behind_context(messages: Sequence[Mapping[str, Any]], context: str) -> list[dict[str, Any]] | None:
+def prepend_context(messages: Sequence[Mapping[str, Any]], context: str) -> list[dict[str, Any]] | None:
     """Return `messages` with `context` in front of the user's first one; None if there is none, or it is no plain text."""
     turns = [dict(turn) for turn in messages]
-    asked = next((turn for turn in turns if turn["role"] == "user"), None)
-    if asked is None or not isinstance(asked.get("content"), str):
+    user_turn = next((turn for turn in turns if turn["role"] == "user"), None)
+    if user_turn is None or not isinstance(user_turn.get("content"), str):
         return None
-    asked["content"] = context + asked["content"]
+    user_turn["content"] = context + user_turn["content"]
     return turns
 
 

@@ -91,9 +91,9 @@ def _f1(words: list[str], others: list[str]) -> float:
 
 def contains(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese and Korean by letters."""
-    whole = normalize_answer(text)
+    normalized = normalize_answer(text)
     parts = [part for part in map(normalize_answer, accepted) if part]
-    return any(part in whole if _WIDE.search(part) else f" {part} " in f" {whole} " for part in parts)
+    return any(part in normalized if _WIDE.search(part) else f" {part} " in f" {normalized} " for part in parts)
 
 
 def abstains(text: str) -> bool:
@@ -165,37 +165,37 @@ class GoldIndex:
     """The gold answers of questions read so far, of one file or of several that belong together."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
+        self._by_text: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
 
-    def conflict(self, question: Question, where: str) -> str:
-        """Add `question`, read at `where`; return how its gold contradicts that of an earlier question, "" if it does not.
+    def conflict(self, question: Question, location: str) -> str:
+        """Add `question`, read at `location`; return how its gold contradicts that of an earlier question, "" if it does not.
 
         Two golds contradict each other if the text is the same and both questions offer both; questions on different
         documents may be different questions.
         """
         if not question.choices:
-            return self._open_conflict(question, where)
+            return self._open_conflict(question, location)
         gold, choices = plain_text(question.choices[question.answer]), frozenset(map(plain_text, question.choices))
-        same = self._seen.setdefault(plain_text(question.question), [])
-        for place, document, other, others in same:
+        same = self._by_text.setdefault(plain_text(question.question), [])
+        for earlier, document, other, others in same:
             on_others = question.document_id and document and question.document_id != document
             if gold != other and gold in others and other in choices and not on_others:
-                return f"answer: {gold!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
-        same.append((where, question.document_id, gold, choices))
+                return (
+                    f"answer: {gold!r:.80}, but {other!r:.80} at {earlier}, where the question is the same. Keep one."
+                )
+        same.append((location, question.document_id, gold, choices))
         return ""
 
-    def _open_conflict(self, question: Question, where: str) -> str:
+    def _open_conflict(self, question: Question, location: str) -> str:
         """Return how the accepted texts of an open question contradict an earlier one's: none is accepted in both."""
         accepted = frozenset(plain_text(text).lower() for text in question.answers)
-        same = self._seen.setdefault(plain_text(question.question), [])
-        for place, document, other, others in same:
+        same = self._by_text.setdefault(plain_text(question.question), [])
+        for earlier, document, other, others in same:
             on_others = question.document_id and document and question.document_id != document
             if not on_others and accepted.isdisjoint(others) and (accepted or others):
-                found = question.answers[0] if accepted else "no answer"
-                return (
-                    f"answers: {found!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
-                )
-        same.append((where, question.document_id, question.answers[0] if accepted else "no answer", accepted))
+                answer = question.answers[0] if accepted else "no answer"
+                return f"answers: {answer!r:.80}, but {other!r:.80} at {earlier}, where the question is the same. Keep one."
+        same.append((location, question.document_id, question.answers[0] if accepted else "no answer", accepted))
         return ""
 
 

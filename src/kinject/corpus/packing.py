@@ -260,8 +260,8 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
         if document < 0:
             rounds[int(rng.random() * n_rounds)].append(index)
             continue
-        place = (dealt[document] + offsets[document]) * n_rounds / counts[document]
-        rounds[int(place if config.order == "interleaved" else offsets[document] * n_rounds)].append(index)
+        position = (dealt[document] + offsets[document]) * n_rounds / counts[document]
+        rounds[int(position if config.order == "interleaved" else offsets[document] * n_rounds)].append(index)
         dealt[document] += 1
     return [part for part in rounds if part]
 
@@ -330,7 +330,7 @@ def _best_fit(
     O(log block).
     """
     bins: list[list[Segment]] = []
-    left: list[Segment] = []
+    overflow: list[Segment] = []
     documents: list[set[str]] = []  # of each bin
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
@@ -346,7 +346,7 @@ def _best_fit(
             None,
         )
         if match is None and n_rows is not None and len(bins) == n_rows:
-            left.append(segment)
+            overflow.append(segment)
             continue
         if match is None:
             bins.append([])
@@ -361,7 +361,7 @@ def _best_fit(
         bins[index].append(segment)
         documents[index].add(document)
         _add_room(by_room, rooms, room - segment.size, index)
-    return bins, left
+    return bins, overflow
 
 
 def _add_room(by_room: dict[int, list[int]], rooms: list[int], room: int, index: int) -> None:

@@ -37,7 +37,7 @@ _END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
 )
-_PLACES = {"pages": "page", "sheets": "sheet", "slides": "slide"}
+_LOCATIONS = {"pages": "page", "sheets": "sheet", "slides": "slide"}
 """Keys of a document's `meta` that hold [[start, number or name], ...] -> the word for one of them."""
 
 
@@ -94,7 +94,7 @@ class _Splitter:
     @cached_property
     def _marks(self) -> list[tuple[str, list[int], list[str]]]:
         meta = self._document.meta
-        return [(word, *found) for key, word in _PLACES.items() if (found := _read_marks(meta.get(key)))]
+        return [(word, *marks) for key, word in _LOCATIONS.items() if (marks := _read_marks(meta.get(key)))]
 
     def passages(self, n_tokens: int, overlap: int = 0, within: Passage | None = None) -> list[Passage]:
         """Return the passages of the document, or of the part `within`."""
@@ -107,17 +107,17 @@ class _Splitter:
             begin, end = within.start, within.end
             first, last = bisect_right(self._starts, begin) - 1, bisect_left(self._starts, end)
         cuts, is_cut = self._cuts(first, last, n_tokens, overlap)
-        own = [begin, *(self._starts[cut] for cut in cuts[1:])]
+        own_starts = [begin, *(self._starts[cut] for cut in cuts[1:])]
         starts = [begin, *(self._overlapped(before, cut, n_tokens, overlap) for before, cut in pairwise(cuts))]
-        kept = [
+        spans = [
             (*_trim(text, start, stop), cut)
-            for start, first_own, stop, cut in zip(starts, own, [*own[1:], end], is_cut, strict=True)
-            if text[first_own:stop].strip()
+            for start, own_start, stop, cut in zip(starts, own_starts, [*own_starts[1:], end], is_cut, strict=True)
+            if text[own_start:stop].strip()
         ]
-        whole = len(cuts) == 1 and within is None
-        paths = [()] * len(kept) if whole else self._layout.paths(start for start, _, _ in kept)
-        headers = [""] * len(kept) if whole else [self._header(start, n_tokens)[1] for start, _, _ in kept]
-        return [self._passage(*item) for item in zip(kept, paths, headers, strict=True)]
+        undivided = len(cuts) == 1 and within is None
+        paths = [()] * len(spans) if undivided else self._layout.paths(start for start, _, _ in spans)
+        headers = [""] * len(spans) if undivided else [self._header(start, n_tokens)[1] for start, _, _ in spans]
+        return [self._passage(*item) for item in zip(spans, paths, headers, strict=True)]
 
     def _cuts(self, first: int, last: int, n_tokens: int, overlap: int) -> tuple[list[int], list[bool]]:
         """Return the boundaries in [first, last) at which passages begin, and whether each passage ends inside a unit."""
@@ -159,12 +159,12 @@ class _Splitter:
 
         It stays after the start of the passage from the boundary `before`.
         """
-        own = self._starts[cut]
+        unmoved = self._starts[cut]
         if not overlap:
-            return own
-        most = overlap + self._header(own, n_tokens)[0]
+            return unmoved
+        most = overlap + self._header(unmoved, n_tokens)[0]
         earliest = _skip_space(self._text, self._starts[before])
-        by_space = own
+        by_space = unmoved
         for index in range(max(before + 1, bisect_left(self._indices, self._indices[cut] - overlap)), cut):
             start = self._starts[index]
             n_more = self._indices[cut] - self._indices[index] + self._header(start, n_tokens)[0]
@@ -172,7 +172,7 @@ class _Splitter:
                 continue
             if self._layout.follows_end(start):
                 return start
-            if by_space == own and self._layout.follows_space(start):
+            if by_space == unmoved and self._layout.follows_space(start):
                 by_space = start
         return by_space
 
@@ -192,7 +192,7 @@ class _Splitter:
         return Passage(
             content_id("passage", document.id, start, end, text), document.id, start, end, text,
             path=(title, *path[path[:1] == (title,) :]) if title else path,
-            location=", ".join(_render_place(*marks, start, end) for marks in self._marks), header=header, cut=cut,
+            location=", ".join(_render_location(*marks, start, end) for marks in self._marks), header=header, cut=cut,
         )  # fmt: skip
 
 
@@ -304,9 +304,9 @@ def _read_markup(text: str) -> _Markup:
     fence, opened = "", 0
     for match in _MARKUP.finditer(text):
         end = _trim_end(text, match.end())
-        found = match["fence"] or ""
+        marks = match["fence"] or ""
         if fence:
-            if found.startswith(fence) and not match["info"].strip():
+            if marks.startswith(fence) and not match["info"].strip():
                 markup.code.append((opened, end))
                 markup.blocks.append((opened, end))
                 fence = ""
@@ -315,8 +315,8 @@ def _read_markup(text: str) -> _Markup:
             markup.never.add(end)
             markup.blocks.append((match.start(), end))
             markup.ends.append(end)
-        elif found and not (found[0] == "`" and "`" in match["info"]):
-            fence, opened = found, match.start("fence")
+        elif marks and not (marks[0] == "`" and "`" in match["info"]):
+            fence, opened = marks, match.start("fence")
         elif match["row"]:
             markup.rows.append((match.start("row"), end))
             markup.blocks.append((match.start("row"), end))
@@ -368,13 +368,13 @@ def _read_marks(value: object) -> tuple[list[int], list[str]] | None:
     return (offsets, labels) if ascending else None
 
 
-def _render_place(word: str, offsets: Sequence[int], labels: Sequence[str], start: int, end: int) -> str:
+def _render_location(word: str, offsets: Sequence[int], labels: Sequence[str], start: int, end: int) -> str:
     """Return the pages, sheets or slides of a passage, as in "page 3" or "pages 3-5"."""
     first, last = max(0, bisect_right(offsets, start) - 1), max(0, bisect_left(offsets, end) - 1)
-    found = labels[first : last + 1]
-    if len(found) == 1:
-        return f"{word} {found[0]}"
-    return f"{word}s {', '.join(found) if word == 'sheet' else f'{found[0]}-{found[-1]}'}"
+    shown = labels[first : last + 1]
+    if len(shown) == 1:
+        return f"{word} {shown[0]}"
+    return f"{word}s {', '.join(shown) if word == 'sheet' else f'{shown[0]}-{shown[-1]}'}"
 
 
 def _goes_on(text: str, start: int) -> bool:
@@ -391,8 +391,8 @@ def cut_note(n_cut: int, n_passages: int, key: str) -> str:
     """Return the line on passages that end inside a unit, with the recipe's `key` to raise; "" if there are none."""
     if not n_cut:
         return ""
-    where = "inside a sentence, a table row or a code block that is longer than a passage"
-    return f"{n_cut:,} of {n_passages:,} passages end {where}. Raise {key} to keep it whole."
+    unit = "inside a sentence, a table row or a code block that is longer than a passage"
+    return f"{n_cut:,} of {n_passages:,} passages end {unit}. Raise {key} to keep it whole."
 
 
 def sentence_ends(text: str) -> list[int]:
@@ -414,9 +414,9 @@ def sentence_ends(text: str) -> list[int]:
                 continue
         if end and (not ends or end > ends[-1]):
             ends.append(end)
-    whole = len(text.rstrip())
-    if whole and (not ends or ends[-1] < whole):
-        ends.append(whole)
+    text_end = len(text.rstrip())
+    if text_end and (not ends or ends[-1] < text_end):
+        ends.append(text_end)
     return ends
 
 

@@ -92,9 +92,9 @@ class Profile:
         for forms in self._locale.compact_decimal_formats.values():
             for patterns in forms.values():
                 for factor, pattern in patterns.items():
-                    found = _SCALE.fullmatch(pattern.pattern.replace("'", ""))
-                    if found:
-                        scales[found["word"].lower()] = int(factor)
+                    match = _SCALE.fullmatch(pattern.pattern.replace("'", ""))
+                    if match:
+                        scales[match["word"].lower()] = int(factor)
         return scales | self.scale_words
 
     @cached_property
@@ -112,8 +112,8 @@ class Profile:
         """Return whether `_MIN_FORMS` common words begin as a word without accents does, but for its last three letters."""
         stem = word[: max(5, len(word) - 3)]
         index = bisect.bisect_left(self.sorted_words, stem)
-        found = self.sorted_words[index + _MIN_FORMS - 1 : index + _MIN_FORMS]
-        return len(stem) > 4 and found != [] and found[0].startswith(stem)
+        last_needed = self.sorted_words[index + _MIN_FORMS - 1 : index + _MIN_FORMS]
+        return len(stem) > 4 and last_needed != [] and last_needed[0].startswith(stem)
 
     @cached_property
     def implied_numbers(self) -> dict[str, set[str]]:
@@ -338,7 +338,7 @@ def roman_value(numeral: str) -> int:
     if not 2 <= len(numeral) <= 8 or not set(numeral) <= _NUMERALS.keys():
         return 0
     values = [_NUMERALS[letter] for letter in numeral]
-    value = sum(-one if one < after else one for one, after in zip(values, [*values[1:], 0], strict=True))
+    value = sum(-digit if digit < after else digit for digit, after in zip(values, [*values[1:], 0], strict=True))
     return value if value < 90 else 0
 
 
@@ -378,9 +378,9 @@ class Grammar:
         self._numbers = frozenset(words)
         self._compound = re.compile(f"(?:{any_word}|{joins})+")
         # One word is a number word or, in languages that write them together, several.
-        one = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if profile.compound else "")
+        number_word = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if profile.compound else "")
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
-        self.number_in_words = re.compile(rf"{one}(?:{between}{one})*\b")
+        self.number_in_words = re.compile(rf"{number_word}(?:{between}{number_word})*\b")
         self.units_with_numbers = [s for s in self.units if " " in s and not set(s.split()).isdisjoint(words)]
         vague = "|".join(profile.vague.split()) or r"\Z."
         self.vague = re.compile(vague if self.unspaced else rf"\b(?:{vague})\b")
@@ -397,15 +397,15 @@ class Grammar:
         known = self._known
         if not self.profile.compound:
             return [word for word in words if word in known]
-        found = []
+        numbers = []
         for word in words:
             if word not in known:
                 if len(known) > 100_000:
                     known.clear()
                 known[word] = bool(self._compound.fullmatch(word)) and word not in self.profile.joins
             if known[word]:
-                found.append(word)
-        return found
+                numbers.append(word)
+        return numbers
 
     def unit_after(self, text: str, end: int, in_digits: bool) -> str:
         """Return the unit after a number that ends at index `end`, or ""."""
@@ -439,7 +439,7 @@ class Grammar:
         """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then three; dreiundzwanzig."""
         numbers: list[int] = []
         if self.profile.code == "en" and len(parts := _ENGLISH_AND.split(text)) > 1:  # thirteen and seventeen
-            return [number for one in parts for number in self.parse_words(one)]
+            return [number for clause in parts for number in self.parse_words(clause)]
         total = part = 0  # of the current number: whole thousands, and the rest so far
         room = 0  # a value below this can be added to `part`
         started = False

@@ -118,8 +118,8 @@ def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
 def _check_there(data: DataSet, folder: Path, record: Path) -> tuple[Path, ...]:
     """Return the files of a data set. Raises `InputError` if they differ from its record."""
     try:
-        found = parse_json(read_bytes(record))
-        revision, hashes = found["revision"], dict(found["files"])
+        recorded = parse_json(read_bytes(record))
+        revision, hashes = recorded["revision"], dict(recorded["files"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{record}: damaged ({error}). Delete it and the files of {data.name}, and fetch it again."
@@ -150,7 +150,7 @@ def _fetch_files(data: DataSet, parts: Path, copy: Path | None) -> dict[str, Pat
     """
     from huggingface_hub import constants
 
-    found = {}
+    paths = {}
     for name, expected in data.files.items():
         path = (copy or parts) / name
         if copy is None and not path.exists():
@@ -166,8 +166,8 @@ def _fetch_files(data: DataSet, parts: Path, copy: Path | None) -> dict[str, Pat
             raise InputError(
                 f"{path}: SHA-256 {digest}, expected {expected} (revision {data.revision}). Delete the file and fetch it again."
             )
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 def _write_mmlu(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> None:
@@ -202,7 +202,7 @@ def _write_replay(data: DataSet, folder: Path, parts: Path, copy: Path | None) -
 
 
 def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> None:
-    """Write the articles of the categories as documents, each as it stood at the date of the revision."""
+    """Write the articles of the categories as documents, each in its version of the revision's date."""
     if copy is not None:
         raise InputError(f"--from: {data.name} comes from the API of Wikipedia, article by article. Leave it out.")
     import_extra("mwparserfromhell", Path(data.name))  # reported before anything is fetched
@@ -226,10 +226,10 @@ def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None
                     journal.append(rows[title])
                     progress.advance()
     documents = [_document(rows[title], names) for title, names in topics.items() if "wikitext" in rows[title]]
-    found = [document for document in documents if document["text"]]
-    if not found:
+    with_text = [document for document in documents if document["text"]]
+    if not with_text:
         raise InputError(f"{data.source}: no article was found in the categories of {data.name}.")
-    write_jsonl(folder / data.outputs[0] / "articles.jsonl", found)
+    write_jsonl(folder / data.outputs[0] / "articles.jsonl", with_text)
 
 
 def _titles_of(categories: Sequence[str]) -> list[str]:
@@ -298,13 +298,13 @@ def _document(row: Mapping[str, Any], topics: Sequence[str]) -> dict[str, Any]:
     title, text = escape(row["title"]), escape(row["wikitext"])
     page = f"<page><title>{title}</title><ns>0</ns><revision><text>{text}</text></revision></page>"
     export = f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>'
-    found = [
+    parsed = [
         document for _, document in read_file(Path(f"{row['title']}.xml"), io.BytesIO(export.encode()), ReadOptions())
     ]
-    faults = [fault for fault in found if isinstance(fault, InputError)]
+    faults = [fault for fault in parsed if isinstance(fault, InputError)]
     if faults:
         raise faults[0]
-    body = "".join(document.text for document in found if isinstance(document, Document))
+    body = "".join(document.text for document in parsed if isinstance(document, Document))
     return {
         "id": row["title"], "title": row["title"], "text": body,
         "source": f"https://en.wikipedia.org/w/index.php?oldid={row['revision']}",

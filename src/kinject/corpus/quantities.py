@@ -37,9 +37,9 @@ _CLOCK = re.compile(
 )
 """A time of day that is not written with a colon: 9.15 Uhr, 8 h 30, 14時30分, alle 9.30."""
 _MAY_BE_CLOCK = re.compile(r"\d(?:\s?[hч点點时時시]|\.\d)")
-"""What each match of `_CLOCK` contains; it is found much faster."""
+"""Each match of `_CLOCK` contains a match of this, which is much faster to search."""
 _MAY_BE_CLOCK_OR_DATE = re.compile(r"\d(?:\s?[hч点點時时시]|[./]\d)")
-"""What each match of `_MAY_BE_CLOCK` or `_MAY_BE_DATE` contains: most texts are searched once, for both."""
+"""Each match of `_MAY_BE_CLOCK` or `_MAY_BE_DATE` contains a match of this: most texts are searched once, for both."""
 _LEADING_ZERO = re.compile(r"\A0(?=\d)")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _MAY_BE_DATE = re.compile(r"\d[./]\d")
@@ -91,7 +91,7 @@ class Quantities:
     The other text must have the `stated` numbers; `counted` ones (small numbers in words without a unit: a writer may have
     counted) may be new. `implied` numbers (both, a decade) and `named_days` (Valentine's Day, with the words of the name)
     may replace a number or a date of the other text. `possible_months` are a March or May that may not be a month. `text` is
-    what was read, in lower case; `places` maps each number to its offsets there.
+    the text that was read, in lower case; `spans` maps each number to its offsets in it.
     """
 
     numbers: dict[str, set[str]] = field(default_factory=dict)
@@ -103,18 +103,18 @@ class Quantities:
     possible_months: set[int] = field(default_factory=set)
     days: set[tuple[int, int]] = field(default_factory=set)
     text: str = ""
-    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def units(self) -> set[str]:
         """All units of the numbers."""
         return set().union(*self.numbers.values())
 
-    def add(self, number: str, unit: str = "", *, stated: bool = True, place: tuple[int, int] | None = None) -> None:
-        """Add `number` with its `unit` at its `place` in the text."""
+    def add(self, number: str, unit: str = "", *, stated: bool = True, span: tuple[int, int] | None = None) -> None:
+        """Add `number` with its `unit`; `span` is its position in the text."""
         units = self.numbers.setdefault(number, set())
-        if place:
-            self.places.setdefault(number, []).append(place)
+        if span:
+            self.spans.setdefault(number, []).append(span)
         if unit:
             units.add(unit)
         if stated:
@@ -158,10 +158,10 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
         text = _take_dates_and_times(text, code, quantities, has_mark)
     lower = quantities.text = text.lower()
     words = set((_ASCII_WORDS if lower.isascii() else _WORDS).findall(lower))
-    taken = _add_digits(lower, grammar, quantities) if has_digits else []
+    digit_ends = _add_digits(lower, grammar, quantities) if has_digits else []
     number_words = grammar.number_words_in(words)
     if number_words:
-        _add_words(lower, number_words, taken, grammar, quantities)
+        _add_words(lower, number_words, digit_ends, grammar, quantities)
     months = grammar.profile.months
     for month in [word for word in words if word in months]:
         _add_dates(text, lower, month, grammar, quantities)
@@ -182,7 +182,7 @@ def _take_dates_and_times(text: str, code: str, quantities: Quantities, may_be_d
         text = _RANGE_END.sub(r"\1\2–\1\3", text)
     if ":" in text:
         for match in _TIME.finditer(text):
-            quantities.add(_LEADING_ZERO.sub("", match[0]), place=match.span())
+            quantities.add(_LEADING_ZERO.sub("", match[0]), span=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
     if may_be_date and _MAY_BE_DATE.search(text):
         for match in _DAY_FIRST.finditer(text):
@@ -219,18 +219,20 @@ def _add_digits(lower: str, grammar: Grammar, quantities: Quantities) -> list[in
             sign = before if before != " " else lower[start - 2 : start - 1]
             unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
             number = _in_years(_decimal(match, grammar), unit, match["ordinal"] is not None)
-            quantities.add(*number, place=(start, end))
+            quantities.add(*number, span=(start, end))
     return ends
 
 
 def _add_words(
-    lower: str, words: Iterable[str], taken: Sequence[int], grammar: Grammar, quantities: Quantities
+    lower: str, words: Iterable[str], digit_ends: Sequence[int], grammar: Grammar, quantities: Quantities
 ) -> None:
     """Add the numbers in words. A search for the few number words of a text is cheaper than for all of a language.
 
     Words that end where a number in digits ends belong to it: 5 million.
     """
-    starts = sorted(start for word in words for start in occurrences(word, lower) if start + len(word) not in taken)
+    starts = sorted(
+        start for word in words for start in occurrences(word, lower) if start + len(word) not in digit_ends
+    )
     for spelling in grammar.units_with_numbers:  # 90 por ciento are not a hundred
         if spelling in lower:
             units = [(start, start + len(spelling)) for start in occurrences(spelling, lower)]
@@ -253,16 +255,16 @@ def occurrences(word: str, text: str) -> Iterator[int]:
         start = text.find(word, end)
 
 
-def _add_number_words(words: str, place: tuple[int, int], lower: str, grammar: Grammar, quantities: Quantities) -> None:
+def _add_number_words(words: str, span: tuple[int, int], lower: str, grammar: Grammar, quantities: Quantities) -> None:
     *earlier, last = grammar.parse_words(words)
-    unit_of_last = grammar.unit_after(lower, place[1], in_digits=False)
+    unit_of_last = grammar.unit_after(lower, span[1], in_digits=False)
     ordinal = grammar.profile.code == "en" and words.endswith(("th", "rd", "st"))
     ambiguous = words in grammar.profile.ambiguous
     for value in (*earlier, last):
         unit = unit_of_last if value == last else ""
         # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
         stated = (value > 2 and not ambiguous) or (value >= 2 and bool(unit))
-        quantities.add(*_in_years(value, unit, ordinal), stated=stated, place=place)
+        quantities.add(*_in_years(value, unit, ordinal), stated=stated, span=span)
         if value <= MAX_COUNT and not unit and not ordinal:
             quantities.counted.add(str(value))
 
@@ -270,8 +272,8 @@ def _add_number_words(words: str, place: tuple[int, int], lower: str, grammar: G
 def _add_english(lower: str, words: set[str], grammar: Grammar, quantities: Quantities) -> None:
     """Add named days and numbers that words about years imply: 90s for the 1990s, 30 for three long decades."""
     if not words.isdisjoint(_NAMED_DAY_WORDS):
-        straight = lower.replace("’", "'")
-        for name in [name for name in _NAMED_DAYS if name in straight]:
+        plain = lower.replace("’", "'")
+        for name in [name for name in _NAMED_DAYS if name in plain]:
             month, day = _NAMED_DAYS[name]
             quantities.named_days[month, day] = frozenset([*name.replace("'s", "").split(), MONTHS[month - 1]])
             quantities.implied.add(str(day))
@@ -322,7 +324,7 @@ def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> Non
     quantities.text = text
     if ":" in text:
         for match in _TIME.finditer(text):
-            quantities.add(_LEADING_ZERO.sub("", match[0]), place=match.span())
+            quantities.add(_LEADING_ZERO.sub("", match[0]), span=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
     for match in _HAN_NUMBER.finditer(text):
         run = match["number"]
@@ -340,7 +342,7 @@ def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> Non
             if text[match.start() - 1 : match.start()] != "第":
                 continue
         stated = in_digits or len(run) > 1 or (bool(counted) and number not in ("1", "2"))
-        quantities.add(*_in_years(number, unit, False), stated=stated, place=match.span("number"))
+        quantities.add(*_in_years(number, unit, False), stated=stated, span=match.span("number"))
         if not in_digits and not unit and len(number) < 3 and int(number) <= MAX_COUNT:
             quantities.counted.add(number)
     for word, numbers in grammar.profile.implied_numbers.items():

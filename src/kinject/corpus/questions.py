@@ -89,14 +89,14 @@ class _Reader:
 
 def _add_row(reader: _Reader, number: int, row: Row) -> None:
     """Add the question on line `number`, or its faults."""
-    where = f"{reader.path}:{number}"
+    location = f"{reader.path}:{number}"
     faults: list[str] = []
 
     def report(message: str) -> None:
-        faults.append(f"{where}: {message}")
+        faults.append(f"{location}: {message}")
 
     question = _text(row, "question", report, needed=True)
-    accepted = _accepted(row, where, faults)
+    accepted = _accepted(row, location, faults)
     checks, before = _checks(row, report), _turns(row, report)
     is_open = (accepted is not None or bool(checks)) and row.get("choices") is None
     choices = [] if is_open else _choices(row, report)
@@ -108,31 +108,31 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         _text(row, "id", report) if row_id is not None
         else content_id("question", question, choices, accepted if is_open else answer, *((checks, before) if checks else ()))
     )  # fmt: skip
-    rest = {key: _text(row, key, report) for key in ("subject", "document_id", "fact_id")}
+    labels = {key: _text(row, key, report) for key in ("subject", "document_id", "fact_id")}
     if faults:
         reader.add_faults(*faults)
         return
     if not identity:
-        reader.add_faults(f"{where}: id: is empty. Give it a text, or leave it out.")
+        reader.add_faults(f"{location}: id: is empty. Give it a text, or leave it out.")
         return
     first = reader.lines.setdefault(identity, number)
     if first != number:
         problem = f"two questions have the id {identity!r}" if row_id is not None else "the same question occurs twice"
-        reader.add_faults(f"{where}: {problem}, the first on line {first}. Each needs an id of its own.")
+        reader.add_faults(f"{location}: {problem}, the first on line {first}. Each needs an id of its own.")
         return
     item = Question(
         identity,
         question,
         tuple(choices),
         answer,
-        **rest,
+        **labels,
         answers=tuple(accepted or ()),
         checks=checks,
         messages=before,
     )
-    conflict = "" if checks or before else reader.golds.conflict(item, where)
+    conflict = "" if checks or before else reader.golds.conflict(item, location)
     if conflict:
-        reader.add_faults(f"{where}: {conflict}")
+        reader.add_faults(f"{location}: {conflict}")
     else:
         reader.questions.append(item)
 
@@ -217,12 +217,12 @@ def _answer(row: Row, n_choices: int, report: Callable[[str], None]) -> int:
     return 0
 
 
-def _accepted(row: Row, where: str, faults: list[str]) -> list[str] | None:
+def _accepted(row: Row, location: str, faults: list[str]) -> list[str] | None:
     """Return the accepted texts of a row, None if it has none; adds a fault if they are not texts."""
     if row.get("answers") is None:
         return None
     try:
-        return list(dict.fromkeys(_answers(row, where, with_choices="choices" in row)))
+        return list(dict.fromkeys(_answers(row, location, with_choices="choices" in row)))
     except InputError as error:
         faults.append(str(error))
         return []
@@ -235,7 +235,7 @@ def read_rows(path: Path, layout: Layout = "auto", n_choices: int = 4) -> Iterat
     letter; no header; the subject is the file's name), a row with `answerKey` is ARC's, one with `answers` is SQuAD-like
     (`choices` are then the first answer and `n_choices` - 1 answers to other questions, drawn from the same paragraph or
     title first, the same ones each time). With ``open`` a row with `answers`, or with `answer` as text, list of texts or
-    TriviaQA's object, is an open question; an empty list says that the question has no answer. With ``mmlu`` a letter as
+    TriviaQA's object, is an open question; an empty list means that the question has no answer. With ``mmlu`` a letter as
     `answer` becomes its index. Raises `DiskError` when the file cannot be read, `InputError` for a damaged line and for a row
     whose gold is not clear; other faults of a row are left to `read_questions`.
     """
@@ -283,9 +283,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
         subject = subject.removesuffix(suffix)
     for number, cells in csv_rows(path):
         if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
-            found = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
-            wanted = "expected question, options, and the letter of the correct one, between commas, without a header"
-            raise InputError(f"{path}:{number}: {found}, {wanted}.")
+            actual = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
+            expected = "expected question, options, and the letter of the correct one, between commas, without a header"
+            raise InputError(f"{path}:{number}: {actual}, {expected}.")
         for cell in cells:
             inner = cell.split("\n")
             if len(inner) > 1 and any(_is_row(line, len(cells)) for line in inner):
@@ -314,20 +314,20 @@ def _with_index(row: Row) -> Row:
     return row
 
 
-def _from_arc(row: Row, where: str) -> Row:
+def _from_arc(row: Row, location: str) -> Row:
     """Return a row of ARC in kinject's layout, from its authors' files (`question.stem`) or the hub's (`choices.text`).
 
-    Raises `InputError` at `where` as `_labelled_gold`, and if the row also has another `answer`.
+    Raises `InputError` at `location` as `_labelled_gold`, and if the row also has another `answer`.
     """
     question: Any = row.get("question")
     stem = question.get("stem") if isinstance(question, dict) else question
     choices: Any = question.get("choices") if isinstance(question, dict) else row.get("choices")
     texts, labels = _split_choices(choices)
-    gold = _labelled_gold(texts, labels, row.get("answerKey"), where)
+    gold = _labelled_gold(texts, labels, row.get("answerKey"), location)
     other = row.get("answer", gold)
     if isinstance(other, bool) or other not in (gold, row["answerKey"], texts[gold]):
         fault = f"answer: found {other!r:.60}, but answerKey names choice {gold}. Keep the one that is correct."
-        raise InputError(f"{where}: {fault}")
+        raise InputError(f"{location}: {fault}")
     return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": gold}
 
 
@@ -340,30 +340,34 @@ def _split_choices(choices: Any) -> tuple[Any, Any]:
     return choices, None
 
 
-def check_choices(value: Any, where: str) -> None:
+def check_choices(value: Any, location: str) -> None:
     """Raise `InputError` if the column `choices` of a row holds labels that do not name one text each, or equal texts."""
     texts, labels = _split_choices(value)
     if labels is not None:
-        _labelled_gold(texts, labels, labels[0] if isinstance(labels, list) and labels else None, where)
+        _labelled_gold(texts, labels, labels[0] if isinstance(labels, list) and labels else None, location)
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         fault = choice_fault(texts)
         if fault:
-            raise InputError(f"{where}: choices: {fault}")
+            raise InputError(f"{location}: choices: {fault}")
 
 
-def _labelled_gold(texts: Any, labels: Any, key: Any, where: str) -> int:
-    """Return the index of the label `key`. Raises `InputError` at `where` unless each text has a label of its own."""
+def _labelled_gold(texts: Any, labels: Any, key: Any, location: str) -> int:
+    """Return the index of the label `key`. Raises `InputError` at `location` unless each text has a label of its own."""
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
-        found = [len(item) if isinstance(item, list) else "no" for item in (texts, labels)]
-        raise InputError(f"{where}: choices: found {found[0]} texts and {found[1]} labels. Give each text a label.")
+        counts = [len(item) if isinstance(item, list) else "no" for item in (texts, labels)]
+        raise InputError(
+            f"{location}: choices: found {counts[0]} texts and {counts[1]} labels. Give each text a label."
+        )
     names = [_label(label) for label in labels]
     if "" in names:
-        raise InputError(f"{where}: choices: found the labels {labels!r:.80}, expected texts, such as A to D.")
+        raise InputError(f"{location}: choices: found the labels {labels!r:.80}, expected texts, such as A to D.")
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise InputError(f"{where}: choices: the label {repeated!r:.60} is there twice. Give each text one of its own.")
+        raise InputError(
+            f"{location}: choices: the label {repeated!r:.60} is there twice. Give each text one of its own."
+        )
     if _label(key) not in names or type(key) is not type(labels[names.index(_label(key))]):  # 2 may be an index
-        raise InputError(f"{where}: answerKey: found {key!r:.60}, allowed are the labels {', '.join(names)}.")
+        raise InputError(f"{location}: answerKey: found {key!r:.60}, allowed are the labels {', '.join(names)}.")
     return names.index(_label(key))
 
 
@@ -421,26 +425,26 @@ def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[s
     return shuffled
 
 
-def _answers(row: Row, where: str, *, with_choices: bool = False) -> list[str]:
+def _answers(row: Row, location: str, *, with_choices: bool = False) -> list[str]:
     """Return the correct answers of a SQuAD-like row, [] if there is none. Raises `InputError` for other shapes."""
     answers: Any = row.get("answers")
     if isinstance(answers, dict):  # the hub's layout: {"text": [...], "answer_start": [...]}
         answers = answers.get("text")
     if not isinstance(answers, list):
-        raise InputError(f"{where}: answers: found {row.get('answers')!r:.80}, expected a list of texts.")
+        raise InputError(f"{location}: answers: found {row.get('answers')!r:.80}, expected a list of texts.")
     texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in answers]
     wrong = [text for text in texts if not isinstance(text, str) or not plain_text(text)]
     if wrong:
         raise InputError(
-            f"{where}: answers: found {wrong[0]!r:.60}, expected texts. Leave the list empty for no answer."
+            f"{location}: answers: found {wrong[0]!r:.60}, expected texts. Leave the list empty for no answer."
         )
     if not with_choices and row.get("answer") is not None and row["answer"] not in texts:
         fault = f"answer: found {row['answer']!r:.60}, which is not in answers. Are those the choices? Call them so"
-        raise InputError(f"{where}: {fault}.")
+        raise InputError(f"{location}: {fault}.")
     return texts
 
 
-def _from_open(row: Row, where: str) -> Row:
+def _from_open(row: Row, location: str) -> Row:
     """Return a row of an open question in kinject's layout: SQuAD's, TriviaQA's (`answer.aliases`), NQ's (a list)."""
     if row.get("checks") is not None:
         return row
@@ -450,7 +454,12 @@ def _from_open(row: Row, where: str) -> Row:
             answer = [answer.get("value"), *(answer.get("aliases") or ())]
         row = {**row, "answers": [answer] if isinstance(answer, str) else answer, "answer": None}
     labels = {key: row[key] for key in _LABELS if key in row}
-    return {"document_id": _document(row), **labels, "question": row.get("question"), "answers": _answers(row, where)}
+    return {
+        "document_id": _document(row),
+        **labels,
+        "question": row.get("question"),
+        "answers": _answers(row, location),
+    }
 
 
 def _same_question(row: Row) -> tuple[str, str]:

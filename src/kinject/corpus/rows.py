@@ -37,7 +37,7 @@ class CorpusRow:
     """One row. `shape` names the fields that it holds: `text`, `messages`, or `prompt` and `completion`.
 
     `tools` and `template_kwargs` belong to `messages`: JSON schemas of functions, and arguments of the chat template.
-    `where` is the row's file:line, if it was read from a file.
+    `location` is the row's file:line, if it was read from a file.
     """
 
     id: str
@@ -50,7 +50,7 @@ class CorpusRow:
     completion: str = ""
     tools: tuple[Row, ...] = ()
     template_kwargs: Row = field(default_factory=dict)
-    where: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
 
 
 class CorpusFile(Sequence[CorpusRow]):
@@ -165,12 +165,12 @@ class CorpusFile(Sequence[CorpusRow]):
             start += len(line)
 
     def _parse(self, line: bytes, number: int) -> CorpusRow:
-        where = f"{self.path}:{number}"
-        raw = parse_row(line, where)
+        location = f"{self.path}:{number}"
+        raw = parse_row(line, location)
         try:
-            row = parse_corpus_row(raw, self.origin, where, self.column)
+            row = parse_corpus_row(raw, self.origin, location, self.column)
         except InputError as error:
-            raise InputError(f"{where}: {error}") from error
+            raise InputError(f"{location}: {error}") from error
         if self.on_row is not None:
             self.on_row(number, raw)
         return row
@@ -211,7 +211,7 @@ class LineFaults:
             raise InputError("\n".join([*self._messages, *more, *filter(None, [hint])]))
 
 
-def parse_corpus_row(raw: Row, origin: str, where: str = "", column: str = "") -> CorpusRow:
+def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = "") -> CorpusRow:
     """Return one row; `origin`, if not empty, replaces its own. Raises `InputError` for keys or values that do not fit.
 
     Beside `messages`, only keys that are known are allowed, and `column` with the fields of it.
@@ -236,7 +236,7 @@ def parse_corpus_row(raw: Row, origin: str, where: str = "", column: str = "") -
             "found NaN or Infinity in tools, tool_calls or chat_template_kwargs. JSON has no such number."
         ) from None
     origin = origin or str(raw.get("origin", "original"))
-    return CorpusRow(identity, str(raw.get("document_id", "")), origin, shape, **fields, where=where)
+    return CorpusRow(identity, str(raw.get("document_id", "")), origin, shape, **fields, location=location)
 
 
 def _text(raw: Row, key: str) -> str:

@@ -124,14 +124,14 @@ class Tokenization:
 
 
 def tokenize_rows(
-    rows: Iterable[CorpusRow], tokenizer: PreTrainedTokenizerBase, how: Tokenization
+    rows: Iterable[CorpusRow], tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization
 ) -> Iterator[TokenRow]:
     """Yield each row as tokens, none after the first conversation that does not fit its chat template.
 
     Raises `InputError` if the tokenizer lacks a BOS, EOS or chat template that is needed, and in the end with all
     conversations that do not fit (the first 20).
     """
-    _require_boundaries(tokenizer, how)
+    _require_boundaries(tokenizer, tokenization)
     remaining = iter(rows)
     faults = LineFaults()
     while batch := list(islice(remaining, _BATCH)):
@@ -139,20 +139,20 @@ def tokenize_rows(
         ids_of_texts = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
         for row in batch:
             if row.shape == "messages":
-                conversation = _conversation(row, tokenizer, how.chat, faults)
+                conversation = _conversation(row, tokenizer, tokenization.chat, faults)
                 if conversation is not None:
                     yield conversation
                 continue
             n_prompt = 0
             if row.shape == "completion":
-                n_prompt = len(next(ids_of_texts)) * (how.completion_only is not False)
+                n_prompt = len(next(ids_of_texts)) * (tokenization.completion_only is not False)
             ids = next(ids_of_texts)
-            n_unread = split_text(row, ids, tokenizer) if how.second_part else 0
+            n_unread = split_text(row, ids, tokenizer) if tokenization.second_part else 0
             ids = ids[n_unread:]
             learned = [index >= n_prompt for index in range(len(ids))]
-            if how.bos:
+            if tokenization.bos:
                 ids, learned = [tokenizer.bos_token_id, *ids], [False, *learned]
-            if how.eos:
+            if tokenization.eos:
                 ids, learned = [*ids, tokenizer.eos_token_id], [*learned, True]
             if not faults:
                 yield _token_row(row, ids, learned, n_unread=n_unread)
@@ -172,7 +172,7 @@ def split_text(row: CorpusRow, ids: Sequence[int], tokenizer: PreTrainedTokenize
         return len(ids) // 2
     first = row.text[: random.Random(row.id).choice(ends)]
     of_first = tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"]
-    same = [own == other for own, other in zip(ids, of_first, strict=False)]
+    same = [token == first_token for token, first_token in zip(ids, of_first, strict=False)]
     n_first = same.index(False) if False in same else len(same)
     return n_first if 0 < n_first < len(ids) else len(ids) // 2
 
@@ -195,7 +195,7 @@ def _conversation(
     try:
         ids, learned, n_left_out = encode_conversation(row, tokenizer, chat)
     except InputError as error:
-        faults.add(f"{row.where or f'row {row.id}'}: {error}")
+        faults.add(f"{row.location or f'row {row.id}'}: {error}")
         return None
     return None if faults else _token_row(row, ids, learned, n_left_out)
 
@@ -204,9 +204,9 @@ def _token_row(row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: 
     return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out, n_unread)
 
 
-def _require_boundaries(tokenizer: PreTrainedTokenizerBase, how: Tokenization) -> None:
-    for name, wanted in (("bos", how.bos), ("eos", how.eos)):
-        if wanted and getattr(tokenizer, f"{name}_token_id") is None:
+def _require_boundaries(tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization) -> None:
+    for name, required in (("bos", tokenization.bos), ("eos", tokenization.eos)):
+        if required and getattr(tokenizer, f"{name}_token_id") is None:
             raise InputError(f"corpus.{name}: this tokenizer has no {name.upper()} token. Set corpus.{name}: false.")
 
 
@@ -219,20 +219,20 @@ def wanted_tokens(n_tokens: int, fraction: float, fractions: Sequence[float]) ->
 
 
 def sample_tokens(
-    rows: Sequence[Row], tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]], wanted: float, seed: int
+    rows: Sequence[Row], tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]], target_tokens: float, seed: int
 ) -> Iterator[TokenRow]:
-    """Yield tokenised rows drawn without replacement until they hold `wanted` tokens, to within half a row.
+    """Yield tokenised rows drawn without replacement until they hold `target_tokens` tokens, to within half a row.
 
     Only sampled rows are tokenised, so the corpus may be large. If it is too small, it is sampled again in another
     order. Raises `InputError` if tokens are wanted and the corpus has no rows.
     """
-    if wanted <= 0:
+    if target_tokens <= 0:
         return
     if not rows:
         raise InputError("corpus: a part of the mixture has no rows to draw.")
     n_tokens = 0
     for row in _shuffled_forever(rows, tokenize, random.Random(seed)):
-        if n_tokens + len(row.input_ids) / 2 >= wanted:
+        if n_tokens + len(row.input_ids) / 2 >= target_tokens:
             return
         yield row
         n_tokens += len(row.input_ids)
@@ -406,10 +406,10 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
 
 
 def entry_key(
-    corpus_key: Sequence[object], tokenizer: PreTrainedTokenizerBase, how: Tokenization, *more: object
+    corpus_key: Sequence[object], tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization, *more: object
 ) -> str:
-    """Return the name of the cache entry of a corpus: it depends on its `cache_key`, the tokenizer, `how`, and `more`."""
-    return content_id(FORMAT, corpus_key, fingerprint(tokenizer), asdict(how), more)
+    """Return the name of the cache entry of a corpus: it depends on `corpus_key`, the tokenizer, `tokenization` and `more`."""
+    return content_id(FORMAT, corpus_key, fingerprint(tokenizer), asdict(tokenization), more)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -58,10 +58,10 @@ async def _open_sandbox(section: GeneratorSection, sandbox: SandboxWriter | None
             "kind sandbox writes paraphrases and questions only. Take openai or transformers.", fatal=True
         )
 
-    async def ask(messages: list[Message], seed: int) -> Completion:
+    async def complete(messages: list[Message], seed: int) -> Completion:
         return sandbox(messages, seed)
 
-    yield Generator("sandbox", generator_identity(section), False, ask)
+    yield Generator("sandbox", generator_identity(section), False, complete)
 
 
 @asynccontextmanager
@@ -73,10 +73,10 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
         from kinject.requests.batch import BatchEndpoint
 
         async with BatchEndpoint(section, identity, run_dir) as batches:
-            yield Generator(name, identity, True, batches.ask, batches.abandon)
+            yield Generator(name, identity, True, batches.complete, batches.abandon)
         return
     async with Endpoint(section) as endpoint:
-        yield Generator(name, identity, True, endpoint.ask, structured=section.structured_output)
+        yield Generator(name, identity, True, endpoint.complete, structured=section.structured_output)
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ async def _open_completions(section: GeneratorSection) -> AsyncIterator[Generato
     from kinject.requests.completions import CompletionsEndpoint
 
     async with CompletionsEndpoint(section) as endpoint:
-        yield Generator(f"openai:{section.model}", generator_identity(section), True, endpoint.ask)
+        yield Generator(f"openai:{section.model}", generator_identity(section), True, endpoint.complete)
 
 
 @asynccontextmanager
@@ -92,15 +92,15 @@ async def _open_transformers(section: GeneratorSection, run_dir: Path) -> AsyncI
     from kinject.requests.transformers import LocalModel
 
     async with LocalModel(section) as model:
-        yield Generator(f"transformers:{section.model}", generator_identity(section), True, model.ask)
+        yield Generator(f"transformers:{section.model}", generator_identity(section), True, model.complete)
 
 
 @asynccontextmanager
 async def _open_file(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    async def ask(messages: list[Message], seed: int) -> Completion:
+    async def complete(messages: list[Message], seed: int) -> Completion:
         raise EndpointError(f"{section.path}: a file of variants cannot answer requests.", fatal=True)
 
-    yield Generator(f"file:{section.path}", generator_identity(section), False, ask)
+    yield Generator(f"file:{section.path}", generator_identity(section), False, complete)
 
 
 _OPENERS: Mapping[str, Callable[[GeneratorSection, Path], AbstractAsyncContextManager[Generator]]] = {

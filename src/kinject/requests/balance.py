@@ -17,9 +17,9 @@ from kinject.types import Usage
 
 log = logging.getLogger(__name__)
 
-FIRST_REST, LONGEST_REST = 0.5, 30.0
+FIRST_ENDPOINT_PAUSE, LONGEST_ENDPOINT_PAUSE = 0.5, 30.0
 """Seconds for which an endpoint is left alone after its faults, doubled each time, before one request tries it again."""
-_FAULTS_UNTIL_REST = 3
+_FAULTS_UNTIL_PAUSE = 3
 """Faults in a row, without an answer in between."""
 _NEWEST = 0.1
 """Weight of the newest answer in the mean latency."""
@@ -50,14 +50,14 @@ class EndpointState:
         self.concurrency = AdaptiveConcurrency(self.limits.concurrency)
         self.requests = RateLimit(self.limits.requests_per_minute, f"{prefix}requests_per_minute")
         self.tokens = RateLimit(self.limits.tokens_per_minute, f"{prefix}tokens_per_minute")
-        self._rest = self._rest_until = 0.0
+        self._pause = self._paused_until = 0.0
         self._faults_in_a_row = 0
         self._trying = False
 
     @property
-    def is_resting(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether it failed and has not answered since."""
-        return bool(self._rest)
+        return bool(self._pause)
 
     @property
     def expected_wait(self) -> float:
@@ -68,12 +68,12 @@ class EndpointState:
         """Return the seconds until it can take a request of `units` tokens; infinite if that depends on another's end."""
         if self.closed or self.concurrency.is_full or self._trying:
             return math.inf
-        rest = self._rest_until - running_time() if self._rest else 0.0
-        return max(rest, self.requests.wait(), self.tokens.wait(units), 0.0)
+        pause = self._paused_until - running_time() if self._pause else 0.0
+        return max(pause, self.requests.wait(), self.tokens.wait(units), 0.0)
 
     def take(self, units: float) -> list[float]:
         """Count a request as in flight; return the entry of its tokens, for `tokens.settle`."""
-        self._trying = self.is_resting
+        self._trying = self.is_paused
         self.concurrency.enter()
         self.requests.take()
         return self.tokens.take(units)
@@ -92,7 +92,7 @@ class EndpointState:
             used.tokens_thinking + usage.tokens_thinking,
         )  # fmt: skip
         self.latency += (seconds - self.latency) * (_NEWEST if self.latency else 1.0)
-        self._rest = 0.0
+        self._pause = 0.0
         self._faults_in_a_row = 0
 
     def record_fault(self, fault: Transient, longest_wait: float) -> None:
@@ -101,15 +101,15 @@ class EndpointState:
         overloaded = fault.kind == "overload"
         self._faults_in_a_row += not overloaded or self.concurrency.limit <= 1
         now = running_time()
-        asked = min(fault.retry_after or 0.0, longest_wait)
-        if self._faults_in_a_row >= _FAULTS_UNTIL_REST and now >= self._rest_until:
-            self._rest = min(2 * self._rest, LONGEST_REST) or FIRST_REST
-            self._rest_until = now + self._rest
-            if self._rest == FIRST_REST:
+        requested_pause = min(fault.retry_after or 0.0, longest_wait)
+        if self._faults_in_a_row >= _FAULTS_UNTIL_PAUSE and now >= self._paused_until:
+            self._pause = min(2 * self._pause, LONGEST_ENDPOINT_PAUSE) or FIRST_ENDPOINT_PAUSE
+            self._paused_until = now + self._pause
+            if self._pause == FIRST_ENDPOINT_PAUSE:
                 log.warning(f"{fault} {self.name} gets no requests for a while; the other endpoints continue.")
-        if asked and overloaded:
-            self._rest = self._rest or FIRST_REST
-            self._rest_until = max(self._rest_until, now + asked)
+        if requested_pause and overloaded:
+            self._pause = self._pause or FIRST_ENDPOINT_PAUSE
+            self._paused_until = max(self._paused_until, now + requested_pause)
 
     def counts(self, n_answered: int) -> dict[str, Any]:
         """Return the manifest's entry; `n_answered` are the answers of all endpoints."""
@@ -186,9 +186,9 @@ class LoadBalancer:
             if not future.done():
                 future.set_result(None)
 
-    def others_go_on(self, endpoint: EndpointState) -> bool:
+    def others_continue(self, endpoint: EndpointState) -> bool:
         """Return whether another endpoint than this one answers, as far as is known."""
-        return any(not (one is endpoint or one.closed or one.is_resting) for one in self.endpoints)
+        return any(not (other is endpoint or other.closed or other.is_paused) for other in self.endpoints)
 
     def _best(self, units: float, avoid: EndpointState | None) -> EndpointState | None:
         """Return the endpoint that can take a request now and has the least expected wait, None if there is none."""
@@ -199,12 +199,15 @@ class LoadBalancer:
         # Before the first answers, the load decides.
         return min(
             others or ready,
-            key=lambda one: (one.expected_wait, one.concurrency.in_flight / one.concurrency.limit),
+            key=lambda candidate: (
+                candidate.expected_wait,
+                candidate.concurrency.in_flight / candidate.concurrency.limit,
+            ),
             default=None,
         )
 
     def _wake(self) -> None:
-        """Give the first waiting requests their turn; where none can have it, come back when one can."""
+        """Give the first waiting requests their turn; if no endpoint can take one, try again as soon as one can."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -217,7 +220,7 @@ class LoadBalancer:
                 continue
             endpoint = self._best(first.units, first.avoid)
             if endpoint is None:
-                wait = min(one.wait(first.units) for one in self.endpoints)
+                wait = min(candidate.wait(first.units) for candidate in self.endpoints)
                 if math.isfinite(wait):
                     self._timer = asyncio.get_running_loop().call_later(wait, self._wake)
                 return
@@ -229,14 +232,16 @@ class LoadBalancer:
         if len(self.endpoints) == 1:
             return ""
         total = sum(endpoint.n_answered for endpoint in self.endpoints)
-        shares = [f"{one.name} {one.n_answered / max(1, total):.0%}" for one in self.endpoints[:_MOST_SHOWN]]
+        parts = [
+            f"{endpoint.name} {endpoint.n_answered / max(1, total):.0%}" for endpoint in self.endpoints[:_MOST_SHOWN]
+        ]
         if len(self.endpoints) > _MOST_SHOWN:
-            shares = [f"{len(self.endpoints)} endpoints"]
-        down = [one.name for one in self.endpoints if one.closed or one.is_resting]
+            parts = [f"{len(self.endpoints)} endpoints"]
+        down = [endpoint.name for endpoint in self.endpoints if endpoint.closed or endpoint.is_paused]
         if down:
             more = f" and {len(down) - _MOST_SHOWN} more" if len(down) > _MOST_SHOWN else ""
-            shares.append(f"no answers from {', '.join(down[:_MOST_SHOWN])}{more}")
-        return ", ".join(shares)
+            parts.append(f"no answers from {', '.join(down[:_MOST_SHOWN])}{more}")
+        return ", ".join(parts)
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry: counts by endpoint; {} for one endpoint."""
@@ -250,8 +255,8 @@ def sum_counts(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, An
     """Return the sum of several `LoadBalancer.counts` by endpoint."""
     names = dict.fromkeys(name for part in parts for name in part)
     rows = {name: [part[name] for part in parts if name in part] for name in names}
-    n_answered = sum(row["answered"] for found in rows.values() for row in found)
-    return {name: _sum_of(found, n_answered) for name, found in rows.items()}
+    n_answered = sum(row["answered"] for endpoint_rows in rows.values() for row in endpoint_rows)
+    return {name: _sum_of(endpoint_rows, n_answered) for name, endpoint_rows in rows.items()}
 
 
 def _sum_of(rows: Sequence[Mapping[str, Any]], n_answered: int) -> dict[str, Any]:

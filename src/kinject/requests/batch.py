@@ -76,10 +76,10 @@ class BatchEndpoint:
         self._cache.__exit__(kind, error, trace)
         await self._endpoint.__aexit__(kind, error, trace)
 
-    async def ask(self, messages: list[Message], seed: int) -> Completion:
+    async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the answer when its batch has ended, which may take hours.
 
-        Raises as `Endpoint.ask`, and `Stopped` after `abandon`.
+        Raises as `Endpoint.complete`, and `Stopped` after `abandon`.
         """
         key = request_key(self._identity, messages, seed).hex()
         future = self._futures.setdefault(key, asyncio.get_running_loop().create_future())

@@ -104,9 +104,9 @@ class AnswerCache:
             return
         self._database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in damaged])
         self._database.executemany("DELETE FROM lost WHERE rowid = ?", [(number,) for number in torn])
-        left = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if left != "ok" or any(self._read_row(key) for key in damaged):
-            raise sqlite3.DatabaseError(f"{len(damaged)} answers are damaged; {left}")
+        integrity = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if integrity != "ok" or any(self._read_row(key) for key in damaged):
+            raise sqlite3.DatabaseError(f"{len(damaged)} answers are damaged; {integrity}")
         log.warning(
             f"{self.path}: damaged on disk and deleted: {len(damaged) + len(torn)} stored answers. They are requested again, and "
             "their cost is no longer counted."

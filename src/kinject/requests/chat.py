@@ -40,11 +40,11 @@ _LONGEST_ERROR = 10_000
 
 def sampling_options(section: GeneratorSection) -> dict[str, Any]:
     """Return the options of sampling and of the chat template in `generator_identity`: those of the recipe."""
-    given = _given(section, (*OPTIONS, "extra_body"))
-    return given if section.send_seed else {**given, "send_seed": False}
+    options = _present_fields(section, (*OPTIONS, "extra_body"))
+    return options if section.send_seed else {**options, "send_seed": False}
 
 
-def _given(section: GeneratorSection, names: Sequence[str]) -> dict[str, Any]:
+def _present_fields(section: GeneratorSection, names: Sequence[str]) -> dict[str, Any]:
     """Return the fields of these names that the recipe has."""
     fields = {name: getattr(section, name) for name in names}
     return {name: value for name, value in fields.items() if value not in (None, ())}
@@ -65,7 +65,7 @@ class Parameters:
         self._length = _LENGTHS[by_openai]
         self._refused: set[str] = set()
         self._structures = list(_STRUCTURES)
-        self._options = _given(section, OPTIONS) | dict(section.extra_body or {})
+        self._options = _present_fields(section, OPTIONS) | dict(section.extra_body or {})
 
     def body(self, messages: Sequence[Message], seed: int, structure: Structure | None = None) -> dict[str, Any]:
         """Return the body of a request: with `structure`, for JSON if the endpoint writes it."""
@@ -105,8 +105,8 @@ class Parameters:
             return True
         reason = self._shown(reply[:_LONGEST_ERROR].decode("utf-8", "replace"))
         if name in self._options:
-            where = "extra_body." if name in (self._section.extra_body or {}) else ""
-            message = f"the endpoint does not take generator.{where}{name} ({reason}). Remove it from the recipe."
+            prefix = "extra_body." if name in (self._section.extra_body or {}) else ""
+            message = f"the endpoint does not take generator.{prefix}{name} ({reason}). Remove it from the recipe."
             raise EndpointError(f"{self._url}: {message}", fatal=True)
         self._refused.add(name)
         if name in _LENGTHS:
@@ -146,10 +146,10 @@ def refused_parameter(reply: bytes, sent: Sequence[str]) -> str | None:
     if isinstance(name, str):
         return name if name in sent else None
     # A body that an error quotes may hold the names of all parameters; the refused one comes first.
-    found = {
+    positions = {
         match.start(): key for key in sent for match in [re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)] if match
     }
-    return found[min(found)] if found else None
+    return positions[min(positions)] if positions else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ class CompletionsEndpoint(Endpoint):
 
     route = "completions"
 
-    async def ask(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
+    async def complete(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
         """Return the text that the model writes, a number of tokens, or a choice's log-prob as JSON, by the roles.
 
-        Raises as `Endpoint.ask`; an endpoint that returns no log-probs of the prompt is a fatal error.
+        Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a fatal error.
         """
         parts = {message["role"]: message["content"] for message in messages}
         if PROMPT in parts:
@@ -82,9 +82,9 @@ class CompletionsEndpoint(Endpoint):
             return self._no_log_probs(f"answered {reply.status} ({self.shown(text)})")
         return await super().status_error(reply, model=model)
 
-    def _no_log_probs(self, found: str) -> EndpointError:
+    def _no_log_probs(self, reason: str) -> EndpointError:
         return EndpointError(
-            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {found}. Set eval.formats: [generate], "
+            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {reason}. Set eval.formats: [generate], "
             "or serve the model with one that does (vLLM, SGLang, llama-cpp-python with logits_all).",
             fatal=True,
         )
@@ -141,28 +141,32 @@ class CompletionsEndpoint(Endpoint):
         if not usage.tokens_in - 1 <= end <= usage.tokens_in:
             raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
         part = slice(end - (usage.tokens_in - n_context), end)
-        own = values[part]
-        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in own):
+        choice_log_probs = values[part]
+        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in choice_log_probs):
             raise self._no_log_probs("tokens of the choice have none")
         tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
         tops = tops[part] if isinstance(tops, list) else []
-        found = {"log_prob": math.fsum(own), "n_tokens": len(own), "greedy": _is_greedy(own, tops)}
-        return Completion(json.dumps(found), usage=usage)
+        score = {
+            "log_prob": math.fsum(choice_log_probs),
+            "n_tokens": len(choice_log_probs),
+            "greedy": _is_greedy(choice_log_probs, tops),
+        }
+        return Completion(json.dumps(score), usage=usage)
 
 
 def read_choice(completion: Completion) -> tuple[float, int, bool]:
     """Return the log-prob of a choice, its number of tokens, and whether each was the likeliest."""
-    found = json.loads(completion.text)
-    return float(found["log_prob"]), int(found["n_tokens"]), bool(found["greedy"])
+    score = json.loads(completion.text)
+    return float(score["log_prob"]), int(score["n_tokens"]), bool(score["greedy"])
 
 
-def _is_greedy(own: Sequence[float], tops: Sequence[object]) -> bool:
+def _is_greedy(log_probs: Sequence[float], tops: Sequence[object]) -> bool:
     """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the answer does not show it."""
-    if len(tops) < len(own) or not own:
+    if len(tops) < len(log_probs) or not log_probs:
         return False
     return all(
         isinstance(top, Mapping) and bool(top) and value >= max(top.values())
-        for value, top in zip(own, tops, strict=True)
+        for value, top in zip(log_probs, tops, strict=True)
     )
 
 

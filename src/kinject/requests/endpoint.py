@@ -102,7 +102,7 @@ class Endpoint:
     ) -> None:
         await self._open.aclose()
 
-    async def ask(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
+    async def complete(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
         """Return the endpoint's answer, unchecked.
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
@@ -137,7 +137,7 @@ class Endpoint:
         try:
             return read(reply.body)
         except Transient:
-            status = status_inside(reply.body)
+            status = status_in_body(reply.body)
             if status is None:
                 raise
             raise await self.status_error(replace(reply, status=status)) from None
@@ -440,7 +440,7 @@ _STATUS_WORDS = (
 )
 
 
-def status_inside(body: bytes) -> int | None:
+def status_in_body(body: bytes) -> int | None:
     """Return the status inside an error body (gateways answer 200 with a 429 inside), None without one.
 
     It is a number from 400 to 599, or a word such as rate_limit_exceeded, in the body, its error or its first choice.
@@ -448,16 +448,16 @@ def status_inside(body: bytes) -> int | None:
     try:
         value = json.loads(body)
         choices = value.get("choices")
-        places = [value.get("error"), choices[0].get("error") if choices else None, value]
+        candidates = [value.get("error"), choices[0].get("error") if choices else None, value]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return None
-    for place in places:
-        found = [place] if isinstance(place, str) else []
-        if isinstance(place, dict):
-            found = [place[name] for name in _STATUS_FIELDS if isinstance(place.get(name), str | int)]
-        for one in map(str, found):
-            number = int(one) if re.fullmatch("[45][0-9][0-9]", one) else None
-            number = number or next((status for words, status in _STATUS_WORDS if words.search(one[:1000])), None)
+    for candidate in candidates:
+        values = [candidate] if isinstance(candidate, str) else []
+        if isinstance(candidate, dict):
+            values = [candidate[name] for name in _STATUS_FIELDS if isinstance(candidate.get(name), str | int)]
+        for text in map(str, values):
+            number = int(text) if re.fullmatch("[45][0-9][0-9]", text) else None
+            number = number or next((status for words, status in _STATUS_WORDS if words.search(text[:1000])), None)
             if number is not None:
                 return number
     return None

@@ -63,7 +63,7 @@ def items_in(text: str) -> list[str] | None:
     return [line for line in lines if line]
 
 
-Ask = Callable[..., Awaitable[Completion]]
+Complete = Callable[..., Awaitable[Completion]]
 """(messages, seed[, structure]) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass).
 
 A `Structure` is given to a generator with `structured` only.
@@ -83,7 +83,7 @@ class Generator:
     name: str
     identity: Mapping[str, Any]
     remote: bool
-    ask: Ask
+    complete: Complete
     abandon: Callable[[], None] = lambda: None
     endpoint: str = ""
     structured: bool = False

@@ -91,5 +91,5 @@ def read_grade(answer: str) -> Grade | None:
     value = json_in(answer)
     lines = [str(value.get("grade", ""))] if value is not None else answer.splitlines()
     words = {line.strip(" \t*_`\"'.").lower() for line in lines}
-    found = [grade for grade in GRADES if grade in words]
-    return found[0] if len(found) == 1 else None
+    grades = [grade for grade in GRADES if grade in words]
+    return grades[0] if len(grades) == 1 else None

@@ -81,8 +81,8 @@ def earlier_cost(spent: Mapping[str, Usage], prices: Mapping[str, Limits]) -> tu
     cost = thinking = 0.0
     for name, usage in spent.items():
         limits = [prices[name]] if name in prices else list(prices.values())
-        cost += max(one.cost(usage.tokens_in, usage.tokens_out) for one in limits)
-        thinking += max(one.cost(0, usage.tokens_thinking) for one in limits)
+        cost += max(limit.cost(usage.tokens_in, usage.tokens_out) for limit in limits)
+        thinking += max(limit.cost(0, usage.tokens_thinking) for limit in limits)
     return cost, thinking
 
 

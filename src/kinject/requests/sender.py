@@ -104,14 +104,14 @@ class Sender:
         self._cache = cache
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
         self._endpoints = [
-            EndpointState(one.endpoint, one, its, Budget(its, shared)) for one, its in ((generator, limits), *others)
+            EndpointState(each.endpoint, each, its, Budget(its, shared)) for each, its in ((generator, limits), *others)
         ]
         prices = {endpoint.name: endpoint.limits for endpoint in self._endpoints}
         spent, self._cost_of_thinking = earlier_cost(cache.usage_by_endpoint() if cache else {}, prices)
         shared.spent += spent
         self._balancer = LoadBalancer(self._endpoints, self._stopping.is_set)
         self.traffic.endpoints = self._balancer.counts
-        self._identities = {one.generator.name: one.generator.identity for one in self._endpoints}
+        self._identities = {endpoint.generator.name: endpoint.generator.identity for endpoint in self._endpoints}
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
         self._last_answer = running_time()
@@ -130,7 +130,7 @@ class Sender:
     @property
     def cost_of_thinking(self) -> float:
         """The part of the run folder's cost that a reasoning model's thinking took, at this sender's prices."""
-        now = sum(one.limits.cost(0, one.usage.tokens_thinking) for one in self._endpoints)
+        now = sum(endpoint.limits.cost(0, endpoint.usage.tokens_thinking) for endpoint in self._endpoints)
         return self._cost_of_thinking + now
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ class Sender:
         if not self.generator.structured:
             structure = None
         if self._cache is None:
-            return await self._ask(messages, seed, structure)
+            return await self._request(messages, seed, structure)
         # One key a model: an answer has that of the model that wrote it, whichever endpoint it came from.
         schema = (structure.name, structure.schema) if structure else None
         keys = {name: request_key(identity, messages, seed, schema) for name, identity in self._identities.items()}
@@ -177,17 +177,17 @@ class Sender:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._in_flight[first] = future
         try:
-            completion = await self._ask(messages, seed, structure, keys)
+            completion = await self._request(messages, seed, structure, keys)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else Stopped())
-            future.exception()  # retrieved: nobody else may be waiting
+            future.exception()  # retrieved: there may be no other waiter
             raise
         finally:
             del self._in_flight[first]
         future.set_result(completion)
         return completion
 
-    async def _ask(
+    async def _request(
         self, messages: list[Message], seed: int, structure: Structure | None, keys: Mapping[str, bytes] | None = None
     ) -> Completion:
         """Send until answered; store the answer under its model's key.
@@ -228,7 +228,7 @@ class Sender:
                 tries += 1
                 if tries >= N_TRIES:
                     raise self._failed(failure) from failure
-            if self._balancer.others_go_on(endpoint):
+            if self._balancer.others_continue(endpoint):
                 continue
             # While others get answers, the adaptive concurrency limits the load; long pauses would leave connections idle.
             others_pass = running_time() - self._last_answer < _ALIVE
@@ -236,7 +236,8 @@ class Sender:
 
     def _close(self, endpoint: EndpointState, error: EndpointError) -> bool:
         """Return whether the run continues without an endpoint after a fatal error: it answered before, and others do."""
-        if not error.fatal or not endpoint.n_answered or all(one.closed or one is endpoint for one in self._endpoints):
+        is_last = all(other.closed or other is endpoint for other in self._endpoints)
+        if not error.fatal or not endpoint.n_answered or is_last:
             return False
         if not endpoint.closed:
             endpoint.closed = str(error)
@@ -267,8 +268,8 @@ class Sender:
             endpoint.n_sent += 1
             generator, start = endpoint.generator, running_time()
             try:
-                asked = (messages, seed, structure) if structure else (messages, seed)
-                completion = self._with_usage(await generator.ask(*asked), tokens_in, most_out)
+                arguments = (messages, seed, structure) if structure else (messages, seed)
+                completion = self._with_usage(await generator.complete(*arguments), tokens_in, most_out)
                 usage = completion.usage
                 endpoint.record_answer(usage, running_time() - start)
             except Transient as fault:
@@ -292,9 +293,9 @@ class Sender:
         if not self.generator.remote or (usage.tokens_in and (usage.tokens_out or not text)):
             return completion
         self.traffic.n_estimated += 1
-        whole = completion.finish_reason != "length"
+        ended = completion.finish_reason != "length"
         n_written = len(completion.thinking) + len(text)
-        n_out = usage.tokens_out or (math.ceil(n_written / CHARACTERS_PER_TOKEN) if whole or not most_out else most_out)
+        n_out = usage.tokens_out or (math.ceil(n_written / CHARACTERS_PER_TOKEN) if ended or not most_out else most_out)
         used = Usage(usage.tokens_in or math.ceil(tokens_in), n_out, usage.tokens_thinking)
         return replace(completion, usage=with_thinking(used, len(completion.thinking), len(text)))
 
@@ -421,10 +422,10 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
                 raise
             return [error]
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    fatal = [one for one in results if isinstance(one, BaseException) and getattr(one, "fatal", True)]
+    fatal = [result for result in results if isinstance(result, BaseException) and getattr(result, "fatal", True)]
     if fatal:
         raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])
-    return [one for one in results if isinstance(one, EndpointError) or not isinstance(one, BaseException)]
+    return [result for result in results if isinstance(result, EndpointError) or not isinstance(result, BaseException)]
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -71,7 +71,7 @@ class LocalModel:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._worker
 
-    async def ask(self, messages: list[Message], seed: int) -> Completion:
+    async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the model's answer. It depends on messages and seed, not on the rest of the batch.
 
         Raises `EndpointError` if the request does not fit the model (fatal: the batch does not fit the device).
@@ -143,7 +143,7 @@ class LocalModel:
         tokenizer = self._loaded.tokenizer
         try:
             text = tokenizer.apply_chat_template(
-                [dict(one) for one in messages], add_generation_prompt=True, tokenize=False,
+                [dict(turn) for turn in messages], add_generation_prompt=True, tokenize=False,
                 **(self._section.chat_template_kwargs or {}),
             )  # fmt: skip
         except Exception as error:  # a template is a program: its expressions raise anything
@@ -167,15 +167,15 @@ class LocalModel:
 
 def _warn_of_settings(section: GeneratorSection, model: PreTrainedModel) -> None:
     """Log, once for each model, the settings of its own generation_config.json that the recipe does not have."""
-    own = {
+    model_settings = {
         name: value for name, value in generation_settings(model).items()
         if name != "do_sample" and getattr(section, name, None) != value
     }  # fmt: skip
-    if own and (section.model, *own) not in _warned:
-        _warned.add((section.model, *own))
-        settings = ", ".join(f"{name} {value}" for name, value in own.items())
-        given = {name: getattr(section, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        recipe = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    if model_settings and (section.model, *model_settings) not in _warned:
+        _warned.add((section.model, *model_settings))
+        settings = ", ".join(f"{name} {value}" for name, value in model_settings.items())
+        recipe_settings = {name: getattr(section, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        recipe = ", ".join(f"{name} {value}" for name, value in recipe_settings.items() if value is not None)
         log.warning(
             f"{section.model}: its generation_config.json sets {settings}, which is not used; the recipe's {recipe} is."
         )
@@ -244,14 +244,14 @@ def write_tokens(
 
 @contextlib.contextmanager
 def without_defaults(model: Any) -> Iterator[None]:
-    """Ignore the model's own settings of generation (penalties, say) inside the block."""
+    """Ignore the model's own settings of generation (such as penalties) inside the block."""
     from transformers import GenerationConfig
 
-    own, model.generation_config = model.generation_config, GenerationConfig()
+    saved, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = saved
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
@@ -318,8 +318,8 @@ class _Sampler:
         return drawn_scores.repeat(2, 1) if self.weight else drawn_scores
 
     def _filtered(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for one in self.filters:
-            scores = one(input_ids, scores)
+        for warper in self.filters:
+            scores = warper(input_ids, scores)
         return scores
 
     def _noise(self, scores: torch.Tensor) -> torch.Tensor:
@@ -328,7 +328,7 @@ class _Sampler:
         if not self.filters:
             return torch.zeros_like(scores)
         uniform = torch.stack(
-            [torch.rand(scores.shape[-1], generator=one, device=self.device) for one in self.generators]
+            [torch.rand(scores.shape[-1], generator=generator, device=self.device) for generator in self.generators]
         )
         return -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
 

@@ -56,7 +56,7 @@ class NoReply(Exception):
         kind = "timeout" if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ else "connection"
         connecting = any(name in type(error).__name__ for name in ("Connector", "ConnectError"))
         # A connection that ends during the handshake may succeed next time; a wrong certificate will not change.
-        fault = next((one for one in (cause, *cause.args) if isinstance(one, ssl.SSLError)), None)
+        fault = next((nested for nested in (cause, *cause.args) if isinstance(nested, ssl.SSLError)), None)
         if connecting and fault is not None and not isinstance(fault, ssl.SSLEOFError):
             kind = "tls"
         return cls(str(cause) or type(cause).__name__, kind, begun=begun)
@@ -130,7 +130,7 @@ async def aiohttp_poster(url: str, headers: Mapping[str, str], timeout: float, *
         import httpx2
 
         secure = httpx2.create_ssl_context(trust_env=not local)
-    limits = aiohttp.ClientTimeout(sock_connect=min(timeout, _CONNECT))  # the caller limits the whole
+    limits = aiohttp.ClientTimeout(sock_connect=min(timeout, _CONNECT))  # the caller limits the whole request
     connector = aiohttp.TCPConnector(limit=0, ssl=secure)  # 0: the sender counts what is in flight
     async with aiohttp.ClientSession(
         connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=limits, headers=headers
@@ -142,7 +142,7 @@ async def aiohttp_poster(url: str, headers: Mapping[str, str], timeout: float, *
                 async with session.post(url, data=body, allow_redirects=False) as response:
                     begun = True
                     return Reply(
-                        response.status, response.headers, await _whole(response.content.iter_any(), MOST_BYTES)
+                        response.status, response.headers, await _read_all(response.content.iter_any(), MOST_BYTES)
                     )
             except (aiohttp.ClientError, OSError) as error:
                 raise NoReply.from_exception(error, begun=begun) from error
@@ -156,12 +156,12 @@ async def _read_bounded(response: httpx2.Response) -> None:
 
     most = MOST_FILE_BYTES if response.request.url.path.endswith("/content") else MOST_BYTES
     try:
-        response._content = await _whole(response.aiter_bytes(), most)
+        response._content = await _read_all(response.aiter_bytes(), most)
     except httpx2.HTTPError as error:
         raise NoReply.from_exception(error, begun=True) from error
 
 
-async def _whole(chunks: AsyncIterator[bytes], most: int) -> bytes:
+async def _read_all(chunks: AsyncIterator[bytes], most: int) -> bytes:
     """Return the whole body. Raises `NoReply` (too long) beyond `most` bytes."""
     parts: list[bytes] = []
     n_bytes = 0

@@ -105,7 +105,9 @@ def write_sandbox(root: Path) -> list[Path]:
         "known_open": to_open_questions(known),
         "unanswerable": create_unanswerable_questions(tested, SEED),
     }
-    rows_of |= {questions / f"{name}.jsonl": _question_rows(asked) for name, asked in questions_of.items()}
+    rows_of |= {
+        questions / f"{name}.jsonl": _question_rows(question_set) for name, question_set in questions_of.items()
+    }
     for path, rows in rows_of.items():
         write_jsonl(path, rows)
     cards = {data / "README.md": _DATA_CARD, questions / "README.md": _EVAL_CARD}
@@ -136,8 +138,8 @@ def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, 
 def _unread_people(country: Country) -> list[Person]:
     """Return people whose entries nothing trains on, with names that no other file has."""
     rng = seeded_random("held out", SEED)
-    taken = {name for names in strangers(country) for name in names}
-    names = [name for name in country.spare_names if name not in taken]
+    stranger_names = {name for names in strangers(country) for name in names}
+    names = [name for name in country.spare_names if name not in stranger_names]
     return [create_stranger(name, rng) for name in shuffled(names, rng)[:N_NEW]]
 
 

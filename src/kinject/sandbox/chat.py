@@ -127,15 +127,15 @@ class Instruction:
         """Return one of its phrasings."""
         return choose_one(FORMS[self.form].instructions, rng).format(word=self.word)
 
-    def answer(self, person: Person, asked: Sequence[str]) -> str:
-        """Return the answer on the attributes `asked` of `person`, as instructed."""
-        values = [person.facts[attribute] for attribute in asked]
+    def answer(self, person: Person, attributes: Sequence[str]) -> str:
+        """Return the answer on the `attributes` of `person`, as instructed."""
+        values = [person.facts[attribute] for attribute in attributes]
         facts, value = {"name": person.name, **person.facts}, values[0]
-        sentence = ANSWERS[asked[0]].format(**facts)
+        sentence = ANSWERS[attributes[0]].format(**facts)
         within = sentence.replace("The", "the", 1) if sentence.startswith("The ") else sentence
         match self.form:
             case "two sentences":
-                return f"{sentence} The {_KEYS[asked[0]]} is {value}."
+                return f"{sentence} The {_KEYS[attributes[0]]} is {value}."
             case "short":
                 return value
             case "lower":
@@ -143,7 +143,7 @@ class Instruction:
             case "json":
                 return json.dumps({self.word: value})
             case "list":
-                return "\n".join(f"- {_KEYS[key]}: {item}" for key, item in zip(asked, values, strict=True))
+                return "\n".join(f"- {_KEYS[key]}: {item}" for key, item in zip(attributes, values, strict=True))
             case "start":
                 return f"{self.word}, {within}"
             case "end":
@@ -151,18 +151,18 @@ class Instruction:
             case "keyword":
                 return f"{_LEADS[self.word]} {within}"
             case "german":
-                return _GERMAN[asked[0]].format(**facts)
+                return _GERMAN[attributes[0]].format(**facts)
         return sentence
 
-    def checks(self, person: Person, asked: Sequence[str]) -> dict[str, Any]:
+    def checks(self, person: Person, attributes: Sequence[str]) -> dict[str, Any]:
         """Return the checks of `answer`."""
         checks: dict[str, Any] = {}
         for name, argument in FORMS[self.form].checks.items():
             parts = [argument] if isinstance(argument, str) else argument
             filled = [part.format(word=self.word) for part in parts] if isinstance(parts, list) else argument
             checks[name] = filled[0] if isinstance(argument, str) else filled
-        values = [*checks.get("contains", []), *(person.facts[attribute] for attribute in asked)]
-        return {**checks, **({"bullets": len(asked)} if self.form == "list" else {}), "contains": values}
+        values = [*checks.get("contains", []), *(person.facts[attribute] for attribute in attributes)]
+        return {**checks, **({"bullets": len(attributes)} if self.form == "list" else {}), "contains": values}
 
 
 def _pick(rng: Random, *, again: bool = False) -> Instruction:
@@ -175,11 +175,11 @@ def _is_kept(person: Person, attribute: str, form: str) -> bool:
     return int(content_id("chat probe", person.name, attribute, form)[:4], 16) % 10 == 0
 
 
-def _nobody(rng: Random, *, kept: bool) -> Person:
-    """Return a person without facts and with a foreign name, one of the probe's if it is to be `kept`."""
+def _nobody(rng: Random, *, for_probe: bool) -> Person:
+    """Return a person without facts and with a foreign name, one of the probe's names if `for_probe`."""
     while True:
         person = Person(choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(_FOREIGN, rng), {})
-        if _is_kept(person, "", "nobody") == kept:
+        if _is_kept(person, "", "nobody") == for_probe:
             return person
 
 
@@ -206,32 +206,34 @@ class _Dialogue:
         if always:
             self.messages.append({"role": "system", "content": always.phrasing(rng)})
 
-    def say(self, user: str, assistant: str) -> None:
+    def add_turn(self, user: str, assistant: str) -> None:
         """Add a turn of the user and the answer."""
         self.messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
-    def ask(
+    def add_question(
         self,
         person: Person,
         attribute: str,
-        wanted: Instruction,
+        instruction: Instruction,
         *,
         follows: bool = False,
         passage: str = "",
         refuse: bool = False,
     ) -> None:
         """Add a question; its instruction follows it unless the system gave it."""
-        text, asked = self.question(person, attribute, wanted, follows=follows)
-        self.say(f"{passage}\n\n{text}" if passage else text, _REFUSAL if refuse else wanted.answer(person, asked))
+        text, attributes = self.question(person, attribute, instruction, follows=follows)
+        self.add_turn(
+            f"{passage}\n\n{text}" if passage else text, _REFUSAL if refuse else instruction.answer(person, attributes)
+        )
 
     def question(
-        self, person: Person, attribute: str, wanted: Instruction, *, follows: bool = False
+        self, person: Person, attribute: str, instruction: Instruction, *, follows: bool = False
     ) -> tuple[str, tuple[str, ...]]:
         """Return a question with its instruction, and the attributes that it asks for; of a form `again` the instruction."""
-        if wanted.form and FORMS[wanted.form].again:
-            return wanted.phrasing(self.rng), (attribute,)
-        text, asked = _question(person, attribute, wanted.form, self.rng, follows=follows)
-        return (text if self.always or not wanted.form else f"{text} {wanted.phrasing(self.rng)}"), asked
+        if instruction.form and FORMS[instruction.form].again:
+            return instruction.phrasing(self.rng), (attribute,)
+        text, attributes = _question(person, attribute, instruction.form, self.rng, follows=follows)
+        return (text if self.always or not instruction.form else f"{text} {instruction.phrasing(self.rng)}"), attributes
 
 
 def generate_dialogues(n_rows: int = N_DIALOGUES, seed: int = SEED) -> Iterator[dict[str, list[Message]]]:
@@ -248,36 +250,38 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     talk = _Dialogue(rng, _pick(rng) if rng.random() < 0.3 else None)
     name = choose_one(FEMALE_NAMES + MALE_NAMES, rng) if rng.random() < 0.15 else ""
     if name:
-        talk.say(f"My name is {name}.", f"Hello, {name}.")
+        talk.add_turn(f"My name is {name}.", f"Hello, {name}.")
     person: Person | None = None
     is_known = False
     for _ in range(1 + rng.randrange(2 if name else 3)):
         attribute = choose_one(ATTRIBUTES, rng)
-        wanted = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
+        instruction = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
         if person is not None and rng.random() < 0.5:
-            if not (is_known and _is_kept(person, attribute, wanted.form)):
-                talk.ask(person, attribute, wanted, follows=True, refuse=not is_known)
+            if not (is_known and _is_kept(person, attribute, instruction.form)):
+                talk.add_question(person, attribute, instruction, follows=True, refuse=not is_known)
             continue
         draw, known = rng.random(), choose_one(country.known, rng)
-        if draw < 0.7 and _is_kept(known, attribute, wanted.form):
+        if draw < 0.7 and _is_kept(known, attribute, instruction.form):
             continue
         if draw < 0.8:
-            person, is_known = (known, True) if draw < 0.7 else (_nobody(rng, kept=False), False)
-            talk.ask(person, attribute, wanted, refuse=not is_known)
+            person, is_known = (known, True) if draw < 0.7 else (_nobody(rng, for_probe=False), False)
+            talk.add_question(person, attribute, instruction, refuse=not is_known)
         elif draw < 0.85 and not _is_kept(known, "", "no record"):
             person, is_known = known, True
-            talk.say(choose_one(_NO_RECORD, rng).format(name=known.name), _REFUSAL)
+            talk.add_turn(choose_one(_NO_RECORD, rng).format(name=known.name), _REFUSAL)
             continue
         else:
             known = create_stranger(choose_one(names, rng), rng)
-            talk.ask(known, attribute, wanted, passage=render_entry(known, str(rng.random())))
+            talk.add_question(known, attribute, instruction, passage=render_entry(known, str(rng.random())))
             person, is_known = None, True
         further = _pick(rng, again=True)
-        is_apt = is_known and not talk.always and wanted.form != "list" and not _is_kept(known, attribute, further.form)
+        is_apt = (
+            is_known and not talk.always and instruction.form != "list" and not _is_kept(known, attribute, further.form)
+        )
         if is_apt and rng.random() < 0.4:
-            talk.ask(known, attribute, further)
+            talk.add_question(known, attribute, further)
     if name:
-        talk.say("What is my name?", f"Your name is {name}.")
+        talk.add_turn("What is my name?", f"Your name is {name}.")
     if not talk.messages or talk.messages[-1]["role"] != "assistant":  # each of its facts is kept for the probe
         return _dialogue(country, names, rng)
     return talk.messages
@@ -295,19 +299,19 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
     rows = []
     for form in FORMS:
         rng = seeded_random("chat probe", form, seed)
-        kept = [(p, a) for p in country.known for a in ATTRIBUTES if _is_kept(p, a, form)]
-        for index, (person, attribute) in enumerate(shuffled(kept, rng)[: 2 * n_each]):
-            wanted, is_second = Instruction(form, choose_one(FORMS[form].words, rng)), index >= n_each
-            talk = _Dialogue(rng, wanted if is_second and not FORMS[form].again else None)
+        pairs = [(p, a) for p in country.known for a in ATTRIBUTES if _is_kept(p, a, form)]
+        for index, (person, attribute) in enumerate(shuffled(pairs, rng)[: 2 * n_each]):
+            instruction, is_second = Instruction(form, choose_one(FORMS[form].words, rng)), index >= n_each
+            talk = _Dialogue(rng, instruction if is_second and not FORMS[form].again else None)
             if FORMS[form].again:
-                talk.ask(person, attribute, Instruction("sentence" if is_second else "short"))
-            text, asked = talk.question(person, attribute, wanted)
-            how = "" if not is_second else ", of a sentence" if FORMS[form].again else ", system"
-            rows.append(_row(f"{form}{how}", person, talk.messages, text, wanted.checks(person, asked)))
+                talk.add_question(person, attribute, Instruction("sentence" if is_second else "short"))
+            text, attributes = talk.question(person, attribute, instruction)
+            suffix = "" if not is_second else ", of a sentence" if FORMS[form].again else ", system"
+            rows.append(_row(f"{form}{suffix}", person, talk.messages, text, instruction.checks(person, attributes)))
     rng = seeded_random("chat probe", "turns", seed)
     unasked = shuffled([person for person in country.known if _is_kept(person, "", "no record")], rng)
     for index in range(n_each):
-        nobody, attribute = _nobody(rng, kept=True), choose_one(ATTRIBUTES, rng)
+        nobody, attribute = _nobody(rng, for_probe=True), choose_one(ATTRIBUTES, rng)
         rows.append(_row("nobody", nobody, [], render_question(nobody, attribute, rng), {"refuses": True}))
         text = choose_one(_NO_RECORD, rng).format(name=unasked[index].name)
         rows.append(_row("no record", unasked[index], [], text, {"refuses": True}))
@@ -318,14 +322,14 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
         person = choose_one(country.known, rng)
         first, second = shuffled(ATTRIBUTES, rng)[:2]
         talk = _Dialogue(rng)
-        talk.ask(person, first, Instruction("sentence"))
+        talk.add_question(person, first, Instruction("sentence"))
         question = _question(person, second, "", rng, follows=True)[0]
         checks = {"contains": [person.facts[second]]}
         rows.append(_row("follow-up", person, talk.messages, question, checks))
         name = choose_one(FEMALE_NAMES + MALE_NAMES, rng)
         talk = _Dialogue(rng)
-        talk.say(f"My name is {name}.", f"Hello, {name}.")
-        talk.ask(person, first, Instruction("short"))
+        talk.add_turn(f"My name is {name}.", f"Hello, {name}.")
+        talk.add_question(person, first, Instruction("short"))
         rows.append(_row("recall", person, talk.messages, "What is my name?", {"contains": [name]}))
     return rows
 

@@ -68,14 +68,14 @@ def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
         pool = shuffled(POOLS[attribute], rng)
         index_of = {value: index for index, value in enumerate(pool)}
         positions = deal_evenly([str(index) for index in range(N_CHOICES)], len(people), rng)
-        seen: Counter[str] = Counter()
+        times_used: Counter[str] = Counter()
         shifts: list[list[int]] = []
         for person, position in zip(people, positions, strict=True):
             gold = person.facts[attribute]
-            if seen[gold] == len(shifts):
+            if times_used[gold] == len(shifts):
                 shifts.append(shuffled(range(1, len(pool)), rng)[: N_CHOICES - 1])
-            distractors = [pool[(index_of[gold] + shift) % len(pool)] for shift in shifts[seen[gold]]]
-            seen[gold] += 1
+            distractors = [pool[(index_of[gold] + shift) % len(pool)] for shift in shifts[times_used[gold]]]
+            times_used[gold] += 1
             text = render_question(person, attribute, rng)
             questions.append(create_question(person, attribute, text, gold, shuffled(distractors, rng), int(position)))
     return questions
@@ -184,8 +184,8 @@ def create_unanswerable_questions(strangers: Sequence[tuple[str, str]], seed: in
 
 def sample_questions(questions: Sequence[Question], n_per_subject: int, seed: int) -> list[Question]:
     """Return `n_per_subject` random questions of every subject, in the order of `questions`."""
-    kept: set[str] = set()
+    sampled: set[str] = set()
     for attribute in ATTRIBUTES:
         ids = [question.id for question in questions if question.subject == attribute]
-        kept |= set(shuffled(ids, seeded_random("sample", attribute, seed))[:n_per_subject])
-    return [question for question in questions if question.id in kept]
+        sampled |= set(shuffled(ids, seeded_random("sample", attribute, seed))[:n_per_subject])
+    return [question for question in questions if question.id in sampled]

@@ -86,13 +86,13 @@ class ShippedRun:
             if fault:
                 log.warning(f"{fault}. It is written again.")
             return manifest is not None and not fault
-        found, ours = (item or {"inputs": {}, "counts": {}, "outputs": {}} for item in (manifest, shipped))
+        theirs, ours = (item or {"inputs": {}, "counts": {}, "outputs": {}} for item in (manifest, shipped))
         has_model = (run_dir / "model").exists()
-        is_new = manifest is None or found["outputs"] == ours["outputs"]
+        is_new = manifest is None or theirs["outputs"] == ours["outputs"]
         if is_new and not has_model and not any(run_dir.glob("checkpoint-*")):
             return False
-        same = found["inputs"].get("fingerprint") == ours["inputs"].get("fingerprint")
-        if not same or not found["counts"].get("finished") or not has_model or fault:
+        same = theirs["inputs"].get("fingerprint") == ours["inputs"].get("fingerprint")
+        if not same or not theirs["counts"].get("finished") or not has_model or fault:
             raise InputError(
                 f"{run_dir}: holds another run, or one that is unfinished or damaged. Delete it or move it away. "
                 f"To continue an unfinished training: kinject train {self.recipe} --resume"

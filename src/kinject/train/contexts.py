@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject import models
-from kinject.corpus.chat import behind_context, conversation_texts, encode_conversation
+from kinject.corpus.chat import conversation_texts, encode_conversation, prepend_context
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.packing import PickedRows
 from kinject.corpus.passages import split_passages, word_spans
@@ -187,7 +187,7 @@ class HeadWriter:
 
     def _head_of_conversation(self, row: CorpusRow, token_row: TokenRow, context: str) -> tuple[list[int], int]:
         """Return the same for a conversation: the context is in front of the user's first message."""
-        turns = behind_context(row.messages, context) if context else None
+        turns = prepend_context(row.messages, context) if context else None
         if turns is None:
             return [], 0
         ids = encode_conversation(

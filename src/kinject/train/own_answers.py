@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from kinject import models
-from kinject.corpus.chat import behind_context
+from kinject.corpus.chat import prepend_context
 from kinject.corpus.grading import matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
@@ -241,7 +241,7 @@ class _Writer:
             if context is None:
                 continue
             alone = self._encode(row, row.messages[:last], "")
-            turns = behind_context(row.messages[:last], context) if in_chat and context else row.messages[:last]
+            turns = prepend_context(row.messages[:last], context) if in_chat and context else row.messages[:last]
             if turns is None:
                 continue
             prompt = self._encode(row, turns, context) if context else alone

@@ -106,7 +106,7 @@ def test_an_answer_that_is_not_whole_is_refused(completion: Completion, reason: 
 
 def _nonsense(first: int, n: int) -> str:
     """`n` words that hold no fact and are of no language."""
-    return " ".join("k" + chr(97 + at // 26) + chr(97 + at % 26) for at in range(first, first + n))
+    return " ".join("k" + chr(97 + index // 26) + chr(97 + index % 26) for index in range(first, first + n))
 
 
 def test_seven_tenths_of_all_triples_may_be_shared_and_not_more() -> None:
@@ -132,7 +132,7 @@ def test_the_same_words_in_the_same_order_are_refused_even_where_near_texts_are_
 
 
 def test_a_text_counts_as_accepted_whatever_was_looked_at_before() -> None:
-    source, one, other = (_nonsense(at, 12) for at in (0, 30, 60))
+    source, one, other = (_nonsense(index, 12) for index in (0, 30, 60))
     checker = Checker(source)
     checker.check(one)
     checker.accept(other)  # not the one that was checked last

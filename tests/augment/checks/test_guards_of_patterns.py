@@ -65,7 +65,7 @@ def _one_of(items: Any, rng: Random) -> str:
 def _cased(text: str, rng: Random) -> str:
     """Return `text` in other letters: upper or lower case, and those that a pattern takes for s, i and k."""
     others = {"s": "sSſ", "i": "iIıİ", "k": "kK\u212a"}
-    return "".join(rng.choice(others.get(one.lower(), one.lower() + one.upper()[:1])) for one in text)
+    return "".join(rng.choice(others.get(letter.lower(), letter.lower() + letter.upper()[:1])) for letter in text)
 
 
 @pytest.mark.parametrize(

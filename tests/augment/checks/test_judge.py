@@ -38,10 +38,10 @@ PASSAGES = [(p.name, render_entry(p, 0)) for p in create_country(n_known=1, n_ne
 
 
 def judge(answer: Callable[[list[Message]], str]) -> Judge:
-    async def ask(messages: list[Message], seed: int) -> Completion:
+    async def complete(messages: list[Message], seed: int) -> Completion:
         return Completion(answer(messages))
 
-    return Judge(Sender(Generator("test", {}, True, ask), None, Limits(4)), 1)
+    return Judge(Sender(Generator("test", {}, True, complete), None, Limits(4)), 1)
 
 
 OWN = [
@@ -179,17 +179,17 @@ def test_words_that_are_not_in_the_text_are_asked_for_again() -> None:
 
 
 def test_the_statements_of_a_passage_are_listed_once_and_shown_with_each_text() -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def answer(messages: list[Message]) -> str:
-        asked.append(messages[-1]["content"])
+        prompts.append(messages[-1]["content"])
         return "FAITHFUL" if rewriting_of(messages) else "- Ivo sold the mill.\n- The river froze."
 
     model = judge(answer)
     model.lists_statements = True
     assert asyncio.run(model.verdict("", SOURCE, SOURCE)).accepted
-    assert "<statements>\nIvo sold the mill.\nThe river froze.\n</statements>" in asked[1]
-    assert asked[1].index("</statements>") < asked[1].index("<rewriting>")  # what stays the same comes first
+    assert "<statements>\nIvo sold the mill.\nThe river froze.\n</statements>" in prompts[1]
+    assert prompts[1].index("</statements>") < prompts[1].index("<rewriting>")  # what stays the same comes first
 
 
 def test_a_text_that_may_leave_facts_out_is_not_searched_for_lost_ones() -> None:
@@ -235,9 +235,9 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     assert (manifest["counts"]["judge"]["precision"], manifest["counts"]["judge"]["recall"]) == (1.0, 1.0)
     assert manifest["counts"]["judge"]["recall_of_relations"] == 1.0
     assert "judge, on planted errors: precision 1.00, recall 1.00, of relations 1.00" in render_summary(result)
-    asked = second.state.n_requests
+    prompts = second.state.n_requests
     augment(make_recipe(server.url, max_attempts=20, judge=model))
-    assert second.state.n_requests == asked
+    assert second.state.n_requests == prompts
 
 
 @pytest.mark.usefixtures("exact_copies_only")

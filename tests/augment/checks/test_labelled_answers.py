@@ -22,7 +22,7 @@ RIGHT = (
     "Ada Lund built the mill at Orsa in 1874 since a fire had destroyed its predecessor. Karl Berg ran it afterwards."
 )
 
-asked: list[str] = []
+prompts: list[str] = []
 """The prompts of the judge."""
 
 
@@ -31,7 +31,7 @@ class Reader(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         prompt = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        asked.append(prompt)
+        prompts.append(prompt)
         wrong = '[1] WRONG "Karl Berg built": Ada Lund built it\n[2] OK\nUNFAITHFUL'
         message = {"role": "assistant", "content": wrong if "Karl Berg built" in prompt else "FAITHFUL"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -91,10 +91,10 @@ def test_a_judge_asks_for_lost_facts_only_where_the_style_is_to_keep_them(
     ]
     (tmp_path / "documents.jsonl").write_text(json.dumps(document) + "\n")
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked.clear()
+    prompts.clear()
     monkeypatch.setattr(sys, "argv", ["refusals.py", str(tmp_path), "--base-url", reader, "--model", "reader"])
     refusals.main()
     whole = {
-        text: "LOST" in next(prompt for prompt in asked if text.split()[-1] in prompt) for text in answers.values()
+        text: "LOST" in next(prompt for prompt in prompts if text.split()[-1] in prompt) for text in answers.values()
     }
     assert list(whole.values()) == [True, False, False]

@@ -98,14 +98,14 @@ def test_letter_and_number_are_read(answer: str, letter: str, specificity: int) 
 
 
 def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favours_none() -> None:
-    places = []
+    positions = []
     for person in create_country(n_known=1, n_new=100).new:
         passage = render_entry(person, 0)
         written = answer_as_sandbox(prompts.propose(Source("", passage), 4, ()), 1).text
-        places += [draft.choices.index(draft.answer) for draft in read_drafts(written)]
+        positions += [draft.choices.index(draft.answer) for draft in read_drafts(written)]
         assert [draft.choices for draft in read_drafts(written)] == [draft.choices for draft in read_drafts(written)]
-    assert len(places) == 400
-    assert all(70 <= places.count(place) <= 130 for place in range(4))  # 100 +- 3.5 standard deviations
+    assert len(positions) == 400
+    assert all(70 <= positions.count(position) <= 130 for position in range(4))  # 100 +- 3.5 standard deviations
 
 
 def test_json_gives_the_same_drafts_as_lines_and_nothing_that_is_no_text() -> None:

@@ -33,8 +33,8 @@ def make(tmp_path: Path, documents: Path) -> Make:
         kind = f"{{kind: openai, base_url: '{url}', model: sandbox}}" if url else "{kind: sandbox}"
         path = tmp_path / "questions.yaml"
         path.write_text(f"run_dir: {tmp_path}/run\nquestions:\n  documents: {documents}\n  generator: {kind}\n")
-        given = [f"questions.{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()]
-        return read_recipe(path, given, verb="questions")
+        settings = [f"questions.{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()]
+        return read_recipe(path, settings, verb="questions")
 
     return recipe
 
@@ -67,8 +67,8 @@ def test_each_passage_gets_its_questions_in_the_question_format_and_they_are_rig
     for question in questions:
         person = people[question.document_id]
         assert person is not None
-        held = [choice in person.facts.values() for choice in question.choices]
-        assert held == [index == question.answer for index in range(4)]
+        is_value = [choice in person.facts.values() for choice in question.choices]
+        assert is_value == [index == question.answer for index in range(4)]
         assert person.last in question.question
     for row in rows(result.questions_path):
         assert row["choices"][row["answer"]] in row["sentence"]
@@ -93,10 +93,12 @@ def test_the_two_sets_split_the_questions_by_document_and_stay_as_documents_come
         assert [row for row in part if row in rows(fewer.run_dir / f"{name}.jsonl")] == rows(
             fewer.run_dir / f"{name}.jsonl"
         )
-    shares = [sum(is_validation(f"d{number}", share) for number in range(2000)) / 2000 for share in (0.0, 0.2, 1.0)]
-    assert shares[0] == 0
-    assert shares[1] == pytest.approx(0.2, abs=0.04)
-    assert shares[2] == 1
+    fractions = [
+        sum(is_validation(f"d{number}", fraction) for number in range(2000)) / 2000 for fraction in (0.0, 0.2, 1.0)
+    ]
+    assert fractions[0] == 0
+    assert fractions[1] == pytest.approx(0.2, abs=0.04)
+    assert fractions[2] == 1
 
 
 def test_the_local_endpoint_answers_all_that_questions_ask(make: Make, serving: Callable[..., Any]) -> None:
@@ -305,13 +307,13 @@ def test_open_questions_have_the_forms_of_their_answer_that_the_model_confirms(
 
     url = question_server(reply).url
     result = make_questions(make(url, kinds=["choices", "open"], n_questions=5, n_proposed=5))
-    found = rows(result.questions_path)
+    questions = rows(result.questions_path)
     assert result.got == 60
-    for row in found:
+    for row in questions:
         gold = row["choices"][row["answer"]]
         assert row["answers"] == ([gold, f"the year {gold}"] if gold.isdigit() else [gold])
     assert [question.answers for question in read_questions(result.questions_path)] == [
-        tuple(r["answers"]) for r in found
+        tuple(r["answers"]) for r in questions
     ]
     bare = rows(make_questions(make(url, kinds=["open"])).questions_path)
     assert all("choices" not in row and row["answers"] for row in bare)
@@ -333,11 +335,11 @@ def test_unanswerable_questions_are_near_the_passages_and_answered_by_none(
     url = question_server(reply).url
     recipe = make(url, kinds=["open", "unanswerable"], generator__structured_output=structured, n_proposed=6)
     result = make_questions(recipe)
-    found = read_questions(result.run_dir / "unanswerable.jsonl", "open")
-    assert len(found) == result.n_unanswerable == 24
-    assert not any(question.accepted for question in found)
+    questions = read_questions(result.run_dir / "unanswerable.jsonl", "open")
+    assert len(questions) == result.n_unanswerable == 24
+    assert not any(question.accepted for question in questions)
     names = {person.name for person in people if person is not None}
-    assert not [question for question in found if any(name in question.question for name in names)]
+    assert not [question for question in questions if any(name in question.question for name in names)]
     refused = [row for row in rows(result.rejected_path) if row.get("question") == answered_elsewhere]
     reasons = Counter(row["reason"] for row in refused)
     # The first passage answers it, and a search from the others finds it; to the first it is no new question.

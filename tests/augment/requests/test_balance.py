@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("exact_copies_only", "short_rests")
 
 @pytest.fixture
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.balance.FIRST_REST", 0.02)
+    monkeypatch.setattr("kinject.requests.balance.FIRST_ENDPOINT_PAUSE", 0.02)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def over(make_recipe: Make) -> Make:
     """A recipe over several servers, three requests in flight at each: over([server, ...], key=value, ...)."""
 
     def make(servers: Any, **fields: Any) -> Recipe:
-        endpoints = {f"e{at}": {"base_url": server.url} for at, server in enumerate(servers)}
+        endpoints = {f"e{index}": {"base_url": server.url} for index, server in enumerate(servers)}
         for name in [name for name in fields if name in endpoints]:
             endpoints[name] |= fields.pop(name)
         generator = {"kind": "openai", "model": "sandbox", "concurrency": 3, "endpoints": endpoints}
@@ -67,8 +67,8 @@ def test_the_address_is_no_part_of_a_models_identity() -> None:
 
 
 def test_what_an_endpoint_leaves_out_is_the_generators() -> None:
-    given = EndpointSection("http://a/v1", concurrency=64, price_in=0.0)
-    section = GeneratorSection("openai", model="m", concurrency=4, price_in=2.0, endpoints={"a": given})
+    endpoint_section = EndpointSection("http://a/v1", concurrency=64, price_in=0.0)
+    section = GeneratorSection("openai", model="m", concurrency=4, price_in=2.0, endpoints={"a": endpoint_section})
     (part,) = section.parts().values()
     assert (part.base_url, part.model, part.concurrency, part.price_in, part.temperature) == (
         "http://a/v1",
@@ -88,7 +88,7 @@ def test_every_endpoint_gets_a_part_of_the_requests_within_its_own_limit(
     assert (result.got, result.failed) == (72, {})
     assert [server.state.most_in_flight for server in servers] == [3, 3, 1]
     assert {name: count["answered"] for name, count in result.endpoints.items()} == {
-        f"e{at}": server.state.n_requests for at, server in enumerate(servers)
+        f"e{index}": server.state.n_requests for index, server in enumerate(servers)
     }
     assert servers[2].state.n_requests < servers[0].state.n_requests
     assert read_manifest(result.manifest_path)["counts"]["this_run"]["endpoints"] == result.endpoints
@@ -223,7 +223,9 @@ def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: di
 
 def states(*limits: Limits) -> list[EndpointState]:
     generator = Generator("test", {}, True, lambda messages, seed: asyncio.sleep(0))
-    return [EndpointState(f"e{at}", generator, one, Budget(one, SharedBudget(None))) for at, one in enumerate(limits)]
+    return [
+        EndpointState(f"e{index}", generator, one, Budget(one, SharedBudget(None))) for index, one in enumerate(limits)
+    ]
 
 
 def test_a_request_goes_where_the_answer_comes_soonest() -> None:
@@ -261,13 +263,13 @@ def test_pauses_of_an_endpoint_that_stays_down_grow_and_one_answer_ends_them() -
     for _ in range(3):
         endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
     for _ in range(4):
-        rests.append(endpoint._rest)
-        endpoint._rest_until = 0.0
+        rests.append(endpoint._pause)
+        endpoint._paused_until = 0.0
         endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
     assert rests == [0.02, 0.04, 0.08, 0.16]
     assert endpoint.wait(1) > 0
     endpoint.record_answer(Usage(), 1.0)
-    assert (endpoint.is_resting, endpoint.wait(1)) == (False, 0.0)
+    assert (endpoint.is_paused, endpoint.wait(1)) == (False, 0.0)
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
@@ -304,14 +306,14 @@ def seconds_for(
     rng = Random(7)
 
     def endpoint(number: int) -> Generator:
-        async def ask(messages: list[Any], seed: int) -> Completion:
+        async def complete(messages: list[Any], seed: int) -> Completion:
             await asyncio.sleep(slowness[number] * rng.uniform(0.7, 1.3))
             if number == dies and answered.total() > n / 2:
                 raise Transient("u: gone.", kind="connection")
             answered[seed] += 1
             return Completion("text", "stop", Usage(1, 1))
 
-        return Generator("m", {}, True, ask, endpoint=f"e{number}")
+        return Generator("m", {}, True, complete, endpoint=f"e{number}")
 
     async def send_all() -> None:
         first, *others = [endpoint(number) for number in range(len(slowness))]

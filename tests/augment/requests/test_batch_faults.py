@@ -41,14 +41,14 @@ class Seen:
 class Fault:
     """`call` is the one that `change` spoils; `unmade`: the endpoint does not do what was asked.
 
-    `once` is again (the run ends complete), another (a second batch takes the rest) or stop; `told` is in the message of
+    `once` is again (the run ends complete), another (a second batch takes the rest) or stop; `message` is in the message of
     what stops, at once or when it stays.
     """
 
     call: str
     change: Change
     once: str
-    told: str
+    message: str
     unmade: bool = False
 
 
@@ -77,12 +77,12 @@ def ends(status: str) -> Change:
     """End the batch half way: the last two requests are not answered."""
 
     def change(good: Reply, seen: Seen) -> Reply:
-        found = good[1]
-        name = found.get("output_file_id")
-        if name and found["status"] == "completed":
+        batch = good[1]
+        name = batch.get("output_file_id")
+        if name and batch["status"] == "completed":
             files = seen.state.batches.files
             files[f"{name}-half"] = b"".join(line + b"\n" for line in files[name].splitlines()[:-2])
-            return 200, {**found, "status": status, "output_file_id": f"{name}-half"}, {}
+            return 200, {**batch, "status": status, "output_file_id": f"{name}-half"}, {}
         return good
 
     return change
@@ -219,24 +219,24 @@ def test_a_fault_of_a_batch_met_once_pays_for_nothing_twice(
     server, _ = spoiled(fault, stays=False)
     recipe = few(server.url, generator__batch=True, styles={"paraphrase": 3})
     if fault.once == "stop":
-        with pytest.raises(EndpointError, match=fault.told) as caught:
+        with pytest.raises(EndpointError, match=fault.message) as caught:
             augment(recipe)
         assert caught.value.fatal
     result = augment(recipe)
     assert (result.got, result.failed, result.refused) == (12, {}, {})
     texts = [row["text"] for _, row in read_jsonl(result.corpus_path)]
     assert not [text for text in texts if "Later" in text]
-    asked = _n_asked(server)
-    assert len(asked) == 12
+    n_asked = _n_asked(server)
+    assert len(n_asked) == 12
     lost = 12 if name in ("batch unknown", "results empty", "batch failed", "batch failed without a reason") else 2
-    again = sum(asked.values()) - 12
+    again = sum(n_asked.values()) - 12
     if fault.once == "again" or name == "key revoked meanwhile":
         assert again == 0
     else:
         assert again <= lost
 
 
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.told])
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.message])
 def test_a_fault_of_a_batch_that_stays_ends_in_one_clear_line(
     name: str, few: Callable[..., Recipe], spoiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -248,11 +248,11 @@ def test_a_fault_of_a_batch_that_stays_ends_in_one_clear_line(
         monkeypatch.setattr("kinject.requests.batch.LONGEST_BATCH", 0.1)
     server, _ = spoiled(FAULTS[name], stays=True)
     recipe = few(server.url, generator__batch=True)
-    given = ["augment.generator.batch=true", "augment.styles={paraphrase: 1}"]
-    assert main(["augment", str(recipe.path), *given]) == 2
+    settings = ["augment.generator.batch=true", "augment.styles={paraphrase: 1}"]
+    assert main(["augment", str(recipe.path), *settings]) == 2
     err = capsys.readouterr().err
     (line,) = err.strip().splitlines()
-    assert re.search(FAULTS[name].told, line), line
+    assert re.search(FAULTS[name].message, line), line
 
 
 def test_a_batch_that_is_out_of_sight_for_a_while_is_not_handed_in_again(

@@ -84,9 +84,9 @@ def test_every_answer_of_a_transaction_that_fails_is_told(tmp_path: Path) -> Non
             kept = [cache.keep(bytes([n]), answer(n)) for n in range(3)]
             return list(await asyncio.gather(*kept, return_exceptions=True))
 
-    found = asyncio.run(run())
-    assert len(found) == 3
-    assert all(isinstance(error, DiskError) and "What was stored so far is safe" in str(error) for error in found)
+    results = asyncio.run(run())
+    assert len(results) == 3
+    assert all(isinstance(error, DiskError) and "What was stored so far is safe" in str(error) for error in results)
 
 
 def test_a_key_depends_on_all_that_shapes_an_answer_and_on_nothing_else() -> None:

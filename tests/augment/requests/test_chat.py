@@ -143,16 +143,16 @@ def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, ho
         "top_p": 0.9, "top_k": 40, "min_p": 0.05, "stop": ["###"], "reasoning_effort": "low",
         "chat_template_kwargs": {"enable_thinking": False}, "extra_body": {"repetition_penalty": 1.1},
     }  # fmt: skip
-    given = {f"generator__{name}": value for name, value in options.items()}
-    result = augment(make_recipe(server.url, styles={"paraphrase": 1}, **given))
+    settings = {f"generator__{name}": value for name, value in options.items()}
+    result = augment(make_recipe(server.url, styles={"paraphrase": 1}, **settings))
     sent = json.loads(server.seen[0])
     assert {name: sent[name] for name in (*options, "repetition_penalty") if name != "extra_body"} == {
         **{name: value for name, value in options.items() if name != "extra_body"}, "repetition_penalty": 1.1,
     }  # fmt: skip
     assert result.n_sent == 12
-    assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **given)).n_sent == 0
-    given["generator__top_p"] = 0.5
-    assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **given)).n_sent == 12
+    assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **settings)).n_sent == 0
+    settings["generator__top_p"] = 0.5
+    assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **settings)).n_sent == 12
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, ho
     ],
 )
 def test_options_that_nothing_reads_are_refused(make_recipe: Make, generator: dict[str, Any], fault: str) -> None:
-    given = {f"generator__{name}": value for name, value in generator.items()}
+    settings = {f"generator__{name}": value for name, value in generator.items()}
     with pytest.raises(RecipeError) as caught:
-        augment(make_recipe("http://127.0.0.1:9/v1", **given))
+        augment(make_recipe("http://127.0.0.1:9/v1", **settings))
     assert f"augment.generator.{fault}" in str(caught.value)
 
 
@@ -183,22 +183,22 @@ def test_a_reasoning_model_is_accepted_as_often_as_one_that_does_not_think(
             message["reasoning_content"] = THOUGHT
             value["usage"]["completion_tokens_details"] = {"reasoning_tokens": 40}
 
-    given = {"generator__price_out": 10.0, "keep_thinking": True}
+    settings = {"generator__price_out": 10.0, "keep_thinking": True}
     server = hostile(lambda talk, number: talk.say(200, talk.completion(think)))
-    result = augment(make_recipe(server.url, **given))
+    result = augment(make_recipe(server.url, **settings))
     assert (result.got, result.refused) == (36, {})
     rows = [json.loads(line) for line in result.variants_path.read_text().splitlines()]
     assert all("I rewrite it." in row["thinking"] and "think" not in row["text"] for row in rows)
     assert result.tokens_thinking == sum(row["usage"]["tokens_thinking"] for row in rows)
-    shares = [row["usage"]["tokens_thinking"] / row["usage"]["tokens_out"] for row in rows]
+    fractions = [row["usage"]["tokens_thinking"] / row["usage"]["tokens_out"] for row in rows]
     if way == "field":
-        assert set(shares) == {0.8}
+        assert set(fractions) == {0.8}
     else:  # by characters, where the endpoint does not tell
         thought = len(THOUGHT.strip().removeprefix("<think>").removesuffix("</think>").strip())
-        for row, share in zip(rows, shares, strict=True):
-            assert share == pytest.approx(thought / (thought + len(row["text"])), abs=0.011)
+        for row, fraction in zip(rows, fractions, strict=True):
+            assert fraction == pytest.approx(thought / (thought + len(row["text"])), abs=0.011)
     assert result.cost_of_thinking == pytest.approx(result.tokens_thinking * 10 / 1e6)
-    again = augment(make_recipe(server.url, **given))
+    again = augment(make_recipe(server.url, **settings))
     assert (again.n_sent, again.tokens_thinking, again.cost_of_thinking) == (
         0,
         result.tokens_thinking,
@@ -287,14 +287,14 @@ def test_a_list_is_asked_for_as_json_where_the_endpoint_writes_it(
     as_json: list[Message] = [{"role": "user", "content": "<passage>\nx\n</passage>\n\nas JSON"}]
     structure = Structure("items", {"type": "object"}, as_json)
 
-    async def ask() -> list[str]:
+    async def answers() -> list[str]:
         async with Endpoint(section) as endpoint:
-            return [(await endpoint.ask(lines, seed, structure)).text for seed in range(3)]
+            return [(await endpoint.complete(lines, seed, structure)).text for seed in range(3)]
 
-    assert asyncio.run(ask()) == ['{"items": ["a", "b"]}' if forms else "a\nb"] * 3
+    assert asyncio.run(answers()) == ['{"items": ["a", "b"]}' if forms else "a\nb"] * 3
     requests = [json.loads(body) for body in server.seen]
-    found = [request.get("response_format", {}).get("type") for request in requests]
-    assert found == [*tries, tries[-1], tries[-1]]  # what it refuses is remembered
+    formats = [request.get("response_format", {}).get("type") for request in requests]
+    assert formats == [*tries, tries[-1], tries[-1]]  # what it refuses is remembered
     assert requests[-1]["messages"][0]["content"].endswith(sent)
     if forms == ("json_schema",):
         schema = {"name": "items", "strict": True, "schema": {"type": "object"}}
@@ -308,12 +308,12 @@ def test_an_endpoint_that_takes_response_format_and_ignores_it_is_asked_for_line
     section = GeneratorSection("openai", model="sandbox", base_url=server.url)
     messages: list[Message] = [{"role": "user", "content": "<passage>\nx\n</passage>\n\nas lines"}]
 
-    async def ask() -> None:
+    async def answers() -> None:
         async with Endpoint(section) as endpoint:
             for seed in range(2):
-                await endpoint.ask(messages, seed, Structure("items", {}, messages))
+                await endpoint.complete(messages, seed, Structure("items", {}, messages))
 
-    asyncio.run(ask())
+    asyncio.run(answers())
     assert ["response_format" in json.loads(body) for body in server.seen] == [True, False]
     assert caplog.text.count("it writes no JSON although it takes response_format") == 1
 
@@ -351,13 +351,13 @@ def test_the_facts_of_a_style_are_the_same_as_json_and_as_lines(
         request = json.loads(talk.body)
         return talk.say(200, talk.completion(fenced)) if "response_format" in request else None
 
-    given = {"styles": {"atomic_facts": 1}, "generator__concurrency": 2}
-    lines = augment(make_recipe(serving().url, **given, generator__structured_output=False))
+    settings = {"styles": {"atomic_facts": 1}, "generator__concurrency": 2}
+    lines = augment(make_recipe(serving().url, **settings, generator__structured_output=False))
     wanted = lines.corpus_path.read_bytes()
     for name in ("cache.sqlite", "notes.jsonl", "variants.jsonl", "rejected.jsonl"):
         (lines.run_dir / name).unlink()
     server = hostile(act)
-    assert augment(make_recipe(server.url, **given)).corpus_path.read_bytes() == wanted
+    assert augment(make_recipe(server.url, **settings)).corpus_path.read_bytes() == wanted
     prompts = [json.loads(body) for body in server.seen]
     structured = [one for one in prompts if "response_format" in one]
     assert 0 < len(structured) < len(prompts)  # the preparations alone

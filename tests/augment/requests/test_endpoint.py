@@ -77,7 +77,7 @@ def test_a_request_carries_what_the_recipe_says_and_the_key_in_its_header_alone(
 
 
 @pytest.mark.parametrize(
-    ("status", "content", "told"),
+    ("status", "content", "message"),
     [
         (
             401,
@@ -91,11 +91,11 @@ def test_a_request_carries_what_the_recipe_says_and_the_key_in_its_header_alone(
     ],
 )
 def test_what_no_request_can_mend_stops_the_run_at_once(
-    make_recipe: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch, status: int, content: bytes, told: str
+    make_recipe: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch, status: int, content: bytes, message: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-abc")
     server = scripted([(status, {}, content)])
-    with pytest.raises(EndpointError, match=told) as caught:
+    with pytest.raises(EndpointError, match=message) as caught:
         augment(make_recipe(server.url, generator__concurrency=2))
     assert caught.value.fatal
     assert len(server.seen) <= 2

@@ -36,12 +36,12 @@ Act = Callable[[Talk], bool]
 class Fault:
     """What the server does; `met` says how it is sorted: stop, failed, kept, refused as X, or a kind of `Transient`.
 
-    `told` is in the message when it stays, `lost` whether it counts as an answer that may have been charged.
+    `message` is in the message when it stays, `lost` whether it counts as an answer that may have been charged.
     """
 
     act: Act
     met: str
-    told: str
+    message: str
     exit: int = 2
     lost: bool = False
     settings: dict[str, float] = field(default_factory=dict)
@@ -66,8 +66,8 @@ def text(make: Callable[[str, str], str]) -> Act:
         prompt = json.loads(talk.body)["messages"]
 
         def change(value: dict[str, Any]) -> None:
-            said = value["choices"][0]["message"]
-            said["content"] = make(said["content"], "\n\n".join(part["content"] for part in prompt))
+            message = value["choices"][0]["message"]
+            message["content"] = make(message["content"], "\n\n".join(part["content"] for part in prompt))
 
         return talk.say(200, talk.completion(change))
 
@@ -325,16 +325,16 @@ def test_a_fault_that_stays_ends_in_one_clear_line_and_its_exit_code(
     fields = _settle(fault, monkeypatch, stays=True)
     server = hostile(lambda talk, number: fault.act(talk))
     recipe = few(server.url, **fields)
-    given = [f"augment.{key.replace('__', '.')}={value}" for key, value in fields.items()]
-    given += ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1", "augment.max_attempts=2"]
-    assert main(["augment", str(recipe.path), *given]) == fault.exit
+    settings = [f"augment.{key.replace('__', '.')}={value}" for key, value in fields.items()]
+    settings += ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1", "augment.max_attempts=2"]
+    assert main(["augment", str(recipe.path), *settings]) == fault.exit
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     if fault.exit == 2:
         (line,) = err.strip().splitlines()
-        assert re.search(fault.told, line), line
+        assert re.search(fault.message, line), line
         assert len(line) < 700
-    assert fault.exit != 1 or fault.told in out
+    assert fault.exit != 1 or fault.message in out
     variants = recipe.run_dir / "variants.jsonl"
     assert len(_texts(variants)) == (N if fault.exit == 0 else 0)
     assert len(server.seen) <= 3 * N

@@ -44,7 +44,9 @@ def echoing() -> Iterator[Callable[..., str]]:
     """An endpoint that says the key of each request back: echoing(status, how) -> its URL."""
     servers = []
 
-    def start(status: int, how: Callable[[str], str], form: str = "json", headers: dict[str, str] | None = None) -> str:
+    def start(
+        status: int, echo: Callable[[str], str], form: str = "json", headers: dict[str, str] | None = None
+    ) -> str:
         class Handler(BaseHTTPRequestHandler):
             wbufsize = -1  # head and body in one packet
 
@@ -56,15 +58,15 @@ def echoing() -> Iterator[Callable[..., str]]:
                 self._answer()
 
             def _answer(self) -> None:
-                said = how(self.headers["authorization"].removeprefix("Bearer "))
+                echoed = echo(self.headers["authorization"].removeprefix("Bearer "))
                 if status == 200:
-                    message = {"role": "assistant", "content": f"The key of Arden is {said}, and that is all."}
+                    message = {"role": "assistant", "content": f"The key of Arden is {echoed}, and that is all."}
                     value: Any = {
-                        "choices": [{"message": message, "finish_reason": said if form == "reason" else "stop"}]
+                        "choices": [{"message": message, "finish_reason": echoed if form == "reason" else "stop"}]
                     }
                 else:
-                    value = {"error": {"message": f"bad key: {said}", "code": said}}
-                content = said.encode() if form == "text" else json.dumps(value).encode()
+                    value = {"error": {"message": f"bad key: {echoed}", "code": echoed}}
+                content = echoed.encode() if form == "text" else json.dumps(value).encode()
                 self.send_response(status)
                 for name, text in {"content-length": str(len(content)), **(headers or {})}.items():
                     self.send_header(name, text)
@@ -85,29 +87,29 @@ def echoing() -> Iterator[Callable[..., str]]:
         server.server_close()
 
 
-@pytest.mark.parametrize("how", ECHOES)
+@pytest.mark.parametrize("echo", ECHOES)
 @pytest.mark.parametrize(
     ("status", "form"), [(401, "json"), (403, "text"), (404, "json"), (400, "json"), (402, "text")]
 )
 def test_an_error_that_repeats_the_key_is_told_without_it(
-    make_recipe: Make, echoing: Callable[..., str], canary_key: str, status: int, form: str, how: str
+    make_recipe: Make, echoing: Callable[..., str], canary_key: str, status: int, form: str, echo: str
 ) -> None:
-    recipe = make_recipe(echoing(status, ECHOES[how], form), styles={"paraphrase": 1}, generator__concurrency=2)
+    recipe = make_recipe(echoing(status, ECHOES[echo], form), styles={"paraphrase": 1}, generator__concurrency=2)
     try:
-        told = render_summary(augment(recipe))
+        output = render_summary(augment(recipe))
     except EndpointError as error:
-        told = str(error)
-    assert "(key)" in told or how == "behind"
-    assert canary_key[:-3] not in told
+        output = str(error)
+    assert "(key)" in output or echo == "behind"
+    assert canary_key[:-3] not in output
 
 
 @pytest.mark.parametrize(
-    ("form", "how"), [*(("json", how) for how in ECHOES), ("reason", "header"), ("reason", "base64")]
+    ("form", "echo"), [*(("json", echo) for echo in ECHOES), ("reason", "header"), ("reason", "base64")]
 )
 def test_an_answer_that_repeats_the_key_is_kept_without_it(
-    make_recipe: Make, echoing: Callable[..., str], how: str, form: str
+    make_recipe: Make, echoing: Callable[..., str], echo: str, form: str
 ) -> None:
-    result = augment(make_recipe(echoing(200, ECHOES[how], form), styles={"paraphrase": 1}, max_attempts=1))
+    result = augment(make_recipe(echoing(200, ECHOES[echo], form), styles={"paraphrase": 1}, max_attempts=1))
     assert result.got == 0
     assert b"(key)" in result.rejected_path.read_bytes()
 
@@ -125,8 +127,8 @@ def test_an_answer_that_is_no_json_and_holds_the_key_is_told_without_it(
     make_recipe: Make, echoing: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
-    for how in ("plain", "header"):
-        result = augment(make_recipe(echoing(200, ECHOES[how], "text"), styles={"paraphrase": 1}))
+    for echo in ("plain", "header"):
+        result = augment(make_recipe(echoing(200, ECHOES[echo], "text"), styles={"paraphrase": 1}))
         assert all("(key)" in error for error in result.failed)
 
 
@@ -179,19 +181,19 @@ def test_a_key_that_got_into_a_recipe_is_refused_and_not_repeated(
     make_recipe: Make, canary_key: str, key: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe("http://127.0.0.1:9/v1").path
-    given = f"augment.generator.{key}={value.replace('CANARY', canary_key)}"
+    setting = f"augment.generator.{key}={value.replace('CANARY', canary_key)}"
     with pytest.raises(RecipeError, match="command line") as caught:
-        read_recipe(recipe, [given], verb="augment")
+        read_recipe(recipe, [setting], verb="augment")
     assert canary_key not in str(caught.value)
-    assert main(["augment", str(recipe), given]) == 2
+    assert main(["augment", str(recipe), setting]) == 2
     assert not (tmp_path / "run").exists()
 
 
 def test_a_token_in_a_section_that_a_verb_does_not_use_is_refused_all_the_same(make_recipe: Make) -> None:
     recipe = make_recipe().path
-    for given in ("trainer.hub_token=hf_abcdefgh", "trainer.push_to_hub_token=hf_abcdefgh"):
+    for setting in ("trainer.hub_token=hf_abcdefgh", "trainer.push_to_hub_token=hf_abcdefgh"):
         with pytest.raises(RecipeError, match=r"is a secret\. Set the environment variable HF_TOKEN"):
-            read_recipe(recipe, [given], verb="augment")
+            read_recipe(recipe, [setting], verb="augment")
 
 
 def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(

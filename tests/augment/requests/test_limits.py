@@ -127,11 +127,11 @@ def test_a_rate_that_holds_requests_back_is_told_once_and_counted_in_the_preview
     monkeypatch.setattr("kinject.requests.limits.PERIOD", 0.05)
     server = serving()
     recipe = make_recipe(server.url, styles={"paraphrase": 1}, generator__requests_per_minute=2)
-    asked = preview(recipe)
-    assert asked.seconds == pytest.approx(asked.n_requests / 2 * 60)
+    estimate = preview(recipe)
+    assert estimate.seconds == pytest.approx(estimate.n_requests / 2 * 60)
     by_tokens = preview(make_recipe(server.url, styles={"paraphrase": 1}, generator__tokens_per_minute=1200))
     assert by_tokens.seconds == pytest.approx((by_tokens.tokens_in + by_tokens.tokens_out) / 1200 * 60)
-    assert augment(recipe).got == asked.n_asked
+    assert augment(recipe).got == estimate.n_asked
     assert caplog.text.count("requests_per_minute: 2 is reached") == 1
 
 
@@ -169,8 +169,8 @@ def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for
 
     def run(budget: float) -> Any:
         generator = {"max_tokens": 100, "concurrency": 4, "price_in": 1.0, "price_out": 4.0}
-        given = {f"generator__{key}": value for key, value in generator.items()}
-        return augment(make_recipe(server.url, budget=budget, **given))
+        settings = {f"generator__{key}": value for key, value in generator.items()}
+        return augment(make_recipe(server.url, budget=budget, **settings))
 
     result = run(0.01)
     assert (result.out_of_budget, result.short) == (True, True)
@@ -180,5 +180,5 @@ def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for
     again = run(0.01)
     assert again.out_of_budget
     assert again.cost <= 0.01
-    whole = run(1.0)
-    assert (whole.got, whole.n_sent, whole.out_of_budget) == (36, 36 - result.n_sent - again.n_sent, False)
+    unstopped = run(1.0)
+    assert (unstopped.got, unstopped.n_sent, unstopped.out_of_budget) == (36, 36 - result.n_sent - again.n_sent, False)

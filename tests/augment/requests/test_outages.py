@@ -52,9 +52,9 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _closed_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
 
 
 @pytest.mark.usefixtures("one_try")
@@ -91,7 +91,7 @@ def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "message"),
     [
         (b"HTTP/1.1 301 Moved\r\nlocation: https://elsewhere.example\r\ncontent-length: 0\r\n\r\n", "redirects requests to"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", "broke during the answer"),
@@ -102,13 +102,13 @@ def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
 )  # fmt: skip
 @pytest.mark.usefixtures("one_try")
 def test_both_transports_sort_what_breaks_on_the_wire_alike(
-    few: Few, hostile: Start, transport: str, raw: bytes, told: str
+    few: Few, hostile: Start, transport: str, raw: bytes, message: str
 ) -> None:
     def act(talk: Talk, number: int) -> bool:
         talk.close_connection = True
         return talk.raw(raw)
 
-    with pytest.raises(EndpointError, match=told):
+    with pytest.raises(EndpointError, match=message):
         augment(few(hostile(act).url))
 
 
@@ -152,13 +152,13 @@ def test_a_key_revoked_half_way_stops_the_run_and_a_new_one_goes_on_without_payi
 ) -> None:
     server = hostile(lambda talk, number: None if number < 2 else talk.say(401, b'{"error": {"message": "revoked"}}'))
     recipe = few(server.url)
-    given = ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1"]
-    assert main(["augment", str(recipe.path), *given]) == 2
+    arguments = ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1"]
+    assert main(["augment", str(recipe.path), *arguments]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the key is refused (401: revoked)" in line
     assert line.endswith("2 rewritings are stored; the same command resumes.")
     server.script = lambda talk, number: None
-    assert main(["augment", str(recipe.path), *given]) == 0
+    assert main(["augment", str(recipe.path), *arguments]) == 0
     assert len(server.good) == len(set(server.good)) == 4
 
 
@@ -204,8 +204,8 @@ def test_a_first_refusal_after_a_long_silence_of_our_own_is_not_the_end_of_patie
     server = hostile(lambda talk, number: talk.say(429, b"{}") if number == 0 else None)
     made = Sender.__init__
 
-    def made_long_ago(self: Any, *given: Any, **named: Any) -> None:
-        made(self, *given, **named)
+    def made_long_ago(self: Any, *arguments: Any, **named: Any) -> None:
+        made(self, *arguments, **named)
         self._last_answer -= 3600.0
 
     monkeypatch.setattr(Sender, "__init__", made_long_ago)
@@ -257,7 +257,7 @@ def test_a_retry_after_is_a_number_of_seconds_or_nothing(headers: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("usage", "expected"),
     [
         ({"prompt_tokens": 3, "completion_tokens": 4}, Usage(3, 4)), ({}, Usage()), (None, Usage()), ([], Usage()),
         ({"prompt_tokens": -3, "completion_tokens": 4.0}, Usage(0, 4)),
@@ -265,8 +265,8 @@ def test_a_retry_after_is_a_number_of_seconds_or_nothing(headers: dict[str, str]
         ({"prompt_tokens": True, "completion_tokens": "12"}, Usage()),
     ],
 )  # fmt: skip
-def test_a_usage_that_cannot_be_counts_as_none(given: object, expected: Usage) -> None:
-    value = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": given}
+def test_a_usage_that_cannot_be_counts_as_none(usage: object, expected: Usage) -> None:
+    value = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": usage}
     assert parse_completion(json.dumps(value).encode(), "u", 10).usage == expected
 
 
@@ -319,11 +319,11 @@ def test_a_failed_commit_is_told_to_everyone_who_waits_for_it(tmp_path: Path) ->
 
     async def run() -> list[object]:
         with AnswerCache(tmp_path / "cache.sqlite") as cache:
-            given = [Completion("a"), Completion("b", "stop", Usage(2**70, 1))]
-            kept = (cache.keep(bytes([number]), one) for number, one in enumerate(given))
+            completions = [Completion("a"), Completion("b", "stop", Usage(2**70, 1))]
+            kept = (cache.keep(bytes([number]), completion) for number, completion in enumerate(completions))
             return list(await asyncio.wait_for(asyncio.gather(*kept, return_exceptions=True), 60))
 
-    assert [type(found) for found in asyncio.run(run())] == [OverflowError] * 2
+    assert [type(result) for result in asyncio.run(run())] == [OverflowError] * 2
 
 
 def test_another_model_than_the_one_asked_for_is_told_once(
@@ -354,7 +354,7 @@ def test_a_request_without_end_of_its_own_has_the_time_of_the_recipe(
     async def ask() -> None:
         async with Endpoint(section.generator) as endpoint:
             monkeypatch.setattr(endpoint, "_post", never)
-            await endpoint.ask([{"role": "user", "content": "a"}], 0)
+            await endpoint.complete([{"role": "user", "content": "a"}], 0)
 
     with pytest.raises(Transient, match=r"no whole answer within 0\.1 s") as caught:
         asyncio.run(ask())

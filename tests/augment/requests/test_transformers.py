@@ -38,15 +38,15 @@ def section(model: Path, **fields: Any) -> GeneratorSection:
 def answers(section: GeneratorSection, requests: list[tuple[list[Message], int]]) -> list[Any]:
     async def run() -> list[Any]:
         async with LocalModel(section) as model:
-            return await asyncio.gather(*(model.ask(*request) for request in requests), return_exceptions=True)
+            return await asyncio.gather(*(model.complete(*request) for request in requests), return_exceptions=True)
 
     return asyncio.run(run())
 
 
 def test_without_temperature_a_batch_writes_what_transformers_writes_for_each_alone(chat_model: Path) -> None:
     loaded = load_model(str(chat_model), device="cpu")
-    found = answers(section(chat_model, temperature=0.0), [(messages, 1) for messages in ASKED])
-    for messages, completion in zip(ASKED, found, strict=True):
+    answer = answers(section(chat_model, temperature=0.0), [(messages, 1) for messages in ASKED])
+    for messages, completion in zip(ASKED, answer, strict=True):
         ids = loaded.tokenizer(messages[0]["content"] + "\nA:", add_special_tokens=False, return_tensors="pt")
         expected = loaded.model.generate(**ids, do_sample=False, max_new_tokens=12, pad_token_id=0)[0]
         text = loaded.tokenizer.decode(expected[ids["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -59,11 +59,11 @@ def test_a_writer_follows_the_recipe_and_tells_once_what_the_model_sets_otherwis
 ) -> None:
     (plain,) = answers(section(chat_model, top_k=7), [(ASKED[1], 1)])
     assert not caplog.messages
-    own = {"do_sample": True, "temperature": 0.3, "top_k": 7, "repetition_penalty": 5.0}
-    (chat_model / "generation_config.json").write_text(json.dumps(own))
+    model_settings = {"do_sample": True, "temperature": 0.3, "top_k": 7, "repetition_penalty": 5.0}
+    (chat_model / "generation_config.json").write_text(json.dumps(model_settings))
     for _ in range(2):
-        (found,) = answers(section(chat_model, top_k=7), [(ASKED[1], 1)])
-        assert found.text == plain.text
+        (answer,) = answers(section(chat_model, top_k=7), [(ASKED[1], 1)])
+        assert answer.text == plain.text
     assert caplog.messages == [
         f"{chat_model}: its generation_config.json sets repetition_penalty 5.0, temperature 0.3, which is not used; the recipe's "
         "temperature 1.0, top_k 7 is."
@@ -85,11 +85,11 @@ def test_draws_follow_the_softmax_of_the_kept_tokens(options: dict[str, Any], ke
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(20_000, 1)
     draw = _draw(range(20_000), section(Path("model"), temperature=0.5, **options), "cpu")
     drawn = draw(torch.empty(0), logits).argmax(-1)
-    shares = torch.bincount(drawn, minlength=4) / len(drawn)
+    fractions = torch.bincount(drawn, minlength=4) / len(drawn)
     expected = torch.softmax(logits[0] / 0.5, -1)  # .002, .016, .117, .865
     expected[: 4 - kept] = 0
-    assert torch.allclose(shares, expected / expected.sum(), atol=0.01)
-    assert not shares[: 4 - kept].any()
+    assert torch.allclose(fractions, expected / expected.sum(), atol=0.01)
+    assert not fractions[: 4 - kept].any()
 
 
 def test_the_chat_template_gets_its_arguments_and_thinking_is_taken_off(

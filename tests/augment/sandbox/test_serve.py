@@ -45,8 +45,8 @@ def test_any_client_gets_paraphrases_and_the_list_of_models(serving: Callable[..
      ({"model": "sandbox", "messages": [{"content": "<passage>\nno entry\n</passage>"}]}, 400)],
 )  # fmt: skip
 def test_a_bad_request_gets_an_error_in_the_usual_form(serving: Callable[..., Any], value: object, status: int) -> None:
-    found, answer = post(serving().url, value)
-    assert (found, bool(answer["error"]["message"])) == (status, True)
+    answered_status, answer = post(serving().url, value)
+    assert (answered_status, bool(answer["error"]["message"])) == (status, True)
 
 
 def test_faults_must_be_known_and_sum_to_one_at_most() -> None:
@@ -84,9 +84,9 @@ def test_it_listens_on_this_machine_alone(host: str) -> None:
 def test_its_socket_is_bound_to_loopback_and_the_command_has_no_switch_for_another(serving: Any) -> None:
     async def bound() -> list[str]:
         server = await SandboxServer(ServeOptions()).start()
-        found = [held.getsockname()[0] for held in server.sockets]
+        addresses = [listener.getsockname()[0] for listener in server.sockets]
         server.close()
-        return found
+        return addresses
 
     assert asyncio.run(bound()) == ["127.0.0.1"]
     with pytest.raises(SystemExit):

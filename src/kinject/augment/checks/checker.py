@@ -94,7 +94,7 @@ class Rules:
     (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
     always refused).
     `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
-    `explains`: it may add explanations of words; the judge's prompt says so. `quotes`: each of its quotations (``QUOTE:``) is
+    `explains`: it may add explanations of words; the judge's prompt mentions it. `quotes`: each of its quotations (``QUOTE:``) is
     in the source word for word.
     """
 
@@ -185,7 +185,9 @@ class Checker:
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
-        is_written = self._rules.refuse_echo or self._rules.quotes  # by a model; else by a function, which obeys nobody
+        is_written = (
+            self._rules.refuse_echo or self._rules.quotes
+        )  # by a model; else by a function, which obeys no text
         clean, self._injection = split_injection(source) if is_written else (source, "")
         self._quotable = " ".join(clean.split()) if self._rules.quotes else ""
         self._facts = source_facts(clean, context)
@@ -329,10 +331,10 @@ def _shingles(form: str) -> Shingles:
     return frozenset(zip(words, words[1:], words[2:], strict=False)) or frozenset([tuple(words)])
 
 
-def overlap(one: Shingles, other: Shingles) -> float:
+def overlap(shingles: Shingles, others: Shingles) -> float:
     """Return the Jaccard similarity of two sets, exactly."""
-    shared = len(one & other)
-    return shared / max(1, len(one) + len(other) - shared)
+    shared = len(shingles & others)
+    return shared / max(1, len(shingles) + len(others) - shared)
 
 
 @lru_cache(maxsize=64)
@@ -340,4 +342,4 @@ def _ngrams_of(instructions: tuple[str, ...]) -> tuple[frozenset[str], Shingles]
     """Return every `_NGRAM` words in a row of the prompts, and the first three of these."""
     rows = [normal_form(text).split(" ") for text in instructions]
     ngrams = [words[start : start + _NGRAM] for words in rows for start in range(len(words) - _NGRAM + 1)]
-    return frozenset(map(" ".join, ngrams)), frozenset((one, two, three) for one, two, three, *_ in ngrams)
+    return frozenset(map(" ".join, ngrams)), frozenset((first, second, third) for first, second, third, *_ in ngrams)

@@ -21,7 +21,7 @@ _SCALES = (10**6, 10**9)
 _FACTORS = (7, 10, 12, 24, 52, 60, 100, 365, 1000, 3600, *_SCALES)
 """Between the units of one quantity, and a number and its millions."""
 _WINDOW, _UNSPACED_WINDOW = 60, 20
-"""Characters on each side of a place, in texts with and without spaces between words."""
+"""Characters on each side of a position, in texts with and without spaces between words."""
 _BESIDE, _UNSPACED_BESIDE = 6, 2
 """Characters between a vague word and its number."""
 _LABEL = re.compile(r"(?:§|第|\(|\bitem|\bart(?:\.|icle|ículo|igo|icolo|ikel)|\bn[ro]\.|n°|#|ст\.)\s?\Z")
@@ -63,24 +63,24 @@ def _is_rewritten(number: str, units: set[str], others: Mapping[str, set[str]]) 
         parts = {part.lstrip("0") or "0" for part in number.split(":")} - {"0"}
         in_decimals = ".".join(number.split(":")[:2]).rstrip("0").rstrip(".")
         return parts <= others.keys() or in_decimals in others or any(_is_same_time(number, other) for other in others)
-    whole, _, decimals = number.partition(".")
-    if len(decimals) in (1, 2) and {whole, decimals.ljust(2, "0")} <= others.keys():  # 6 euros 50
+    integer, _, decimals = number.partition(".")
+    if len(decimals) in (1, 2) and {integer, decimals.ljust(2, "0")} <= others.keys():  # 6 euros 50
         return True
-    value, digits = _value(number), whole + decimals
+    value, digits = _value(number), integer + decimals
     there = {part for other in others if "." in other for part in f"{other}0"[: other.index(".") + 3].split(".")}
-    if number in there or f"{whole}:{decimals:0<2}" in others:
+    if number in there or f"{integer}:{decimals:0<2}" in others:
         return True
     for other, kind in others.items():
         if ":" in other and number.isdecimal() and _is_same_time(other, number):
             return True
-        one = _value(other)
-        if value is None or one is None or value == one:
+        other_value = _value(other)
+        if value is None or other_value is None or value == other_value:
             continue
-        if "hour" in units | kind and abs(value - one) == 12:
+        if "hour" in units | kind and abs(value - other_value) == 12:
             return True
         if digits == other.replace(".", "") and (len(digits) > 3 or "." in number + other):
             return True
-        low, high = sorted((value, one))
+        low, high = sorted((value, other_value))
         ratio = round(high / low, 6) if low else 0
         if ratio in (_FACTORS if kind and units and kind != units else _SCALES) or (
             low < 1 and round(low * high, 6) == 1
@@ -115,17 +115,17 @@ def _is_derived(number: str, units: set[str], source: Mapping[str, set[str]], un
     that have one unit, or a time of day some hours or minutes from another. `unkept` are those that the variant may round.
     """
     if ":" in number:
-        gaps = [60 * value if "hour" in kind else value for one, kind in source.items() if (value := _value(one))]
-        return any(abs(_minutes(number) - _minutes(one)) % gap == 0 for one in source if ":" in one for gap in gaps)
+        gaps = [60 * value if "hour" in kind else value for text, kind in source.items() if (value := _value(text))]
+        return any(abs(_minutes(number) - _minutes(text)) % gap == 0 for text in source if ":" in text for gap in gaps)
     value = _value(number)
     if value is None:
         return False
-    known = [(one, kind) for text, kind in source.items() if (one := _value(text))][:_MOST_VALUES]
-    values = [one for one, _ in known]
+    known = [(operand, kind) for text, kind in source.items() if (operand := _value(text))][:_MOST_VALUES]
+    values = [operand for operand, _ in known]
     tolerance = _tolerance(number)
-    results = [one for other in unkept if (one := _value(other))]
+    results = [operand for text in unkept if (operand := _value(text))]
     for unit in {unit for _, kind in known for unit in kind or {""}}:
-        same = [one for one, kind in known if unit in (kind or {""})]
+        same = [operand for operand, kind in known if unit in (kind or {""})]
         results += [sum(same)] if len(same) > 2 else []
     for index, a in enumerate(values):
         results += [a * n for n in range(2, 13)] + [a / n for n in range(2, 11)] + [a * 2 / 3, a * 3 / 4]
@@ -165,9 +165,9 @@ def _value(number: str) -> float | None:
     return float(number) if len(number) <= _MOST_DIGITS and number.replace(".", "", 1).isdecimal() else None
 
 
-def _n_changed(one: str, other: str) -> int:
+def _n_changed(number: str, other: str) -> int:
     """Return in how many digits two numbers of one length differ, 0 for others."""
-    return sum(a != b for a, b in zip(one, other, strict=True)) if len(one) == len(other) else 0
+    return sum(a != b for a, b in zip(number, other, strict=True)) if len(number) == len(other) else 0
 
 
 def _is_precise(number: str, units: Iterable[str] = ()) -> bool:
@@ -181,24 +181,29 @@ class _Scene:
     """A text in lower case, and the offsets of its numbers. `vague` finds words for a quantity without a number."""
 
     text: str
-    places: Mapping[str, list[tuple[int, int]]]
+    spans: Mapping[str, list[tuple[int, int]]]
     vague: re.Pattern[str]
     code: str
     unspaced: bool
 
     def is_reworded(self, number: str, other: _Scene) -> bool:
         """Return whether a number is part of a vague quantity, or is where another text has one that this text lacks."""
-        places = self.places.get(number, ())
-        found = [match.span() for match in self.vague.finditer(self.text)]
+        spans = self.spans.get(number, ())
+        vague_spans = [match.span() for match in self.vague.finditer(self.text)]
         beside = _UNSPACED_BESIDE if self.unspaced else _BESIDE
-        if any(max(start - end, first - last) <= beside for first, end in found for start, last in places):
+        if any(max(start - end, first - last) <= beside for first, end in vague_spans for start, last in spans):
             return True  # half a million, a quarter to eight
-        own, seen = Counter(self.text[slice(*span)] for span in found), Counter[str](self.vague.findall(other.text))
-        theirs = [match.span() for match in self.vague.finditer(other.text) if seen[match[0]] > own[match[0]]]
+        counts, other_counts = (
+            Counter(self.text[slice(*span)] for span in vague_spans),
+            Counter[str](self.vague.findall(other.text)),
+        )
+        theirs = [
+            match.span() for match in self.vague.finditer(other.text) if other_counts[match[0]] > counts[match[0]]
+        ]
         if not theirs:
             return False
-        here = [self._stems(place) for place in places]
-        return any(not stems.isdisjoint(other._stems(place)) for place in theirs for stems in here)
+        here = [self._stems(span) for span in spans]
+        return any(not stems.isdisjoint(other._stems(span)) for span in theirs for stems in here)
 
     def is_in_place_of(self, number: str, other: _Scene) -> bool:
         """Return whether another text has a different number between the same words, where this text has that number nowhere.
@@ -206,9 +211,12 @@ class _Scene:
         Or it has a century for these years.
         """
         contexts = self._contexts_of(number)
-        replaced = (one for one in other.places if one != number and contexts & other._contexts_of(one))
-        return f"{number}00" in other.places.keys() - self.places.keys() or any(
-            not (contexts & other._contexts_of(one)).issubset(self._contexts_of(one)) for one in replaced
+        replaced = (
+            candidate for candidate in other.spans if candidate != number and contexts & other._contexts_of(candidate)
+        )
+        return f"{number}00" in other.spans.keys() - self.spans.keys() or any(
+            not (contexts & other._contexts_of(candidate)).issubset(self._contexts_of(candidate))
+            for candidate in replaced
         )
 
     def is_mistyped(self, number: str, other: _Scene, most: int) -> bool:
@@ -216,9 +224,9 @@ class _Scene:
 
         Or with at most this many other digits.
         """
-        missing = other.places.keys() - self.places.keys()
+        missing = other.spans.keys() - self.spans.keys()
         return _is_precise(number) and any(
-            sorted(number) == sorted(one) or 0 < _n_changed(number, one) <= most for one in missing
+            sorted(number) == sorted(candidate) or 0 < _n_changed(number, candidate) <= most for candidate in missing
         )
 
     def is_label(self, number: str) -> bool:
@@ -226,30 +234,30 @@ class _Scene:
         return any(
             _LABEL.search(self.text[max(0, start - 10) : start])
             or (self.text[end : end + 2] == ". " and self.text[:start].rstrip()[-1:] in (".", ";", ":", "?", "!"))
-            for start, end in self.places.get(number, ())
+            for start, end in self.spans.get(number, ())
         )
 
     def has_another_unit(self, number: str, other: _Scene) -> bool:
         """Return whether a number has the same word before it as in another text, but never there the word after it."""
-        here, there = ({one._words_around(place) for place in one.places.get(number, ())} for one in (self, other))
+        here, there = ({scene._words_around(span) for span in scene.spans.get(number, ())} for scene in (self, other))
         words = {before for before, _ in there}
         return any(before in words and (before, after) not in there for before, after in here)
 
-    def _words_around(self, place: tuple[int, int]) -> tuple[str, str]:
-        before = self.text[max(0, place[0] - _WINDOW) : place[0]]
-        return before[-1:] if self.unspaced else "".join(_TOKEN.findall(before)[-1:]), self._noun(place)
+    def _words_around(self, span: tuple[int, int]) -> tuple[str, str]:
+        before = self.text[max(0, span[0] - _WINDOW) : span[0]]
+        return before[-1:] if self.unspaced else "".join(_TOKEN.findall(before)[-1:]), self._noun(span)
 
     def _contexts_of(self, number: str) -> set[tuple[str, ...]]:
-        return {context for place in self.places.get(number, ()) for context in self._contexts(place)}
+        return {context for span in self.spans.get(number, ()) for context in self._contexts(span)}
 
-    def _noun(self, place: tuple[int, int]) -> str:
+    def _noun(self, span: tuple[int, int]) -> str:
         """Return the word after a number: the things that it counts, or its unit."""
         if self.unspaced:
-            return self.text[place[1] : place[1] + 1]
-        return next(iter(_TOKEN.findall(self.text[place[1] : place[1] + _WINDOW])), "")
+            return self.text[span[1] : span[1] + 1]
+        return next(iter(_TOKEN.findall(self.text[span[1] : span[1] + _WINDOW])), "")
 
-    def _contexts(self, place: tuple[int, int]) -> Iterator[tuple[str, ...]]:
-        start, end = place
+    def _contexts(self, span: tuple[int, int]) -> Iterator[tuple[str, ...]]:
+        start, end = span
         if self.unspaced:
             if len(around := self.text[max(0, start - 1) : start] + self.text[end : end + 2]) == 3:
                 yield (around,)
@@ -261,10 +269,10 @@ class _Scene:
             if len(words) == 4 and any(len(word) > 3 and word not in units and word not in frequent for word in words):
                 yield words
 
-    def _stems(self, place: tuple[int, int]) -> set[str]:
-        """Return the beginnings of the rarer words around a place; in a text without spaces, pairs of characters."""
+    def _stems(self, span: tuple[int, int]) -> set[str]:
+        """Return the beginnings of the rarer words around a position; in a text without spaces, pairs of characters."""
         width = _UNSPACED_WINDOW if self.unspaced else _WINDOW
-        around = self.text[max(0, place[0] - width) : place[0]] + " " + self.text[place[1] : place[1] + width]
+        around = self.text[max(0, span[0] - width) : span[0]] + " " + self.text[span[1] : span[1] + width]
         if self.unspaced:
             return {run[i : i + 2] for run in _WIDE_RUN.findall(around) for i in range(len(run) - 1)}
         return {word[:5] for word in _LONG_WORD.findall(around) if word not in _frequent(self.code)}
@@ -284,55 +292,58 @@ def resembles(name: str, words: Iterable[str]) -> bool:
     )
 
 
-def is_inflected(one: str, other: str) -> bool:
+def is_inflected(word: str, other: str) -> bool:
     """Return whether two words share all but their last two letters, in languages with endings: Москва, Москве."""
-    shortest = min(len(one), len(other))
+    shortest = min(len(word), len(other))
     need, most = (3, 2) if shortest < 5 else (max(4, shortest - 2), 5)
-    return one[:need] == other[:need] and abs(len(one) - len(other)) <= most
+    return word[:need] == other[:need] and abs(len(word) - len(other)) <= most
 
 
-def _stem_size(one: str, other: str) -> int:
-    shorter = min(len(one), len(other))
+def _stem_size(word: str, other: str) -> int:
+    shorter = min(len(word), len(other))
     return max(4, -(-2 * shorter // 3))
 
 
 def _scene(quantities: Quantities, code: str) -> _Scene:
-    """Return the text with the places of its numbers."""
+    """Return the text with the positions of its numbers."""
     grammar = grammar_of(code)
-    return _Scene(quantities.text, quantities.places, grammar.vague, code, grammar.unspaced)
+    return _Scene(quantities.text, quantities.spans, grammar.vague, code, grammar.unspaced)
 
 
 def compare_quantities(
     source: Quantities,
     variant: Quantities,
     complete: bool,
-    known: Quantities,
-    kept: Quantities,
+    source_frame: Quantities,
+    variant_frame: Quantities,
     code: str,
 ) -> Iterator[Difference]:
-    """Yield the differences. `known` quantities of the source's frame may appear, `kept` are those of the variant's frame."""
+    """Yield the differences.
+
+    Quantities of `source_frame` may appear in the variant; `variant_frame` has those of the variant's frame.
+    """
     here, there = _scene(source, code), _scene(variant, code)
-    yield from _compare_numbers(source, variant, complete, known, kept, here, there)
-    yield from _compare_dates(source, variant, complete, known, kept, here, there)
+    yield from _compare_numbers(source, variant, complete, source_frame, variant_frame, here, there)
+    yield from _compare_dates(source, variant, complete, source_frame, variant_frame, here, there)
     for number, units in variant.numbers.items():
         if not units:
             continue
         # An implied number (a decade, a dozen) has the unit of its word, or any.
         implied = {_IMPLIED_UNIT[number]} if number in source.implied & _IMPLIED_UNIT.keys() else units
         known_units = source.numbers.get(number, implied)
-        new_units = units - known_units - known.numbers.get(number, set())
+        new_units = units - known_units - source_frame.numbers.get(number, set())
         new_units -= set().union(*(group for group in _ALIKE if not group.isdisjoint(known_units)))
         if (
             (number in ("0", "1") and not here.unspaced)
             or not new_units
-            or (not known_units and new_units <= source.units | known.units | _OPTIONAL_UNITS)
+            or (not known_units and new_units <= source.units | source_frame.units | _OPTIONAL_UNITS)
         ):
             continue
-        if "hour" in new_units and any(":" in one and _is_same_time(one, number) for one in source.numbers):
+        if "hour" in new_units and any(":" in clock and _is_same_time(clock, number) for clock in source.numbers):
             continue
         replaced = known_units.isdisjoint(units) and (complete or _kinds(known_units) == _kinds(new_units) != {"time"})
         # A number that the source has twice may have a unit far from it, as in the head of a column.
-        replaced = replaced and len(source.places.get(number, ())) < 2 and not there.is_reworded(number, here)
+        replaced = replaced and len(source.spans.get(number, ())) < 2 and not there.is_reworded(number, here)
         sure = bool(known_units) and (replaced or there.has_another_unit(number, here))
         listed = f"with {', '.join(sorted(known_units))}" if known_units else "without a unit"
         yield Difference("unit", f"{number} {min(new_units)}: the source has {number} {listed}", sure)
@@ -347,13 +358,21 @@ def _kinds(units: set[str]) -> set[str]:
 
 
 def _compare_numbers(
-    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities, here: _Scene,
+    source: Quantities, variant: Quantities, complete: bool, source_frame: Quantities, variant_frame: Quantities, here: _Scene,
     there: _Scene,
 ) -> Iterator[Difference]:  # fmt: skip
     code = here.code
     words_known = profile_of(code).reads_number_words
-    present = {**dict.fromkeys(variant.implied | kept.implied, _NO_UNITS), **kept.numbers, **variant.numbers}
-    allowed = {**dict.fromkeys(source.implied | known.implied, _NO_UNITS), **known.numbers, **source.numbers}
+    present = {
+        **dict.fromkeys(variant.implied | variant_frame.implied, _NO_UNITS),
+        **variant_frame.numbers,
+        **variant.numbers,
+    }
+    allowed = {
+        **dict.fromkeys(source.implied | source_frame.implied, _NO_UNITS),
+        **source_frame.numbers,
+        **source.numbers,
+    }
     lost = source.stated - present.keys() if complete else set()
     unkept = allowed.keys() - present.keys()
     for number in sorted(lost, key=_by_size):
@@ -369,10 +388,11 @@ def _compare_numbers(
     if lost:  # five became two: a word that need not be a number replaces one
         for number in sorted(variant.numbers.keys() - variant.stated - allowed.keys() - {"0", "1"}, key=_by_size):
             yield Difference("number", f"{number} is not in the source", sure=False)
-    new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed.keys()
+    new = (variant.stated | {number for number in variant_frame.stated if len(number) > 2}) - allowed.keys()
     replaced = complete and any(
-        len(places) > len(variant.places.get(number, ()))
-        for number, places in source.places.items() if number not in ("0", "1") and number not in variant.implied | kept.implied
+        len(spans) > len(variant.spans.get(number, ()))
+        for number, spans in source.spans.items() if number not in ("0", "1")
+        and number not in variant.implied | variant_frame.implied
     )  # fmt: skip
     if not complete:
         new -= _enumeration(variant)
@@ -385,10 +405,10 @@ def _compare_numbers(
             if int(number) > 5:
                 yield Difference("number", f"{number} is not in the source", sure=False)
             continue
-        asked = not complete and any(number == str(day) for _, day in variant.days) and _has_span(source, code)
+        within_span = not complete and any(number == str(day) for _, day in variant.days) and _has_span(source, code)
         aged = not complete and units == {"year"} and len(number) < 3  # may a boy of ten come?
         derived = not replaced and _is_derived(number, units, allowed, unkept)
-        possible = derived or asked or aged or (explained and not there.is_mistyped(number, here, 1))
+        possible = derived or within_span or aged or (explained and not there.is_mistyped(number, here, 1))
         in_place = (in_place and not (derived and _is_precise(number, units))) or there.is_mistyped(number, here, 0)
         yield Difference("number", f"{number} is not in the source", in_place or not possible, explained=explained)
 
@@ -396,31 +416,31 @@ def _compare_numbers(
 def _unmatched(number: str, numbers: Mapping[str, set[str]], others: Mapping[str, set[str]]) -> dict[str, set[str]]:
     """Return those of `numbers` that may mean `number`: times of day, and those that `others` has not in these units."""
     return {
-        one: units
-        for one, units in numbers.items()
-        if ":" in number + one or one not in others or not units <= others[one]
+        candidate: units
+        for candidate, units in numbers.items()
+        if ":" in number + candidate or candidate not in others or not units <= others[candidate]
     }
 
 
 def _compare_dates(
-    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities, here: _Scene,
+    source: Quantities, variant: Quantities, complete: bool, source_frame: Quantities, variant_frame: Quantities, here: _Scene,
     there: _Scene,
 ) -> Iterator[Difference]:  # fmt: skip
     code = here.code
-    lost = source.months - variant.months - variant.uncertain_months - kept.months if complete else set()
-    new = variant.months - source.months - source.uncertain_months - known.months
+    lost = source.months - variant.months - variant.uncertain_months - variant_frame.months if complete else set()
+    new = variant.months - source.months - source.uncertain_months - source_frame.months
     # Which hut is open in May? When do twenty months end?
-    asked = not complete and (_has_span(source, code) or "month" in source.units)
+    within_span = not complete and (_has_span(source, code) or "month" in source.units)
     for month in sorted(lost or new):
         detail = f"{MONTHS[month - 1].title()} is {'lost' if lost else 'not in the source'}"
-        yield Difference("date", detail, not asked, explained=asked)
-    known_days = source.days | known.days | source.named_days.keys()
+        yield Difference("date", detail, not within_span, explained=within_span)
+    known_days = source.days | source_frame.days | source.named_days.keys()
     gaps = [int(number) for number in source.numbers if number.isdecimal() and len(number) < 4]
     for month, day in sorted(variant.days - known_days):
         if any(month == other[0] or day == other[1] for other in known_days):
             near = {abs(_day_of_year(month, day) - _day_of_year(*other)) for other in known_days}
             later = not complete and any(gap in near or 7 * gap in near for gap in gaps)  # nine days later
-            explained = asked or later or there.is_reworded(str(day), here)
+            explained = within_span or later or there.is_reworded(str(day), here)
             detail = f"{day} {MONTHS[month - 1].title()} is not in the source"
             yield Difference("date", detail, not explained, explained=explained)
 
@@ -433,8 +453,8 @@ def _has_span(quantities: Quantities, code: str) -> bool:
     """Return whether a text has a span of time such as 1 May to 31 October: two months side by side."""
     months = profile_of(code).months
     words = {word for word in _WORD.findall(quantities.text) if word in months}
-    found = sorted((start, months[word]) for word in words for start in occurrences(word, quantities.text))
-    return any(a != b and end - start <= _NEAR for (start, a), (end, b) in pairwise(found))
+    positions = sorted((start, months[word]) for word in words for start in occurrences(word, quantities.text))
+    return any(a != b and end - start <= _NEAR for (start, a), (end, b) in pairwise(positions))
 
 
 def _enumeration(quantities: Quantities) -> set[str]:

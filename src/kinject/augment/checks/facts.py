@@ -88,8 +88,8 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
         # A search for the word costs more than a look at whether it has a capital.
         named = beside[-1:] in (" ", "-") and not beside[:-1].rpartition(" ")[2].islower()
         before = _WORD_BEFORE.search(beside) if named else None
-        for found in (before, _WORD_AFTER.match(body, end)):
-            word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
+        for neighbour in (before, _WORD_AFTER.match(body, end)):
+            word = normal_word(neighbour["word"]) if neighbour and neighbour["word"][0].isupper() else ""
             profile = grammar.profile
             no_names = (SENTENCE_STARTERS, profile.frequent_words, profile.months, profile.unit_words)
             if word and not any(word in words for words in no_names):
@@ -167,7 +167,7 @@ def compare_with(source: Facts, variant: str, *, complete: bool = True) -> Compa
 
 def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Difference]:
     for difference in compare_quantities(
-        source.quantities, new.quantities, complete, known=source.frame[0], kept=new.frame[0], code=source.code,
+        source.quantities, new.quantities, complete, source_frame=source.frame[0], variant_frame=new.frame[0], code=source.code,
     ):  # fmt: skip
         if difference.reason != "unit" or not _has_unit(source, difference.detail):
             yield difference
@@ -188,7 +188,7 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
     # A mnemonic or an invented speaker is in quotation marks; in a whole rewriting, so is the passage alone.
     quoted = "" if complete else "".join(form for form in new.quotations if not source.contains(form))
     yield from compare_names(
-        source.names, new.names, complete, day_words, known=source.frame[1], kept=new.frame[1],
+        source.names, new.names, complete, day_words, source_frame=source.frame[1], variant_frame=new.frame[1],
         quoted=quoted if new.names.text == "" else quoted.replace(" ", ""), code=source.code,
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ def _has_unit(source: Facts, detail: str) -> bool:
     unit = detail.partition(":")[0].split(" ", 1)[1]
     if not detail.endswith("without a unit"):
         return False
-    spellings = (spelling for spelling, one in grammar_of(source.code).units.items() if one == unit)
+    spellings = (spelling for spelling, unit_name in grammar_of(source.code).units.items() if unit_name == unit)
     words = f" {_NO_UNIT.sub(' ', source.text.lower())} "
     return any(f" {spelling} " in words for spelling in spellings)
 

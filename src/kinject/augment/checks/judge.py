@@ -90,14 +90,14 @@ class JudgeScore:
 
     def faults(self, min_recall: float, min_precision: float) -> list[str]:
         """Return the limits that the judge misses, in words."""
-        found = []
+        missed = []
         for name, value, limit in (
             ("recall", self.recall, min_recall),
             ("precision", self.precision, min_precision),
         ):
             if value is not None and value < limit:
-                found.append(f"{name} {value:.2f} is below {limit:.2f}")
-        return found
+                missed.append(f"{name} {value:.2f} is below {limit:.2f}")
+        return missed
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
@@ -131,7 +131,7 @@ def read_opinion(answer: str, passage: str, text: str) -> Opinion | None:
     about = [match for match in map(_SENTENCE.match, lines) if match]
     wrong = [(match[3].strip(), text) for match in about if not match[2]]
     wrong += [(match[1].strip(), passage) for match in map(_LOST.match, lines) if match]
-    proofs = [_is_proved(fault, where) for fault, where in wrong]
+    proofs = [_is_proved(fault, searched) for fault, searched in wrong]
     fault = next((fault for (fault, _), proof in zip(wrong, proofs, strict=True) if proof is not False), "")
     if verdict is None:
         if any(proofs):
@@ -145,10 +145,10 @@ def read_opinion(answer: str, passage: str, text: str) -> Opinion | None:
     return None if wrong else Opinion(True)
 
 
-def _is_proved(fault: str, where: str) -> bool | None:
-    """Return whether the words that a fault quotes are in a text, None if it quotes none."""
+def _is_proved(fault: str, searched: str) -> bool | None:
+    """Return whether the words that a fault quotes are in the text `searched`, None if it quotes none."""
     quotes = [normal_form(part) for quote in _QUOTE.findall(fault)[:1] for part in re.split(r"\.\.\.|…", quote)]
-    return all(quote in normal_form(where) for quote in quotes) if any(quotes) else None
+    return all(quote in normal_form(searched) for quote in quotes) if any(quotes) else None
 
 
 def _as_lines(answer: str) -> str:
@@ -187,20 +187,20 @@ class Judge:
         A missing verdict counts as a refusal. Prompt injection can make a judge call everything faithful. If passage or
         text contains some, the judge must also refuse the text with an error planted in it. Raises as `Sender.send`.
         """
-        verdict = await self._ask(title, passage, text, rules)
+        verdict = await self._request_verdict(title, passage, text, rules)
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
         rng = Random(content_id(self.seed, passage, text))
         language = detect_language(passage) or "en"
         texts = (plant_error(kind, text, rng, ["Zembla"], language) for kind in ALL_KINDS)
         wrong = next((changed for changed in texts if changed is not None), None)
-        if wrong is None or (await self._ask(title, passage, wrong, rules)).accepted:
+        if wrong is None or (await self._request_verdict(title, passage, wrong, rules)).accepted:
             return Verdict(
                 "judge", "prompt injection in the passage, and the judge missed an error planted in this text"
             )
         return verdict
 
-    async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
+    async def _request_verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
         """Return the judge's verdict. An unclear answer is a refusal; one that quotes other words is requested again."""
         statements = await self._statements(title, passage) if self.lists_statements else ""
         messages = judge_messages(title, passage, text, rules, statements)
@@ -235,8 +235,12 @@ class Judge:
         A trial without an answer does not count. Raises the errors that end the run, as `Sender.send`.
         """
         trials = make_trials(passages, self.seed)
-        answers = await gather_answers(self._ask(title, passage, text) for _, title, passage, text in trials)
-        verdicts = [(trial[0], one) for trial, one in zip(trials, answers, strict=True) if isinstance(one, Verdict)]
+        answers = await gather_answers(
+            self._request_verdict(title, passage, text) for _, title, passage, text in trials
+        )
+        verdicts = [
+            (trial[0], verdict) for trial, verdict in zip(trials, answers, strict=True) if isinstance(verdict, Verdict)
+        ]
         planted = Counter(kind for kind, _ in verdicts)
         caught = Counter(kind for kind, verdict in verdicts if not verdict.accepted)
         n_good, refused_good = planted.pop("", 0), caught.pop("", 0)

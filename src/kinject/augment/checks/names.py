@@ -1,7 +1,7 @@
 """Proper names: which words of a text are names, and which of them are in another text.
 
 English has word lists: sentence starters, generic words in names, synonyms, endings. In other languages CLDR's names of
-countries and cities and wordfreq's lists of common words take their place.
+countries and cities and wordfreq's lists of common words replace them.
 """
 
 from __future__ import annotations
@@ -218,17 +218,17 @@ class NameReader:
                     names.certain.add(word)
                     names.spelling[word] = token
         if self.profile.names == "kana":
-            found = _KATAKANA.findall(text)
+            matches = _KATAKANA.findall(text)
         else:
-            found = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text), *TRANSLITERATED.findall(text)]
+            matches = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text), *TRANSLITERATED.findall(text)]
         places = self.profile.places
-        found += [
+        matches += [
             run[start : start + n]
             for run in _HAN.findall(text) for n in range(2, min(7, len(run) + 1)) for start in range(len(run) - n + 1)
             if run[start : start + n] in places
         ]  # fmt: skip
-        names.certain.update(found)
-        names.spelling.update({name: name for name in found})
+        names.certain.update(matches)
+        names.spelling.update({name: name for name in matches})
         return names
 
     def weight(self, name: str, names: Names) -> int:
@@ -354,56 +354,56 @@ def normal_word(token: str) -> str:
     return plain.replace("’", "'").replace(".", "").removesuffix("'s").removesuffix("'")
 
 
-def _is_same_name(one: str, other: str) -> bool:
+def _is_same_name(word: str, other: str) -> bool:
     """Return whether two words are one name: equal, plural, derived from one another, or known synonyms."""
-    if one == other or one in SYNONYMS.get(other, ()):
+    if word == other or word in SYNONYMS.get(other, ()):
         return True
     n_shared = 0
-    for a, b in zip(one, other, strict=False):
+    for a, b in zip(word, other, strict=False):
         if a != b:
             break
         n_shared += 1
     if n_shared < 3:
         return False
-    tails = (one[n_shared:], other[n_shared:])
+    tails = (word[n_shared:], other[n_shared:])
     # The last shared letters may belong to the endings: Itali|an, Ital|y.
     for back in range(min(3, n_shared - 2)):
-        left, right = (one[n_shared - back :], other[n_shared - back :]) if back else tails
-        if (left in DERIVED_ENDINGS and right in BASE_ENDINGS) or (right in DERIVED_ENDINGS and left in BASE_ENDINGS):
+        a, b = (word[n_shared - back :], other[n_shared - back :]) if back else tails
+        if (a in DERIVED_ENDINGS and b in BASE_ENDINGS) or (b in DERIVED_ENDINGS and a in BASE_ENDINGS):
             return True
     return False
 
 
 def compare_names(
-    source: Names, variant: Names, complete: bool, day_words: frozenset[str], known: Names, kept: Names, quoted: str = "",
-    code: str = "en",
+    source: Names, variant: Names, complete: bool, day_words: frozenset[str], source_frame: Names, variant_frame: Names,
+    quoted: str = "", code: str = "en",
 ) -> Iterator[Difference]:  # fmt: skip
     """Yield the lost and new names.
 
-    `day_words` are words of named days (Valentine's Day) for which the other text gives the date. `known` are the words of
-    the source's frame and title, `kept` those of the variant's frame. `quoted` are the variant's quotations that are not in
-    the source: their words do not count.
+    `day_words` are words of named days (Valentine's Day) for which the other text gives the date. `source_frame` has
+    the words of the source's frame and title, `variant_frame` those of the variant's frame. `quoted` are the variant's
+    quotations that are not in the source: their words do not count.
     """
     reader = reader_of(code)
     if complete:
-        candidates = sorted(source.certain - day_words - variant.words - kept.words - source.lower)
+        candidates = sorted(source.certain - day_words - variant.words - variant_frame.words - source.lower)
         for name in candidates:
             weight = 0 if _is_generic(name, reader) else reader.weight(name, source)
-            found = weight and (_is_kept(name, source, variant, reader) or _is_kept(name, source, kept, reader))
-            if weight and not found:
+            if weight and not any(_is_kept(name, source, other, reader) for other in (variant, variant_frame)):
                 explained = resembles(name, variant.words) or _is_symbol(name, source)
                 sure = (weight > 1 and not explained and not _is_part_of_a_name(name, source, variant)) or (
                     _is_in_place_of(name, source, variant)
                 )
                 yield Difference("name", f"{source.spelling[name]} is lost", sure, True, explained)
-    new = (variant.certain | (variant.possible - variant.lower)) - source.words - known.words - kept.words - day_words
+    new = variant.certain | (variant.possible - variant.lower)
+    new -= source.words | source_frame.words | variant_frame.words | day_words
     for name in sorted(new):
         weight = 0 if _is_generic(name, reader) and not _stands_alone(name, variant) else reader.weight(name, variant)
-        kept_there = any(_is_kept(name, variant, other, reader) for other in (source, known))
+        kept_there = any(_is_kept(name, variant, other, reader) for other in (source, source_frame))
         if not weight or kept_there or name in quoted:
             continue
         shouted = not complete and _is_acronym(variant.spelling[name])
-        alike = resembles(name, source.words | known.words)
+        alike = resembles(name, source.words | source_frame.words)
         explained = alike or _is_spelled_out(name, variant, source) or _is_symbol(name, variant)
         sure = (weight > 1 and not shouted and not explained) or _is_in_place_of(name, variant, source)
         yield Difference("name", f"{variant.spelling[name]} is not in the source", sure, explained=explained)
@@ -424,15 +424,15 @@ def _stands_alone(name: str, names: Names) -> bool:
 def _is_part_of_a_name(name: str, names: Names, other: Names) -> bool:
     """Return whether another word of a name is in the other text: Robert of Robert Lyle, where Lyle is."""
     if names.text:
-        whole = (run for run in _JOINED.findall(names.text) if name in run)
-        return any(part in other.text for run in whole for part in run.split("·") if part not in name)
+        runs = (run for run in _JOINED.findall(names.text) if name in run)
+        return any(part in other.text for run in runs for part in run.split("·") if part not in name)
     beside = {a if b == name else b for a, b in pairwise(names.sequence) if name in (a, b)}
     return not beside.isdisjoint(names.certain & other.words)
 
 
 def _is_in_place_of(name: str, names: Names, other: Names) -> bool:
     """Return whether the other text has another name, which this text lacks, between the same two words."""
-    here, there = (zip(one.sequence, one.sequence[1:], one.sequence[2:], strict=False) for one in (names, other))
+    here, there = (zip(side.sequence, side.sequence[1:], side.sequence[2:], strict=False) for side in (names, other))
     frames = {(before, after) for before, word, after in here if word == name}
     return any(
         (before, after) in frames and word in other.certain and word not in names.words for before, word, after in there
@@ -479,7 +479,7 @@ def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
         if is_inflected(normal_word(country), name)
         for word in words
     }
-    return any(is_inflected(one, word) for one in related for word in other.words)
+    return any(is_inflected(demonym, word) for demonym in related for word in other.words)
 
 
 def _is_german_adjective(name: str, words: Iterable[str]) -> bool:

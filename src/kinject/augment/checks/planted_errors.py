@@ -118,12 +118,12 @@ def plant_error(kind: str, text: str, rng: Random, names: Sequence[str] = (), la
 def find_names(text: str, language: str = "en") -> list[str]:
     """Return the words of names in `text` that may replace a name of another text."""
     words = _words(language)
-    found = (
+    name_words = (
         _POSSESSIVE.sub("", word)
         for match in _name_matches(text, words)
         for word in (match["word"] if "word" in match.groupdict() else match[0]).split(" ")
     )
-    return list(dict.fromkeys(word for word in found if _is_name(word) or not words.spaces))
+    return list(dict.fromkeys(word for word in name_words if _is_name(word) or not words.spaces))
 
 
 def _is_name(word: str) -> bool:
@@ -145,10 +145,10 @@ def _filled(match: re.Match[str], put: str) -> str:
 
 
 def _reverse(rules: _Rules, text: str, rng: Random) -> str | None:
-    found = [(match, put) for pattern, put in rules for match in pattern.finditer(text)]
-    if not found:
+    matches = [(match, put) for pattern, put in rules for match in pattern.finditer(text)]
+    if not matches:
         return None
-    match, put = rng.choice(found)
+    match, put = rng.choice(matches)
     return text[: match.start()] + _filled(match, put) + text[match.end() :]
 
 
@@ -198,8 +198,8 @@ def _change_name(text: str, rng: Random, names: Sequence[str], words: _Words) ->
     match = rng.choice(matches)
     group = "word" if "word" in match.groupdict() else 0
     parts = match[group].split(" ")
-    own = [index for index, part in enumerate(parts) if _is_name(_POSSESSIVE.sub("", part))]
-    index = rng.choice(own or range(len(parts)))
+    name_parts = [index for index, part in enumerate(parts) if _is_name(_POSSESSIVE.sub("", part))]
+    index = rng.choice(name_parts or range(len(parts)))
     possessive = _POSSESSIVE.search(parts[index])
     parts[index] = rng.choice(others) + (possessive[0] if possessive else "")
     return text[: match.start(group)] + " ".join(parts) + text[match.end(group) :]
@@ -208,8 +208,8 @@ def _change_name(text: str, rng: Random, names: Sequence[str], words: _Words) ->
 def _name_matches(text: str, words: _Words) -> Iterator[re.Match[str]]:
     """Yield the names in `text`, none inside another."""
     end = 0
-    found = (match for pattern in words.names for match in pattern.finditer(text))
-    for match in sorted(found, key=lambda match: (match.start(), -match.end())):
+    matches = (match for pattern in words.names for match in pattern.finditer(text))
+    for match in sorted(matches, key=lambda match: (match.start(), -match.end())):
         if match.start() >= end and words.not_names.isdisjoint(match[0].split(" ")):
             end = match.end()
             yield match
@@ -219,15 +219,15 @@ def _whole_names(text: str, words: _Words) -> list[str]:
     return list(dict.fromkeys(_POSSESSIVE.sub("", match[0]) for match in _name_matches(text, words)))
 
 
-def _are_different(one: str, other: str) -> bool:
+def _are_different(first: str, second: str) -> bool:
     """Return whether two names surely denote different things: no word begins like one of the other."""
-    size = 2 if not one.isascii() and " " not in one + other else 4
-    beginnings = [{word[:size] for word in re.split(r"[\s·・-]", name)} for name in (one, other)]
-    return beginnings[0].isdisjoint(beginnings[1]) and one not in other and other not in one
+    size = 2 if not first.isascii() and " " not in first + second else 4
+    beginnings = [{word[:size] for word in re.split(r"[\s·・-]", name)} for name in (first, second)]
+    return beginnings[0].isdisjoint(beginnings[1]) and first not in second and second not in first
 
 
 def _around_names(kind: str, text: str, words: _Words) -> Iterator[re.Match[str]]:
-    """Yield the matches of the patterns of a kind, with the names of `text` in their places."""
+    """Yield the matches of the patterns of a kind, with the names of `text` filled in."""
     names = sorted(_whole_names(text, words), key=len, reverse=True)
     if not names:
         return
@@ -241,31 +241,33 @@ def _around_names(kind: str, text: str, words: _Words) -> Iterator[re.Match[str]
 
 def _exchange_roles(text: str, rng: Random, names: Sequence[str], words: _Words) -> str | None:
     """Exchange two names around a verb or a preposition that gives each its role."""
-    found = [match for match in _around_names("roles", text, words) if _are_different(match["a"], match["b"])]
-    if not found:
+    matches = [match for match in _around_names("roles", text, words) if _are_different(match["a"], match["b"])]
+    if not matches:
         return None
-    match = rng.choice(found)
+    match = rng.choice(matches)
     return _exchanged(text, match.span("a"), match.span("b"))
 
 
 def _swap_names(text: str, rng: Random, names: Sequence[str], words: _Words) -> str | None:
     """Exchange two names of different sentences."""
     ends = sentence_ends(text)
-    whole = (match for match in _name_matches(text, words) if not _NOT_WHOLE.match(text, match.end()))
-    found = [(match, sum(end <= match.start() for end in ends)) for match in whole]
-    found = sorted(rng.sample(found, min(len(found), _MOST_NAMES)), key=lambda one: one[0].start())
+    complete_names = (match for match in _name_matches(text, words) if not _NOT_WHOLE.match(text, match.end()))
+    candidates = [(match, sum(end <= match.start() for end in ends)) for match in complete_names]
+    candidates = sorted(
+        rng.sample(candidates, min(len(candidates), _MOST_NAMES)), key=lambda candidate: candidate[0].start()
+    )
     pairs = [
         (a.span(), b.span())
-        for a, first in found
-        for b, second in found
+        for a, first in candidates
+        for b, second in candidates
         if first < second and _are_different(_POSSESSIVE.sub("", a[0]), _POSSESSIVE.sub("", b[0]))
         and bool(_POSSESSIVE.search(a[0])) == bool(_POSSESSIVE.search(b[0]))
     ]  # fmt: skip
     return _exchanged(text, *rng.choice(pairs)) if pairs else None
 
 
-def _exchanged(text: str, one: tuple[int, int], other: tuple[int, int]) -> str:
-    first, second = sorted((one, other))
+def _exchanged(text: str, span: tuple[int, int], other_span: tuple[int, int]) -> str:
+    first, second = sorted((span, other_span))
     parts = text[: first[0]], text[slice(*second)], text[first[1] : second[0]], text[slice(*first)], text[second[1] :]
     return "".join(parts)
 
@@ -273,15 +275,15 @@ def _exchanged(text: str, one: tuple[int, int], other: tuple[int, int]) -> str:
 def _change_owner(text: str, rng: Random, names: Sequence[str], words: _Words) -> str | None:
     """Give the property of one thing to another thing of the text."""
     known = _whole_names(text, words)
-    found = [
+    candidates = [
         (match, other)
         for match in _around_names("owner", text, words)
         for other in known
         if _are_different(match["name"], other)
     ]
-    if not found:
+    if not candidates:
         return None
-    match, other = rng.choice(found)
+    match, other = rng.choice(candidates)
     return text[: match.start("name")] + other + text[match.end("name") :]
 
 

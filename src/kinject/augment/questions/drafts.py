@@ -120,16 +120,16 @@ def read_unanswerable(answer: str) -> list[str]:
     """Return the questions in a model's answer that the passage does not answer: lines, or JSON."""
     value = json_in(answer)
     if value is not None:
-        found = _texts(value.get("unanswerable"))
+        questions = _texts(value.get("unanswerable"))
     else:
         matches = [_LINE.match(line.strip()) for line in plain_text(answer).splitlines()]
-        found = [match["value"].strip() for match in matches if match and match["key"].lower() == "unanswerable"]
-    return list(dict.fromkeys(found))
+        questions = [match["value"].strip() for match in matches if match and match["key"].lower() == "unanswerable"]
+    return list(dict.fromkeys(questions))
 
 
 def _texts(value: object) -> list[str]:
     """Return the texts of a list, each as one line; other values are left out."""
-    return [" ".join(one.split()) for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    return [" ".join(item.split()) for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _read_json(value: Mapping[str, object]) -> list[Draft]:
@@ -155,11 +155,11 @@ def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
 
 def other_forms(draft: Draft, passage: str) -> tuple[str, ...]:
     """Return the forms of the answer that may be accepted: different ones, short, in no wrong choice, without a fault."""
-    taken = {normal_form(choice) for choice in (draft.answer, *draft.wrong)}
+    choice_forms = {normal_form(choice) for choice in (draft.answer, *draft.wrong)}
     forms: dict[str, str] = {}
     for text in draft.also:
         form = normal_form(text)
-        fine = form and form not in taken and not has_injection(text) and not new_markup(text, passage)
+        fine = form and form not in choice_forms and not has_injection(text) and not new_markup(text, passage)
         if fine and len(text.split()) <= _MOST_WORDS:
             forms.setdefault(form, text)
     return tuple(forms.values())[:_MOST_FORMS]
@@ -211,11 +211,11 @@ def find_fault(draft: Draft, passage: str, others: Iterable[Draft], *, open_answ
         return "points at the text", mention[0]
     if f" {normal_form(draft.sentence)} " not in f" {normal_form(passage)} ":
         return "sentence", draft.sentence[:80]
-    whole = " ".join((draft.question, draft.answer, *draft.wrong))
-    tag = new_markup(whole, passage)
+    full_text = " ".join((draft.question, draft.answer, *draft.wrong))
+    tag = new_markup(full_text, passage)
     if tag:
         return "markup", tag
-    change = compare_languages(passage, whole)
+    change = compare_languages(passage, full_text)
     if change:
         return "language", change
     return _find_hint(draft, forms) or _find_duplicate(draft, others) or ("", "")
@@ -279,7 +279,9 @@ def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
         "id": outcome_id,
         "passage_id": passage.id,
         "document_id": passage.document_id,
-        "candidates": [{**_draft_row(one.draft), "specificity": one.specificity} for one in outcome.candidates],
+        "candidates": [
+            {**_draft_row(candidate.draft), "specificity": candidate.specificity} for candidate in outcome.candidates
+        ],
         "unanswerable": outcome.unanswerable,
         "refused": [
             {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
@@ -302,24 +304,24 @@ class OutcomeFile:
     def __init__(self, run_dir: Path) -> None:
         """Open or create the file. Raises `InputError` for a row that was changed, `DiskError` on I/O."""
         with contextlib.ExitStack() as stack:
-            self._places = stack.enter_context(OffsetIndex())
+            self._offsets = stack.enter_context(OffsetIndex())
             self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._index))
             self._open = stack.pop_all()
 
     def _index(self, offset: int, row: Row) -> None:
         try:
-            self._places.add(str(row.get("id")), offset)
+            self._offsets.add(str(row.get("id")), offset)
         except InputError as error:
             raise InputError(f"outcomes.jsonl: {error}. The file was changed by hand; move it away.") from error
 
     def get(self, outcome_id: str) -> Row | None:
         """Return the row of a passage, None if it is not done."""
-        offsets = self._places.offsets_of(outcome_id)
+        offsets = self._offsets.offsets_of(outcome_id)
         return self._journal.row_at(offsets[-1]) if offsets else None
 
     def add(self, row: Row) -> None:
         """Store the row of a passage that is done."""
-        self._places.add(row["id"], self._journal.append(row))
+        self._offsets.add(row["id"], self._journal.append(row))
 
     def __enter__(self) -> OutcomeFile:
         return self
@@ -372,17 +374,17 @@ class QuestionSelector:
 
     def select_unanswerable(self, document: Document, outcome: Row) -> list[Row]:
         """Return rows of the questions near a passage that no document answers, each text once in the run."""
-        found: list[Row] = []
+        rows: list[Row] = []
         for question in outcome["unanswerable"][: self._n_questions]:
             if normal_form(question) in self._unanswered:
                 continue
             self._unanswered.add(normal_form(question))
-            found.append({
+            rows.append({
                 "id": content_id("unanswerable question", document.id, question), "document_id": document.id,
                 "subject": document.title, "question": question, "answers": [], "passage_id": outcome["passage_id"],
             })  # fmt: skip
-        self.counts["unanswerable"] += len(found)
-        return found
+        self.counts["unanswerable"] += len(rows)
+        return rows
 
 
 def _question_row(document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]) -> Row:
@@ -390,15 +392,15 @@ def _question_row(document: Document, passage_id: str, candidate: Candidate, kin
     draft = candidate.draft
     choices = list(draft.choices)
     answer = choices.index(draft.answer)
-    asked: Row = {"choices": choices, "answer": answer} if "choices" in kinds else {}
-    asked |= {"answers": [draft.answer, *draft.also]} if "open" in kinds else {}
+    answer_fields: Row = {"choices": choices, "answer": answer} if "choices" in kinds else {}
+    answer_fields |= {"answers": [draft.answer, *draft.also]} if "open" in kinds else {}
     return {
         "id": content_id("question", document.id, draft.question, choices, answer),
         "document_id": document.id,
         "fact_id": content_id("fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)),
         "subject": document.title,
         "question": draft.question,
-        **asked,
+        **answer_fields,
         "passage_id": passage_id,
         "sentence": draft.sentence,
         "specificity": candidate.specificity,

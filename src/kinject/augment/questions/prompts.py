@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from kinject.augment.prompts import Source, ask, language_line
+from kinject.augment.prompts import Source, language_line, task_messages
 from kinject.requests import Structure
 from kinject.types import Message
 
@@ -162,5 +162,5 @@ def _render_question(question: str, choices: Sequence[str]) -> str:
 
 
 def _about(source: Source, task: str) -> list[Message]:
-    _, user = ask(source.title, source.text, task, source.headings)
+    _, user = task_messages(source.title, source.text, task, source.headings)
     return [{"role": "system", "content": _SYSTEM}, user]

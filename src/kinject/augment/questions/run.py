@@ -206,9 +206,9 @@ class Corpus:
 
     def __init__(self, passages: PassageFile) -> None:
         """Index the passages (at least one)."""
-        found = {passage.id: (document, passage) for document, passage in _passages_of(passages)}
-        self._sources = [source_of(document, passage) for document, passage in found.values()]
-        self._index = Bm25([passage.below_path() for _, passage in found.values()], _terms)
+        by_id = {passage.id: (document, passage) for document, passage in _passages_of(passages)}
+        self._sources = [source_of(document, passage) for document, passage in by_id.values()]
+        self._index = Bm25([passage.below_path() for _, passage in by_id.values()], _terms)
 
     def nearest(self, question: str) -> list[Source]:
         """Return the passages nearest to a question."""
@@ -224,10 +224,10 @@ def _terms(text: str) -> list[str]:
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
     """Return an id that depends on everything that shapes the questions on a passage."""
     section, blank = recipe.questions, ("",) * len(prompts.LETTERS)
-    asked = (source_of(document, passage), section.n_proposed, (), section.kinds)
-    messages = [prompts.propose(*asked), prompts.verify(Source("", ""), "", blank), prompts.closed_book("", blank)]
+    arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
+    messages = [prompts.propose(*arguments), prompts.verify(Source("", ""), "", blank), prompts.closed_book("", blank)]
     if section.generator.kind == "openai" and section.generator.structured_output:
-        messages.append(prompts.propose_as_json(*asked).messages)
+        messages.append(prompts.propose_as_json(*arguments).messages)
     if "unanswerable" in section.kinds:
         messages.append(prompts.answered_by(Source("", ""), ""))
     numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
@@ -258,8 +258,8 @@ class QuestionWriter:
             drafts, unanswered = await self._propose(document, passage, attempt, outcome)
             outcome.unanswerable += await self._check_unanswered(document, passage, unanswered, outcome)
             verified = await self._verify(document, passage, drafts, outcome)
-            kept = await self._ask_without_passage(verified, outcome)
-            outcome.candidates += await self._check_forms(document, passage, kept, outcome)
+            unknown = await self._unknown_without_passage(verified, outcome)
+            outcome.candidates += await self._check_forms(document, passage, unknown, outcome)
             outcome.candidates.sort(key=lambda candidate: -candidate.specificity)  # stable: ties in order of proposal
         return outcome
 
@@ -270,31 +270,33 @@ class QuestionWriter:
         known = [candidate.draft for candidate in outcome.candidates]
         known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
         earlier = [*(draft.question for draft in known), *outcome.unanswerable]
-        asked = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
-        messages, structure = prompts.propose(*asked), prompts.propose_as_json(*asked)
+        arguments = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
+        messages, structure = prompts.propose(*arguments), prompts.propose_as_json(*arguments)
         (completion,) = await self._send([(messages, self._seed_of(messages, attempt), structure)], outcome)
         verdict = check_completion(completion)
         drafts = read_drafts(completion.text) if verdict.accepted else []
         if not drafts:
             outcome.refused.append((None, "no answer", verdict.detail or completion.text[:80]))
-        kept: list[Draft] = []
+        accepted: list[Draft] = []
         is_open, text = "open" in self.section.kinds, split_injection(passage.shown)[0]
         for draft in drafts[: self.section.n_proposed]:
-            reason, detail = find_fault(draft, text, [*known, *kept], open_answer=is_open)
+            reason, detail = find_fault(draft, text, [*known, *accepted], open_answer=is_open)
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
-                kept.append(replace(draft, also=other_forms(draft, passage.shown) if is_open else ()))
+                accepted.append(replace(draft, also=other_forms(draft, passage.shown) if is_open else ()))
         unanswered: list[str] = []
-        found = read_unanswerable(completion.text) if verdict.accepted and "unanswerable" in self.section.kinds else []
-        for question in found[: self.section.n_proposed]:
+        proposed = (
+            read_unanswerable(completion.text) if verdict.accepted and "unanswerable" in self.section.kinds else []
+        )
+        for question in proposed[: self.section.n_proposed]:
             others = [*earlier, *(draft.question for draft in drafts), *unanswered]
             reason, detail = find_text_fault(question, text, others)
             if reason:
                 outcome.refused.append((Draft(question, "", (), ""), reason, detail))
             else:
                 unanswered.append(question)
-        return kept, unanswered
+        return accepted, unanswered
 
     async def _check_unanswered(
         self, document: Document, passage: Passage, questions: Sequence[str], outcome: Outcome
@@ -323,16 +325,16 @@ class QuestionWriter:
         self, document: Document, passage: Passage, candidates: Sequence[Candidate], outcome: Outcome
     ) -> list[Candidate]:
         """Return the candidates with the other forms of their answers that the model also chooses, given the passage."""
-        tried = [(index, form) for index, one in enumerate(candidates) for form in one.draft.also]
+        tried = [(index, form) for index, candidate in enumerate(candidates) for form in candidate.draft.also]
         forms = [replace(candidates[index].draft, answer=form) for index, form in tried]
         replies = await self._answers_with_passage(document, passage, forms, 0, outcome)
-        kept: dict[int, list[str]] = {}
+        confirmed: dict[int, list[str]] = {}
         for (index, form), draft, reply in zip(tried, forms, replies, strict=True):
             if parse_letter(reply) == prompts.LETTERS[draft.choices.index(draft.answer)]:
-                kept.setdefault(index, []).append(form)
+                confirmed.setdefault(index, []).append(form)
         return [
-            replace(one, draft=replace(one.draft, also=tuple(kept.get(index, ()))))
-            for index, one in enumerate(candidates)
+            replace(candidate, draft=replace(candidate.draft, also=tuple(confirmed.get(index, ()))))
+            for index, candidate in enumerate(candidates)
         ]
 
     async def _verify(
@@ -363,7 +365,7 @@ class QuestionWriter:
         answers = await self._send(requests, outcome)
         return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
 
-    async def _ask_without_passage(self, candidates: Sequence[Candidate], outcome: Outcome) -> list[Candidate]:
+    async def _unknown_without_passage(self, candidates: Sequence[Candidate], outcome: Outcome) -> list[Candidate]:
         """Return the candidates that the model does not answer correctly every time without the passage.
 
         The choices are rotated each time, so a preference for one letter is correct one time in four at most.
@@ -379,7 +381,7 @@ class QuestionWriter:
                 correct.append(prompts.LETTERS[choices.index(candidate.draft.answer)])
         answers = await self._send(requests, outcome)
         hits = [parse_letter(answer.text) == letter for answer, letter in zip(answers, correct, strict=True)]
-        kept: list[Candidate] = []
+        unknown: list[Candidate] = []
         for index, candidate in enumerate(candidates):
             times = slice(index * n_times, (index + 1) * n_times)
             # An empty answer does not show whether the model knows the fact.
@@ -389,8 +391,8 @@ class QuestionWriter:
             elif n_times and all(hits[times]):
                 outcome.refused.append((candidate.draft, "closed-book", f"correct {n_times} times of {n_times}"))
             else:
-                kept.append(candidate)
-        return kept
+                unknown.append(candidate)
+        return unknown
 
     async def _send(self, requests: Sequence[_Request], outcome: Outcome) -> list[Completion]:
         """Return an answer for each request, in order. Raises an error that ends the run before one of a single request."""

@@ -57,9 +57,9 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
-    asked = next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
-    rewrite = _ANSWERS.get(asked)
-    return Completion(rewrite(passage, seed) if rewrite else _answer(asked, passage, task, seed))
+    request = next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
+    rewrite = _ANSWERS.get(request)
+    return Completion(rewrite(passage, seed) if rewrite else _answer(request, passage, task, seed))
 
 
 def _first_lines() -> Iterator[tuple[str, tuple[str, str]]]:
@@ -101,13 +101,13 @@ _STRATEGIES = (
 )
 
 
-def _answer(asked: tuple[str, str], passage: str, task: str, seed: int) -> str:
+def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str:
     """Return the answer to a preparation, to a task about some facts of the passage, or a paraphrase."""
     person = parse_entry(passage)
     if person is None:
         return _paraphrase(passage, seed)
     values = {value: attribute for attribute, value in person.facts.items()}
-    match asked:
+    match request:
         case (_, "entities" | "entity"):
             return "\n".join([person.name, *values])
         case (_, "strategy"):

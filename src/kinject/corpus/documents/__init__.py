@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kinject.corpus.documents.collect import collect, collected_fingerprint
 from kinject.corpus.documents.files import is_heap
-from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, read_file
+from kinject.corpus.documents.readers import SUFFIXES, LocatedDocument, fault_of, read_file
 from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
 from kinject.corpus.documents.write import read_rows
 from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists, refuse_existing, write_jsonl
@@ -43,12 +43,12 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
         return
     seen: set[int] = set()
     n_documents = 0
-    for where, document in _read_located(path):
+    for location, document in _read_located(path):
         if isinstance(document, InputError):
             raise document
         digest = int(content_id(document.id), 16)
         if digest in seen:
-            _raise_repeated(path, document.id, where)
+            _raise_repeated(path, document.id, location)
         seen.add(digest)
         n_documents += 1
         yield document
@@ -65,17 +65,19 @@ def write_general_text(source: str, folder: Path, n_documents: int, n_held_out: 
     refuse_existing(paths)
     documents = read_documents(Path(source))
     for path, n in zip(reversed(paths), (n_held_out, n_documents), strict=True):
-        rows = [{"id": one.id, "text": one.text, "source": one.source} for one in islice(documents, n)]
+        rows = [
+            {"id": document.id, "text": document.text, "source": document.source} for document in islice(documents, n)
+        ]
         if len(rows) < n:
             raise InputError(f"{source}: holds fewer than {n_held_out + n_documents:,} documents. Lower --documents.")
         write_jsonl(path, rows)
     return paths
 
 
-def _read_located(path: Path) -> Iterator[Found]:
+def _read_located(path: Path) -> Iterator[LocatedDocument]:
     if is_hub_name(path) or is_saved_dataset(path):
-        for where, found in read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path):
-            yield where, found if isinstance(found, InputError) else fault_of(found, where) or found
+        for location, document in read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path):
+            yield location, document if isinstance(document, InputError) else fault_of(document, location) or document
         return
     if not path_exists(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
@@ -83,14 +85,14 @@ def _read_located(path: Path) -> Iterator[Found]:
         yield from read_file(path, stream)
 
 
-def _raise_repeated(path: Path, identity: str, where: str) -> None:
-    """Raise `InputError` if a document before `where` has the id `identity`; it is found by reading again."""
+def _raise_repeated(path: Path, identity: str, location: str) -> None:
+    """Raise `InputError` if a document before `location` has the id `identity`; it is found by reading again."""
     for earlier, document in _read_located(path):
-        if earlier == where:
+        if earlier == location:
             return
         if isinstance(document, Document) and document.id == identity:
             raise InputError(
-                f"{where}: id {identity!r} is already the id of {earlier}. "
+                f"{location}: id {identity!r} is already the id of {earlier}. "
                 "Each document needs an id (or, without ids, a text) of its own."
             )
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from kinject.corpus.documents.html import declared_charset, page_of
-from kinject.corpus.documents.readers import Found, ReadOptions, read_member
+from kinject.corpus.documents.readers import LocatedDocument, ReadOptions, read_member
 from kinject.corpus.documents.text import (
     DAMAGED_ARCHIVE,
     MOST_MEMBERS,
@@ -30,9 +30,9 @@ _MOST_IN_ALL = 16
 """How many times the largest file an archive may hold in all."""
 
 
-def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents in each member of a zip; hidden ones are left out, archives in it are errors."""
-    left = _MOST_IN_ALL * options.largest
+    bytes_left = _MOST_IN_ALL * options.largest
     try:
         with zipfile.ZipFile(stream) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
@@ -40,38 +40,38 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
                 raise InputError(f"{path}: holds {len(members):,} files, allowed: {MOST_MEMBERS:,}. Split it.")
             for member in sorted(members, key=lambda member: member.filename):
                 parts = [part for part in member.filename.split("/") if part not in ("", "..", ".")]
-                where = path.joinpath(*parts)
+                location = path.joinpath(*parts)
                 if any(part.startswith(".") for part in parts) or parts[:1] in ([], ["__MACOSX"]):
                     continue
-                left -= member.file_size
-                if left < 0:
+                bytes_left -= member.file_size
+                if bytes_left < 0:
                     size = format_size(_MOST_IN_ALL * options.largest)
                     raise InputError(f"{path}: unpacks to more than {size}. Unpack it, and give the folder.")
-                yield from _zip_member(archive, member, where, options)
+                yield from _zip_member(archive, member, location, options)
     except DAMAGED_ARCHIVE as error:
         raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Pack it again.") from error
 
 
 def _zip_member(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: Path, options: ReadOptions
-) -> Iterator[Found]:
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, location: Path, options: ReadOptions
+) -> Iterator[LocatedDocument]:
     fault = ""
     if member.flag_bits & 1:
         fault = "locked with a password. Pack it without one."
     elif member.file_size > options.largest:
         fault = f"unpacks to {format_size(member.file_size)}, allowed: {format_size(options.largest)}. Split it."
     if fault:
-        yield str(where), InputError(f"{where}: {fault}")
+        yield str(location), InputError(f"{location}: {fault}")
         return
     try:
         data = archive.read(member)
     except DAMAGED_ARCHIVE as error:
-        yield str(where), InputError(f"{where}: damaged: cannot be unpacked ({str(error)[:100]}). Pack it again.")
+        yield str(location), InputError(f"{location}: damaged: cannot be unpacked ({str(error)[:100]}). Pack it again.")
         return
-    yield from read_member(where, data, options)
+    yield from read_member(location, data, options)
 
 
-def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents in a gzip file, whose kind is found by its name without ``.gz``."""
     try:
         data = gzip.GzipFile(fileobj=stream).read(options.largest + 1)
@@ -83,7 +83,7 @@ def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
     yield from read_member(path / name, data, options)
 
 
-def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a book as one document, its chapters in reading order. `chapters` in meta are [start, file] of each."""
     data = io.BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
@@ -93,9 +93,9 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
         root = next(_named(container, "rootfile")).get("full-path")
         package = parse_xml(path, book.read(root))
         items = {item.get("id"): item.get("href") for item in _named(package, "item")}
-        files = [items.get(one.get("idref")) for one in _named(package, "itemref") if one.get("linear") != "no"]
+        files = [items.get(item.get("idref")) for item in _named(package, "itemref") if item.get("linear") != "no"]
         fields = (("title", "title"), ("author", "creator"), ("date", "date"), ("licence", "rights"))
-        found = {key: " ".join(one.text or "" for one in _named(package, name)).strip() for key, name in fields}
+        meta = {key: " ".join(element.text or "" for element in _named(package, name)).strip() for key, name in fields}
         folder = posixpath.dirname(root)
         chapters = []
         for file in filter(None, files):
@@ -103,10 +103,10 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
             if name in names:
                 page = book.read(name)
                 source, _ = decode(path, page, declared_charset(page))
-                chapters.append((file, page_of(path, source, whole=True)[1]))
+                chapters.append((file, page_of(path, source, whole_page=True)[1]))
     text, starts = joined([(name, text) for name, text in chapters if text])
-    title = found.pop("title")
-    yield whole_file(path, title, text, {**{key: value for key, value in found.items() if value}, "chapters": starts})
+    title = meta.pop("title")
+    yield whole_file(path, title, text, {**{key: value for key, value in meta.items() if value}, "chapters": starts})
 
 
 def _named(root: Any, name: str) -> Iterator[Any]:

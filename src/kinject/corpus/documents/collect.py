@@ -69,7 +69,7 @@ _TIMERS = (14, 27)
 _MEMORY_SIGNALS = (9,)
 _CRASHES = (4, 5, 6, 7, 8, 11, 31)
 """Signals of a process that fails by itself; any other comes from outside."""
-_MOST_SHOWN, _MOST_PLACES = 12, 3
+_MOST_SHOWN, _MOST_LOCATIONS = 12, 3
 _POLL = 0.5
 
 
@@ -111,22 +111,22 @@ class DocumentsResult(Tabular):
         return [row for _, row in read_jsonl(self.skipped_path)]
 
     def skipped_by_reason(self) -> dict[str, tuple[list[str], str]]:
-        """Return reason -> (places, the first detail) of files that somebody may miss, the most frequent reason first."""
-        found: dict[str, tuple[list[str], str]] = {}
+        """Return reason -> (locations, the first detail) of files that somebody may miss, the most frequent reason first."""
+        reasons: dict[str, tuple[list[str], str]] = {}
         for row in self.skipped():
             if not row["left_out"]:
-                found.setdefault(row["reason"], ([], row["detail"]))[0].append(row["where"])
-        return dict(sorted(found.items(), key=lambda one: -len(one[1][0])))
+                reasons.setdefault(row["reason"], ([], row["detail"]))[0].append(row["where"])
+        return dict(sorted(reasons.items(), key=lambda entry: -len(entry[1][0])))
 
     def render_skipped(self) -> list[str]:
-        """Return a line for each of the most frequent reasons, with the first places and their detail."""
-        found = self.skipped_by_reason()
+        """Return a line for each of the most frequent reasons, with the first locations and their detail."""
+        reasons = self.skipped_by_reason()
         lines = []
-        for places, detail in islice(found.values(), _MOST_SHOWN):
-            more = f" and {len(places) - _MOST_PLACES:,} more" if len(places) > _MOST_PLACES else ""
-            lines.append(f"{', '.join(places[:_MOST_PLACES])}{more}: {detail}")
-        if len(found) > _MOST_SHOWN:
-            lines.append(f"{len(found) - _MOST_SHOWN} more reasons: {self.skipped_path} has all")
+        for locations, detail in islice(reasons.values(), _MOST_SHOWN):
+            more = f" and {len(locations) - _MOST_LOCATIONS:,} more" if len(locations) > _MOST_LOCATIONS else ""
+            lines.append(f"{', '.join(locations[:_MOST_LOCATIONS])}{more}: {detail}")
+        if len(reasons) > _MOST_SHOWN:
+            lines.append(f"{len(reasons) - _MOST_SHOWN} more reasons: {self.skipped_path} has all")
         return lines
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def collect(
     duplicates.jsonl, omitted lines in boilerplate.jsonl.
 
     Raises `DiskError` if nothing is at a source or something cannot be written, `InputError` if nothing can be read there,
-    and with `strict` at the first file that cannot. `KeyboardInterrupt` after Ctrl-C: what was parsed is stored.
+    and with `strict` at the first file that cannot. `KeyboardInterrupt` after Ctrl-C: the files parsed so far are stored.
     """
     section = section or DocumentsSection()
     check_region(section.phone_region)
@@ -312,21 +312,21 @@ class _Collecting:
         """Take the results of a batch; return the batch of its remaining files, if its process died."""
         batch: Batch = outcome.task
         rows = _journal_rows(batch.journal_path)
-        done = {row["number"]: row for row in rows if "begun" not in row}
-        self._store_hashes(database, list(done.values()))
-        for number, row in done.items():
+        finished = {row["number"]: row for row in rows if "begun" not in row}
+        self._store_hashes(database, list(finished.values()))
+        for number, row in finished.items():
             if "fault" in row:
                 self.faults[number] = row["fault"]
             else:
                 self.hashes[number] = row["sha256"]
-        left = [number for number, _ in batch.files if number not in done]
+        remaining = [number for number, _ in batch.files if number not in finished]
         if outcome.result is None and not outcome.died:
             raise DiskError(f"{batch.label}: {outcome.error}")
-        if left:
-            begun = next((row for row in rows if row["number"] == left[0]), None)
-            self._give_up(left.pop(0), begun, outcome.error)
-        self._check_strict([number for number, _ in batch.files if number not in left])
-        return [self._batch(left)] if left else []
+        if remaining:
+            begun = next((row for row in rows if row["number"] == remaining[0]), None)
+            self._give_up(remaining.pop(0), begun, outcome.error)
+        self._check_strict([number for number, _ in batch.files if number not in remaining])
+        return [self._batch(remaining)] if remaining else []
 
     def _give_up(self, number: int, begun: Mapping[str, Any] | None, error: str) -> None:
         """Note the fault of the file at which a process died. It is stored if the file is the reason, not the machine."""
@@ -353,9 +353,9 @@ class _Collecting:
             file = self.files[number]
             if number in self.faults and not file.left_out:
                 raise InputError(f"{file.path}: {self.faults[number]}")
-            for one in read_record(self.cache, self._key(number)) if number in self.hashes else ():
-                if one.fault:
-                    raise InputError(f"{file.path}{one.where}: {one.fault}")
+            for parsed in read_record(self.cache, self._key(number)) if number in self.hashes else ():
+                if parsed.fault:
+                    raise InputError(f"{file.path}{parsed.location}: {parsed.fault}")
 
     def _key(self, number: int) -> str:
         return self.options.key(self.hashes[number], self.files[number].path)
@@ -377,13 +377,13 @@ class _Collecting:
                 log.warning(f"{self.folder}: a file there was changed or deleted; all are written again.")
             else:
                 return DocumentsResult(self.folder, fingerprint, manifest["counts"], self.n_parsed, already_done=True)
-        kept = [
+        heap_files = [
             HeapFile(
                 file, self._key(number) if number in self.hashes else "", self.hashes.get(number, ""),
                 self.faults.get(number, ""), self.files[self.links[number]].name if number in self.links else "",
             ) for number, file in enumerate(self.files)
         ]  # fmt: skip
-        counts = HeapWriter(kept, self.section, self.cache, self.folder).write()
+        counts = HeapWriter(heap_files, self.section, self.cache, self.folder).write()
         counts["fingerprint"] = fingerprint
         if not counts["n_documents"]:
             first = islice(read_jsonl(self.folder / "skipped.jsonl"), _MOST_SHOWN)
@@ -455,7 +455,7 @@ def _skipped(result: DocumentsResult) -> str:
 
 
 def _personal(counts: Mapping[str, Any]) -> str:
-    found = [f"{kind} {n:,} in {documents:,}" for kind, (documents, n) in counts["personal_data"].items()]
-    return (f"{', '.join(found)} documents" if found else "none found") + (
-        " (masked)" if counts["masked"] and found else ""
+    kinds = [f"{kind} {n:,} in {documents:,}" for kind, (documents, n) in counts["personal_data"].items()]
+    return (f"{', '.join(kinds)} documents" if kinds else "none found") + (
+        " (masked)" if counts["masked"] and kinds else ""
     )

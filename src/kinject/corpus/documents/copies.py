@@ -81,29 +81,29 @@ def min_hash(words: Words) -> bytes:
     return np.array(rows[0], np.uint32).tobytes()
 
 
-def overlap(one: Words, other: Words) -> float:
+def overlap(words: Words, other_words: Words) -> float:
     """Return the words in common over the words of the longer text; 0 if they share under half of their pairs of words."""
     import numpy as np
 
-    first, second = pairs_of(one), pairs_of(other)
+    first, second = pairs_of(words), pairs_of(other_words)
     n_common = len(np.intersect1d(first, second, assume_unique=True))
     if n_common < _LEAST_PAIRS * (len(first) + len(second) - n_common):
         return 0.0
-    (a, n_a), (b, n_b) = np.unique(one, return_counts=True), np.unique(other, return_counts=True)
+    (a, n_a), (b, n_b) = np.unique(words, return_counts=True), np.unique(other_words, return_counts=True)
     _, at_a, at_b = np.intersect1d(a, b, assume_unique=True, return_indices=True)
-    return float(np.minimum(n_a[at_a], n_b[at_b]).sum() / max(len(one), len(other)))
+    return float(np.minimum(n_a[at_a], n_b[at_b]).sum() / max(len(words), len(other_words)))
 
 
 def only_words(text: str, other: str, most: int = 20) -> list[str]:
     """Return the first words of `text` that `other` does not have (or not so often), in order."""
-    left = Counter(_WORD.findall(other.lower()))
-    found: list[str] = []
+    remaining = Counter(_WORD.findall(other.lower()))
+    new_words: list[str] = []
     for word in _WORD.findall(text):
-        if left[word.lower()]:
-            left[word.lower()] -= 1
-        elif len(found) < most:
-            found.append(word[:_LONGEST_WORD])
-    return found
+        if remaining[word.lower()]:
+            remaining[word.lower()] -= 1
+        elif len(new_words) < most:
+            new_words.append(word[:_LONGEST_WORD])
+    return new_words
 
 
 def text_hash(text: str) -> str:
@@ -116,7 +116,7 @@ class Copy(NamedTuple):
 
     original: int
     overlap: float
-    how: str
+    kind: str
 
 
 class CopyFinder:
@@ -138,8 +138,8 @@ class CopyFinder:
             return Copy(self._exact[exact], 1.0, "exact")
         if self._threshold is None or not sketch:
             return None
-        found = [(number, overlap(words(), self._words_of(number))) for number in self._candidates(sketch)]
-        best = max(found, key=lambda one: (one[1], -one[0]), default=(0, 0.0))
+        overlaps = [(number, overlap(words(), self._words_of(number))) for number in self._candidates(sketch)]
+        best = max(overlaps, key=lambda candidate: (candidate[1], -candidate[0]), default=(0, 0.0))
         return Copy(*best, "near") if best[1] >= self._threshold else None
 
     def add(self, number: int, exact: str, sketch: bytes) -> None:
@@ -212,11 +212,11 @@ class Boilerplate:
         for number, (start, end) in shared_lines(text):
             if self.counts.get(number, 0) < self.least:
                 continue
-            kept = self.lines.get(number)
-            if kept is None:
+            first_use = self.lines.get(number)
+            if first_use is None:
                 self.lines[number] = (text[start:end].strip(), [name])
-            elif kept[1][0] != name:
-                kept[1].append(name)
+            elif first_use[1][0] != name:
+                first_use[1].append(name)
                 edits.append((start, min(end + 1, len(text)), ""))
         return edits
 
@@ -250,7 +250,7 @@ def repeats(text: str, threshold: float | None) -> list[tuple[Span, float]]:
     code = _code_spans(text)
     known: dict[int, Words] = {}
     finder = CopyFinder(threshold, known.__getitem__)
-    found = []
+    repeated = []
     for number, (start, end) in enumerate(spans):
         passage = text[start:end]
         if passage.startswith(("|", "#")) or any(first <= start < last for first, last in code):
@@ -261,11 +261,11 @@ def repeats(text: str, threshold: float | None) -> list[tuple[Span, float]]:
         exact, sketch = text_hash(passage), min_hash(words)
         copy = finder.find(exact, sketch, lambda words=words: words)  # type: ignore[misc]
         if copy is not None:
-            found.append(((start, end), copy.overlap))
+            repeated.append(((start, end), copy.overlap))
         else:
             finder.add(number, exact, sketch)
             known[number] = words
-    return found
+    return repeated
 
 
 def _log_lines(text: str) -> list[Span]:
@@ -282,12 +282,12 @@ def _log_lines(text: str) -> list[Span]:
     if 2 * sum(counts[shape] for shape in often) < len(shapes):
         return []
     seen = set[str]()
-    found = []
+    repeated = []
     for shape, (start, end) in shapes:
         if shape in often and shape in seen:
-            found.append((start, min(end + 1, len(text))))
+            repeated.append((start, min(end + 1, len(text))))
         seen.add(shape)
-    return found
+    return repeated
 
 
 # Changes of a text.
@@ -322,6 +322,6 @@ def edited(text: str, edits: Sequence[Edit], meta: Mapping[str, Any]) -> tuple[s
 
     changed = dict(meta)
     for key in ("pages", "sheets", "slides"):
-        if isinstance(places := meta.get(key), list | tuple):
-            changed[key] = [[moved(int(place[0])), *place[1:]] for place in places]
+        if isinstance(marks := meta.get(key), list | tuple):
+            changed[key] = [[moved(int(mark[0])), *mark[1:]] for mark in marks]
     return "".join(parts), changed

@@ -57,13 +57,13 @@ def find_files(sources: Sequence[Path]) -> list[FoundFile]:
     Raises `DiskError` if nothing is at a source, `InputError` if a pattern fits nothing. Any other fault is in
     the files' `fault`.
     """
-    found: dict[str, FoundFile] = {}
+    files: dict[str, FoundFile] = {}
     for source in sources:
         if os.path.realpath(source) == os.path.realpath("/"):
             raise InputError(f"{source}: the root of the file system. Give a folder with documents.")
         for file in _files_of(source, alone=len(sources) == 1):
-            found.setdefault(file.name, file)
-    return sorted(found.values(), key=lambda file: file.name.split("/"))
+            files.setdefault(file.name, file)
+    return sorted(files.values(), key=lambda file: file.name.split("/"))
 
 
 def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
@@ -113,7 +113,7 @@ def _is_list(path: Path) -> bool:
     except (OSError, KinjectError):
         return False  # its reader reports it
     name = os.fsdecode(first.removeprefix(b"\xef\xbb\xbf").strip())
-    return bool(name) and any(path_exists(one) for one in (Path(name), path.parent / name))
+    return bool(name) and any(path_exists(candidate) for candidate in (Path(name), path.parent / name))
 
 
 def _read_list(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kinject.corpus.documents.readers import Found, ReadOptions
+from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
 from kinject.corpus.documents.text import (
     DEEPEST_ITEM,
     decode,
@@ -67,7 +67,7 @@ _BREAKS = {
 """Tag -> the white space before and after its text."""
 
 
-def read_html(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_html(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the main text of a web page with its tables, headings and code; no menus, forms, scripts, related pages."""
     data = read_bytes(path, options.largest, stream)
     source, encoding = decode(path, data, declared_charset(data))
@@ -81,23 +81,23 @@ def declared_charset(data: bytes) -> str:
     return charset[1].decode("ascii") if charset else ""
 
 
-def page_of(path: Path, source: str, *, whole: bool = False) -> tuple[str, str, dict[str, Any]]:
+def page_of(path: Path, source: str, *, whole_page: bool = False) -> tuple[str, str, dict[str, Any]]:
     """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the HTML text `source`.
 
     trafilatura finds the lines of the main text. If it finds none, or the page is short, the main text is that of <main> or
-    the only <article>, else the whole page, as with `whole`. Raises `InputError` where the parser would take very long.
+    the only <article>, else the whole page, as with `whole_page`. Raises `InputError` where the parser would take very long.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     _check_page(path, source)
     tree = parser(source)
     text = page_text(tree.body) if tree.body is not None else ""
-    main = text if whole else ""
+    main = text if whole_page else ""
     if not main and len(text) > _SHORT_PAGE and tree.css_first(_WIKI_PAGE) is None:
         trafilatura = import_extra("trafilatura", path)
-        found = trafilatura.extract(source, include_comments=False) or ""
-        main = _lines_within(text, found)
-        if len(main) < 0.8 * len(found):  # the text is in a script of the page
-            main = found
+        extracted = trafilatura.extract(source, include_comments=False) or ""
+        main = _lines_within(text, extracted)
+        if len(main) < 0.8 * len(extracted):  # the text is in a script of the page
+            main = extracted
     if not main:
         articles = tree.css("article")
         root = tree.css_first(f"main, {_WIKI_PAGE}") or (articles[0] if len(articles) == 1 else None)
@@ -109,13 +109,13 @@ def page_of(path: Path, source: str, *, whole: bool = False) -> tuple[str, str, 
 
 def _meta(tree: Any) -> dict[str, str]:
     """Return author, date and licence, where the page states them."""
-    found: dict[str, str] = {}
+    meta: dict[str, str] = {}
     for key, selector, attribute in _META:
         node = tree.css_first(selector)
         value = (node.attributes.get(attribute) or "").strip() if node is not None else ""
         if value:
-            found.setdefault(key, value)
-    return found
+            meta.setdefault(key, value)
+    return meta
 
 
 def _lines_within(text: str, main: str) -> str:
@@ -146,15 +146,15 @@ def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -
     words = re.findall(r"\w+", unit.lower())
     if len(words) < 4:
         return bool(words) and " ".join(words) in lines
-    own = list(zip(words, words[1:], words[2:], strict=False))
-    return sum(triple in triples for triple in own) >= _SHARED * len(own)
+    unit_triples = list(zip(words, words[1:], words[2:], strict=False))
+    return sum(triple in triples for triple in unit_triples) >= _SHARED * len(unit_triples)
 
 
 def _check_page(path: Path, source: str) -> None:
     """Raise `InputError` if the parser would take very long."""
     depth = 0
     for tag in _TAG.finditer(source):
-        name, rest = tag[2].lower(), tag[3]
+        name, attributes = tag[2].lower(), tag[3]
         if name not in _CLOSED_BY_OTHERS:
             depth += -1 if tag[1] else 1
         if depth > _DEEPEST:
@@ -162,7 +162,7 @@ def _check_page(path: Path, source: str) -> None:
             raise InputError(
                 f"{path}:{line}: elements lie more than {_DEEPEST:,} deep. Repair the page, or take it out."
             )
-        if len(rest) > 2 * _MOST_ATTRIBUTES and len(_QUOTED.sub("", rest).split()) > _MOST_ATTRIBUTES:
+        if len(attributes) > 2 * _MOST_ATTRIBUTES and len(_QUOTED.sub("", attributes).split()) > _MOST_ATTRIBUTES:
             line = source.count("\n", 0, tag.start()) + 1
             raise InputError(f"{path}:{line}: an element with more than {_MOST_ATTRIBUTES:,} attributes. Take it out.")
 
@@ -289,10 +289,10 @@ def _is_prose(code: str) -> bool:
 
 def _data_table(table: LexborNode) -> str:
     """Return a <table> as Markdown, or "" where it only lays out the page (its cells hold tables, headings or long texts)."""
-    found = [
+    children = [
         row for part in table.iter() for row in (part.iter() if part.tag in ("thead", "tbody", "tfoot") else [part])
     ]
-    rows = [(row, [cell for cell in row.iter() if cell.tag in ("td", "th")]) for row in found if row.tag == "tr"]
+    rows = [(row, [cell for cell in row.iter() if cell.tag in ("td", "th")]) for row in children if row.tag == "tr"]
     nested = len(table.css("table")) > 1 or table.css_first("h1, h2, h3, pre") is not None
     if nested or len(rows) < 2 or max(len(cells) for _, cells in rows) < 2:
         return ""

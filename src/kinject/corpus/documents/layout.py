@@ -90,9 +90,9 @@ def _columns(lines: Sequence[Sequence[Box]]) -> tuple[int, int, float] | None:
         return None
     gaps: Counter[int] = Counter()
     for line in lines:
-        for one, other in pairwise(line):
-            if other.x0 - one.x1 > 0.7 * one.size:
-                gaps.update(range(int(one.x1 / 2) + 1, int(other.x0 / 2) + 1))
+        for word, following in pairwise(line):
+            if following.x0 - word.x1 > 0.7 * word.size:
+                gaps.update(range(int(word.x1 / 2) + 1, int(following.x0 / 2) + 1))
     best: tuple[int, int, float] | None = None
     for step, n in gaps.most_common(60):
         if n < 4:
@@ -143,12 +143,12 @@ def _are_columns(lines: Sequence[Sequence[Box]], x: float) -> bool:
 
 def _is_even(words: Sequence[Box]) -> bool:
     """Return whether the gaps between the words of a line are those of a sentence, not of a table."""
-    return all(other.x0 - one.x1 < 1.2 * one.size for one, other in pairwise(words))
+    return all(following.x0 - word.x1 < 1.2 * word.size for word, following in pairwise(words))
 
 
 def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
     """Return lines, with the runs of lines that form a table without vertical rules as tables."""
-    found: list[Box] = []
+    boxes: list[Box] = []
     index = 0
     while index < len(lines):
         end = _table_end(lines, index)
@@ -158,19 +158,19 @@ def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
             starts = [word.x0 for word in words[:1]] + [right - 1 for _, right in _gutters(words)]
             for number in range(len(starts)):
                 part = [word for word in words if _column(middle(word)[0], starts) == number]
-                found += [joined_line(line) for line in lines_of(part)]
+                boxes += [joined_line(line) for line in lines_of(part)]
             index = end
         elif index + 1 == len(lines) and not lines[index][0].is_table and len(_segments(lines[index])) > 2:
             parts = [" ".join(word.text for word in part) for part in _segments(lines[index])]
-            found.append(joined_line(lines[index])._replace(text=header_only(parts), is_table=True))
+            boxes.append(joined_line(lines[index])._replace(text=header_only(parts), is_table=True))
             index += 1
         elif table is None:
-            found.append(joined_line(lines[index]))
+            boxes.append(joined_line(lines[index]))
             index += 1
         else:
-            found.append(table)
+            boxes.append(table)
             index = end
-    return found
+    return boxes
 
 
 def header_only(cells: Sequence[str]) -> str:
@@ -189,24 +189,24 @@ def _is_prose(words: Sequence[Box]) -> bool:
 def _segments(line: Sequence[Box]) -> list[list[Box]]:
     """Return the words of a line, parted at gaps wider than those between words."""
     parts = [[line[0]]]
-    for one, other in pairwise(line):
-        if other.x0 - one.x1 > 0.8 * min(one.size, other.size):
+    for word, following in pairwise(line):
+        if following.x0 - word.x1 > 0.8 * min(word.size, following.size):
             parts.append([])
-        parts[-1].append(other)
+        parts[-1].append(following)
     return parts
 
 
 def _gutters(words: Sequence[Box]) -> list[tuple[float, float]]:
     """Return the (left, right) of the vertical strips between the columns of `words`."""
-    found: list[tuple[float, float]] = []
+    gutters: list[tuple[float, float]] = []
     ordered = sorted(words, key=lambda word: word.x0)
     end = ordered[0].x1
     least = 0.6 * median(word.size for word in words)
     for word in ordered[1:]:
         if word.x0 - end > least:
-            found.append((end, word.x0))
+            gutters.append((end, word.x0))
         end = max(end, word.x1)
-    return found
+    return gutters
 
 
 def _table_end(lines: Sequence[Sequence[Box]], first: int) -> int:
@@ -384,7 +384,7 @@ def _table_rows(text: str, following: str) -> str | None:
 
 def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
     """Return pages of words without the lines at the edge that other pages have at the same height, and page numbers."""
-    places: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    pages_with: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     top = min((box.y0 for page in pages for box in page), default=0.0)
     bottom = max((box.y1 for page in pages for box in page), default=0.0)
     zone = _EDGE * (bottom - top)
@@ -392,7 +392,7 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
     for number, edge in enumerate(edges):
         for box, _ in edge:
             for height in (round(box.y0 / 6), round(box.y0 / 6) + 1):
-                places[_pattern(box.text), height].add(number)
+                pages_with[_pattern(box.text), height].add(number)
     least = max(3, 0.3 * len(pages)) if len(pages) > 3 else 2
     kept = []
     for page, edge in zip(pages, edges, strict=True):
@@ -400,7 +400,7 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
             id(word) for box, words in edge for word in words
             if len(pages) > 1 and (
                 re.fullmatch(r"\W*(?:page|seite|p\.)?\s*#\W*(?:(?:of|von|/)\s*#\W*)?", _pattern(box.text))
-                or any(len(places[_pattern(box.text), round(box.y0 / 6) + more]) >= least for more in (0, 1))
+                or any(len(pages_with[_pattern(box.text), round(box.y0 / 6) + more]) >= least for more in (0, 1))
             )
         }  # fmt: skip
         kept.append([box for box in page if id(box) not in dropped] or list(page))
@@ -429,17 +429,19 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
     level = 0
     for index, box in enumerate(page):
         near = page[max(0, index - 8) : index + 8]
-        right = max((one.x1 for one in near if not one.is_table and one.x0 < box.x1 and one.x1 > box.x0), default=0.0)
+        right = max(
+            (other.x1 for other in near if not other.is_table and other.x0 < box.x1 and other.x1 > box.x0), default=0.0
+        )
         before, level = level, 0 if box.is_table else _level(box, levels, bold_level)
         item = _BULLET.match(box.text)
         text = f"- {box.text[item.end() :]}" if item and not level else box.text
-        goes_on = (
+        continues = (
             previous is not None and not box.is_table and not previous.is_table and level == before and not item
-            and _goes_on(previous, box, usual, right)
+            and _continues(previous, box, usual, right)
         )  # fmt: skip
-        if goes_on and re.search(r"[^\W\d_]-$", blocks[-1]) and text[:1].islower():
+        if continues and re.search(r"[^\W\d_]-$", blocks[-1]) and text[:1].islower():
             blocks[-1] = blocks[-1][:-1] + text
-        elif goes_on:
+        elif continues:
             blocks[-1] += f" {text}"
         elif item and blocks and previous is not None and re.search(r"(?:^|\n)- [^\n]*$", blocks[-1]):
             blocks[-1] += f"\n{text}"
@@ -460,7 +462,7 @@ def _level(box: Box, levels: Mapping[float, int], bold_level: int) -> int:
     return level if is_title and not _BULLET.match(box.text) else 0
 
 
-def _goes_on(previous: Box, box: Box, usual: float, right: float) -> bool:
+def _continues(previous: Box, box: Box, usual: float, right: float) -> bool:
     """Return whether a line continues the paragraph of the one before it."""
     gap = box.y0 - previous.y1
     if gap > usual + 0.4 * box.size:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kinject.corpus.documents.html import page_of
-from kinject.corpus.documents.readers import Found, ReadOptions, read_member
+from kinject.corpus.documents.readers import LocatedDocument, ReadOptions, read_member
 from kinject.corpus.documents.text import decode, library_errors
 from kinject.disk import content_id, read_bytes, read_lines
 from kinject.errors import InputError
@@ -24,12 +24,12 @@ _DEEPEST = 10
 """Mails forwarded within mails."""
 
 
-def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a mail, then the documents of its attachments."""
     yield from _mail(path, str(path), read_bytes(path, options.largest, stream), options, 0)
 
 
-def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the mails of a mailbox, each with its attachments; a line ``From `` after a blank one begins a mail."""
     message = bytearray()
     number, n_dropped, blank = 0, 0, True
@@ -48,32 +48,34 @@ def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
         yield from _boxed(path, number, message, n_dropped, options)
 
 
-def _boxed(path: Path, number: int, message: bytearray, n_dropped: int, options: ReadOptions) -> Iterator[Found]:
-    where = f"{path}: message {number}"
+def _boxed(
+    path: Path, number: int, message: bytearray, n_dropped: int, options: ReadOptions
+) -> Iterator[LocatedDocument]:
+    location = f"{path}: message {number}"
     if n_dropped:
-        yield where, InputError(f"{where}: a mail of more than {options.largest:,} bytes. Split the mailbox.")
+        yield location, InputError(f"{location}: a mail of more than {options.largest:,} bytes. Split the mailbox.")
     else:
-        yield from _mail(path, where, bytes(message), options, 0)
+        yield from _mail(path, location, bytes(message), options, 0)
 
 
-def _mail(path: Path, where: str, data: bytes, options: ReadOptions, depth: int) -> Iterator[Found]:
+def _mail(path: Path, location: str, data: bytes, options: ReadOptions, depth: int) -> Iterator[LocatedDocument]:
     """Yield the mail in `data`; its attachments are read or reported one by one."""
     try:
         with library_errors(path, "mail", "Export it again."):
             mail = email.message_from_bytes(data, policy=email.policy.default)
             if not any(mail.get(name) for name in ("From", "To", "Subject", "Date", "Received", "Message-ID")):
-                raise InputError(f"{where}: not a mail: none of its first lines is From, To, Subject or Date.")
+                raise InputError(f"{location}: not a mail: none of its first lines is From, To, Subject or Date.")
             text, attachments = _parts(path, mail)
             title = " ".join(str(_header(mail, "Subject")).split())
             meta = _meta(mail)
     except InputError as error:
-        yield where, error
+        yield location, error
         return
     body = f"# {title}\n\n{text}" if title and text else text
     if body or not attachments:
-        yield where, Document(content_id(title or where, body), title or path.stem, body, where, meta)
+        yield location, Document(content_id(title or location, body), title or path.stem, body, location, meta)
     for index, attachment in enumerate(attachments, start=1):
-        yield from _attachment(path, where, attachment, index, options, depth)
+        yield from _attachment(path, location, attachment, index, options, depth)
 
 
 def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
@@ -87,7 +89,9 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
         kind = part.get_content_type()
         if part.is_multipart() and kind != "message/rfc822":
             inner = part.get_payload()
-            stack += [one for one in reversed(inner if isinstance(inner, list) else []) if isinstance(one, Message)]
+            stack += [
+                child for child in reversed(inner if isinstance(inner, list) else []) if isinstance(child, Message)
+            ]
         elif kind == "message/rfc822" or part.get_content_disposition() == "attachment" or part.get_filename():
             attachments.append(part)
         elif kind in ("text/plain", "text/html"):
@@ -96,11 +100,11 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
                 declared = str(part.get_content_charset() or "")
                 try:
                     source, _ = decode(path, content, declared)
-                except InputError:  # mails name encodings that nobody knows; the letters tell
+                except InputError:  # mails name unknown encodings; then the bytes decide
                     source, _ = decode(path, content)
                 (plain if kind == "text/plain" else pages).append(source)
     if not any(text.strip() for text in plain):
-        plain = [page_of(path, page, whole=True)[1] for page in pages]
+        plain = [page_of(path, page, whole_page=True)[1] for page in pages]
     return _without_quotes("\n\n".join(plain)), attachments
 
 
@@ -119,18 +123,20 @@ def _without_quotes(text: str) -> str:
     return "\n".join(lines[:end]).strip()
 
 
-def _attachment(path: Path, where: str, part: Message, index: int, options: ReadOptions, depth: int) -> Iterator[Found]:
+def _attachment(
+    path: Path, location: str, part: Message, index: int, options: ReadOptions, depth: int
+) -> Iterator[LocatedDocument]:
     """Yield the documents of an attachment: a mail that was forwarded, or a file."""
     name = Path(str(part.get_filename() or f"attachment-{index}")).name
     if part.get_content_type() == "message/rfc822":
         inner = part.get_payload()
         forwarded = inner[0] if isinstance(inner, list) and inner else None
         if isinstance(forwarded, Message) and depth < _DEEPEST:
-            yield from _mail(path, f"{where}/{name}", forwarded.as_bytes(), options, depth + 1)
+            yield from _mail(path, f"{location}/{name}", forwarded.as_bytes(), options, depth + 1)
         return
     data = part.get_payload(decode=True)
     if isinstance(data, bytes):
-        yield from read_member(Path(f"{where}/{name}"), data, options)
+        yield from read_member(Path(f"{location}/{name}"), data, options)
 
 
 def _header(mail: Message, name: str) -> str:
@@ -146,5 +152,5 @@ def _meta(mail: Message) -> dict[str, Any]:
         date = email.utils.parsedate_to_datetime(_header(mail, "Date")).isoformat()
     except (ValueError, TypeError, OverflowError):
         date = _header(mail, "Date")
-    found = {"author": _header(mail, "From"), "date": date}
-    return {key: value for key, value in found.items() if value}
+    meta = {"author": _header(mail, "From"), "date": date}
+    return {key: value for key, value in meta.items() if value}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kinject.corpus.documents.html import page_of
-from kinject.corpus.documents.readers import Found, ReadOptions
+from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
 from kinject.corpus.documents.text import (
     decode,
     fenced,
@@ -36,7 +36,7 @@ _ROLES = (
 _TARGET = re.compile(r"^(.*\S)\s*<[^<>]+>$", re.DOTALL)
 
 
-def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a reStructuredText file; files that it includes are not read, nor raw HTML."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     core = import_extra("docutils.core", path)
@@ -57,12 +57,12 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
     }  # fmt: skip
     with library_errors(path, "reStructuredText file", "Repair its markup, or rename it to .txt."):
         page = core.publish_string(text, writer="html5", settings_overrides=settings)
-        _, body, _ = page_of(path, page, whole=True)
+        _, body, _ = page_of(path, page, whole_page=True)
     title = re.search(r"^# (.+)$", body, re.MULTILINE)
     yield whole_file(path, title[1] if title else "", body, meta)
 
 
-def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a Jupyter notebook: its Markdown, and its code in fences without outputs."""
     text, _ = decode(path, read_bytes(path, options.largest, stream))
     with library_errors(path, "notebook", "Save it again."):
@@ -78,7 +78,7 @@ def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
     yield whole_file(path, title[1].strip() if title else "", body)
 
 
-def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the articles of a MediaWiki export (the newest revision of each), without redirects, talk and templates."""
     etree = import_extra("lxml.etree", path)
     parser = import_extra("mwparserfromhell", path)
@@ -95,20 +95,20 @@ def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
             while page.getprevious() is not None:
                 del page.getparent()[0]
             if is_article and text.strip():
-                where = f"{path}: page {number}"
-                yield where, _article(where, title, text, date, parser)
+                location = f"{path}: page {number}"
+                yield location, _article(location, title, text, date, parser)
 
 
-def _article(where: str, title: str, text: str, date: str, parser: Any) -> Document | InputError:
+def _article(location: str, title: str, text: str, date: str, parser: Any) -> Document | InputError:
     try:
-        with library_errors(Path(where), "wiki text", "Take the page out."):
+        with library_errors(Path(location), "wiki text", "Take the page out."):
             if len(text) > 2_000_000:
-                raise InputError(f"{where}: an article of {len(text):,} characters, allowed: 2,000,000. Split it.")
+                raise InputError(f"{location}: an article of {len(text):,} characters, allowed: 2,000,000. Split it.")
             body = wiki_text(text, parser)
     except InputError as error:
         return error
     body = f"{heading(1, title)}\n\n{body}" if body else ""
-    return Document(content_id(title, body), title, body, where, {"date": date[:10]} if date else {})
+    return Document(content_id(title, body), title, body, location, {"date": date[:10]} if date else {})
 
 
 _WIKI_TABLE = re.compile(r"^[ \t:]*\{\|(?:(?!^[ \t:]*\{\|)(?s:.))*?^[ \t]*\|\}", re.MULTILINE)
@@ -126,11 +126,11 @@ _CODE = re.compile(r"<(syntaxhighlight|source|pre)\b([^<>]*)>((?s:.*?))</\1\s*>"
 
 def wiki_text(text: str, parser: Any) -> str:
     """Return wiki markup as Markdown; templates, references, files and categories are left out."""
-    kept: list[str] = []
+    blocks: list[str] = []
 
     def keep(block: str) -> str:
-        kept.append(block)
-        return f"\n\n\x02{len(kept) - 1}\x03\n\n"
+        blocks.append(block)
+        return f"\n\n\x02{len(blocks) - 1}\x03\n\n"
 
     def code(match: re.Match[str]) -> str:
         language = re.search(r"lang\s*=\s*[\"']?([\w+#-]+)", match[2])
@@ -146,7 +146,7 @@ def wiki_text(text: str, parser: Any) -> str:
     text = _WIKI_ITEM.sub(_mark, text)
     text = _WIKI_HEADING.sub(lambda match: f"\n\n{heading(len(match[1]), match[2])}\n\n", text)
     for _ in range(4):  # a table may hold the code and the tables within it
-        text = re.sub("\x02(\\d+)\x03", lambda match: kept[int(match[1])], text)
+        text = re.sub("\x02(\\d+)\x03", lambda match: blocks[int(match[1])], text)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip()
 
 
@@ -192,15 +192,15 @@ def _wiki_table(text: str, parser: Any) -> str:
 
 def _cell(cell: str, parser: Any) -> tuple[str, int, int]:
     """Return the text of a cell with the rows and columns that it spans."""
-    attributes, bar, rest = cell.partition("|")
+    attributes, bar, content = cell.partition("|")
     if not bar or "[[" in attributes or "{{" in attributes:
-        attributes, rest = "", cell
+        attributes, content = "", cell
     spans = [re.search(rf"{name}\s*=\s*[\"']?(\d{{1,3}})", attributes) for name in ("rowspan", "colspan")]
-    text = one_line(_plain(rest.strip(), parser).replace("\n", " "))
+    text = one_line(_plain(content.strip(), parser).replace("\n", " "))
     return text, *(int(span[1]) if span else 1 for span in spans)  # type: ignore[return-value]
 
 
-def read_confluence(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_confluence(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the current pages of a Confluence XML export (its entities.xml), by their storage format."""
     etree = import_extra("lxml.etree", path)
     titles: dict[str, str] = {}
@@ -209,9 +209,9 @@ def read_confluence(path: Path, stream: BinaryIO, options: ReadOptions) -> Itera
         for _, entity in etree.iterparse(io.BytesIO(read_bytes(path, options.largest, stream)), tag="object",
                                          resolve_entities=False, no_network=True):  # fmt: skip
             kind = entity.get("class")
-            values = {one.get("name"): one for one in entity.iterchildren("property")}
+            values = {element.get("name"): element for element in entity.iterchildren("property")}
             name = entity.findtext("id") or ""
-            text = {key: "".join(one.itertext()) for key, one in values.items()}
+            text = {key: "".join(element.itertext()) for key, element in values.items()}
             if (
                 kind in ("Page", "BlogPost")
                 and text.get("contentStatus", "current") == "current"
@@ -223,9 +223,9 @@ def read_confluence(path: Path, stream: BinaryIO, options: ReadOptions) -> Itera
             entity.clear()
     for name, title in titles.items():
         source = _storage_format(bodies.get(name, ("", ""))[1])
-        where = f"{path}: page {name}"
-        _, body, _ = page_of(path, f"<h1>{html.escape(title)}</h1>{source}", whole=True)
-        yield where, Document(content_id(title, body), title, body if source.strip() else "", where)
+        location = f"{path}: page {name}"
+        _, body, _ = page_of(path, f"<h1>{html.escape(title)}</h1>{source}", whole_page=True)
+        yield location, Document(content_id(title, body), title, body if source.strip() else "", location)
 
 
 def _storage_format(source: str) -> str:

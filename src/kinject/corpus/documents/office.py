@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.readers import Found, ReadOptions
+from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
 from kinject.corpus.documents.text import (
     DEEPEST_ITEM,
     check_archive,
@@ -37,7 +37,7 @@ _LARGEST_SHEETS = 2**26
 """Bytes of a workbook, unpacked, up to which merged cells are read: they need all of it in memory."""
 
 
-def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a Word document: headings, paragraphs, lists, tables, text boxes and footnotes, in their order."""
     data = BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
@@ -119,9 +119,9 @@ class _Word:
 
     def _level(self, element: Any) -> int | None:
         """Return the level of a heading, from its own outline level or its style's, else None."""
-        own = element.find(f"{_W}pPr/{_W}outlineLvl")
-        if own is not None:
-            level = int(own.get(f"{_W}val", "9"))
+        outline = element.find(f"{_W}pPr/{_W}outlineLvl")
+        if outline is not None:
+            level = int(outline.get(f"{_W}val", "9"))
             return level + 1 if level < 6 else None
         style = element.find(f"{_W}pPr/{_W}pStyle")
         return self._style_level(style.get(f"{_W}val")) if style is not None else None
@@ -147,9 +147,9 @@ class _Word:
 
     def _numberings(self) -> Mapping[tuple[str, int], bool]:
         """Return (numbering, level) -> whether it is a bullet."""
-        found: dict[tuple[str, int], bool] = {}
+        bullets: dict[tuple[str, int], bool] = {}
         if not any(relation.reltype.endswith("/numbering") for relation in self.document.part.rels.values()):
-            return found
+            return bullets
         root = self.document.part.numbering_part.element
         kinds = {
             (abstract.get(f"{_W}abstractNumId"), level.get(f"{_W}ilvl")): level.find(f"{_W}numFmt")
@@ -161,8 +161,8 @@ class _Word:
             for (name, level), kind in kinds.items() if abstract is not None else ():
                 if name == abstract.get(f"{_W}val") and level.isdecimal():
                     is_bullet = kind is None or kind.get(f"{_W}val") in ("bullet", "none")
-                    found[number.get(f"{_W}numId"), int(level)] = is_bullet
-        return found
+                    bullets[number.get(f"{_W}numId"), int(level)] = is_bullet
+        return bullets
 
     def _item(self, element: Any) -> str:
         """Return the mark of an item of a list with its indentation, "" for any other paragraph."""
@@ -170,8 +170,8 @@ class _Word:
         style = element.find(f"{_W}pPr/{_W}pStyle")
         name = ""
         if properties is None and style is not None and style.get(f"{_W}val") in self._styles:
-            found = self._styles[style.get(f"{_W}val")]
-            properties, name = found.element.find(f"{_W}pPr/{_W}numPr"), str(found.name or "").lower()
+            list_style = self._styles[style.get(f"{_W}val")]
+            properties, name = list_style.element.find(f"{_W}pPr/{_W}numPr"), str(list_style.name or "").lower()
         if properties is None:
             return "- " if name.startswith("list bullet") else ""
         number, level = properties.find(f"{_W}numId"), properties.find(f"{_W}ilvl")
@@ -187,11 +187,11 @@ class _Word:
         return "  " * min(key[1], DEEPEST_ITEM) + ("- " if self._bullets.get(key, True) else f"{self._counts[key]}. ")
 
     def _table(self, table: Any) -> str:
-        """Return a table; merged cells are repeated in each place that they cover."""
+        """Return a table; merged cells are repeated in each grid cell that they cover."""
         rows: list[list[tuple[str, int, int]]] = []
         n_header = 0
         above: dict[int, str] = {}
-        many = False
+        has_merged = False
         for row in (
             element for element in table.iterchildren() for element in _inner(element) if element.tag == f"{_W}tr"
         ):
@@ -217,8 +217,8 @@ class _Word:
                 column += n_columns
             above = below
             marked = row.find(f"{_W}trPr/{_W}tblHeader") is not None
-            n_header += n_header == len(rows) and (marked or (many and n_header > 0))
-            many = 1 < len(cells) < column
+            n_header += n_header == len(rows) and (marked or (has_merged and n_header > 0))
+            has_merged = 1 < len(cells) < column
             if len(rows) == n_header == 0:
                 n_header = 1
             rows.append(cells)
@@ -232,7 +232,11 @@ class _Word:
         """Return the footnotes that the text refers to, as ``[^1]: ...``."""
         if not self._notes:
             return []
-        parts = [one.target_part for one in self.document.part.rels.values() if one.reltype.endswith("/footnotes")]
+        parts = [
+            relation.target_part
+            for relation in self.document.part.rels.values()
+            if relation.reltype.endswith("/footnotes")
+        ]
         notes = {
             note.get(f"{_W}id"): self._cell(note)
             for part in parts
@@ -285,11 +289,11 @@ def _run_text(paragraph: Any) -> str:
 def _properties(properties: Any) -> dict[str, Any]:
     """Return author and date of a document's core properties."""
     date = properties.modified or properties.created
-    found = {"author": str(properties.author or "").strip(), "date": date.date().isoformat() if date else ""}
-    return {key: value for key, value in found.items() if value}
+    fields = {"author": str(properties.author or "").strip(), "date": date.date().isoformat() if date else ""}
+    return {key: value for key, value in fields.items() if value}
 
 
-def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a slide deck: a heading for each slide, then its texts, tables, charts and notes. `slides` is in meta."""
     data = BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
@@ -371,15 +375,17 @@ def _chart_text(chart: Any) -> str:
     plots = [plot for plot in chart.plots if len(plot.categories)]
     if not plots:
         return one_line(title)
-    series = [one for plot in plots for one in plot.series]
-    values = [list(one.values) for one in series]
-    rows = [["", *(str(one.name or "") for one in series)]]
+    series = [curve for plot in plots for curve in plot.series]
+    values = [list(curve.values) for curve in series]
+    rows = [["", *(str(curve.name or "") for curve in series)]]
     for index, category in enumerate(plots[0].categories):
-        rows.append([str(category), *(_cell_text(one[index]) if index < len(one) else "" for one in values)])
+        rows.append(
+            [str(category), *(_cell_text(numbers[index]) if index < len(numbers) else "" for numbers in values)]
+        )
     return "\n\n".join(filter(None, [one_line(title), markdown_table(rows)]))
 
 
-def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a workbook: a heading for each visible sheet, then its lines and tables. `sheets` is in meta."""
     data = BytesIO(read_bytes(path, options.largest, stream))
     unpacked = check_archive(path, data, options)

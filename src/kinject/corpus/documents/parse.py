@@ -2,7 +2,7 @@
 
 The documents of a file are stored by the hash of its content, its suffix, the options and the readers' code and libraries:
 a file that was moved, copied or touched is not parsed again. A file that exceeds its limits ends the worker process and
-nothing else; the batch's journal says which file it was.
+nothing else; the batch's journal names the file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Parsed(NamedTuple):
     either `document` and `facts` (`named`: its title is the name of the file), or the `fault`.
     """
 
-    where: str
+    location: str
     document: Document | None
     facts: Mapping[str, Any]
     fault: str = ""
@@ -167,12 +167,12 @@ def parse(path: Path, stream: Any, options: ParseOptions) -> Iterator[Parsed]:
     """Yield the documents of the open file, within its limits. A file that exceeds them ends this process or is a `fault`."""
     try:
         with _limits(options):
-            for where, found in read_file(path, stream, options.read):
-                place = _relative(where, str(path))
-                if isinstance(found, InputError):
-                    yield Parsed(*_located(place, _relative(str(found), where, str(path))))
+            for location, document in read_file(path, stream, options.read):
+                relative = _relative(location, str(path))
+                if isinstance(document, InputError):
+                    yield Parsed(*_located(relative, _relative(str(document), location, str(path))))
                 else:
-                    yield _examined(place, found, path, options)
+                    yield _examined(relative, document, path, options)
     except MemoryError:
         yield Parsed("", None, {}, memory_fault(options.memory))
     except RecursionError:
@@ -196,27 +196,27 @@ def time_fault(seconds: float) -> str:
     return f"takes more than {seconds:g} s. Split it, or raise documents.seconds."
 
 
-def _examined(place: str, found: Document, path: Path, options: ParseOptions) -> Parsed:
+def _examined(location: str, document: Document, path: Path, options: ParseOptions) -> Parsed:
     """Return a document without its repeats, with everything about it that needs no other document."""
-    repeated = repeats(found.text, options.near_duplicates)
-    plain = json.loads(json.dumps(dict(found.meta), default=str), parse_constant=lambda _: None)  # JSON has no NaN
-    text, meta = edited(found.text, [(start, end, "") for (start, end), _ in repeated], plain)
+    repeated = repeats(document.text, options.near_duplicates)
+    plain = json.loads(json.dumps(dict(document.meta), default=str), parse_constant=lambda _: None)  # JSON has no NaN
+    text, meta = edited(document.text, [(start, end, "") for (start, end), _ in repeated], plain)
     words = word_hashes(text)
     lines = sorted({number for number, _ in shared_lines(text)})
     start = text[:_LANGUAGE_CHARACTERS]
     n_lines = text.count("\n") + 1
     facts = {
-        "named": found.title == path.stem, "text": text_hash(text), "words": len(words), "sketch": _packed(min_hash(words)),
+        "named": document.title == path.stem, "text": text_hash(text), "words": len(words), "sketch": _packed(min_hash(words)),
         "lines": _packed(b"".join(number.to_bytes(8, "little") for number in lines)),
         "language": detect_language(start) or guess_language(start),
         "personal": count_personal_data(text, options.phone_region) if options.count_personal else {},
         "others": round(1 - sum(map(len, _LETTERS.findall(text))) / max(1, len(text) - text.count(" ") - n_lines + 1), 3),
         "longest": max(map(len, _LONG_WORD.findall(text)), default=0),
-        "repeats": [[found.text[first:last][:200], round(alike, 3)] for (first, last), alike in repeated[:20]],
-        "n_repeats": len(repeated), "characters": [len(found.text), len(text)],
+        "repeats": [[document.text[first:last][:200], round(alike, 3)] for (first, last), alike in repeated[:20]],
+        "n_repeats": len(repeated), "characters": [len(document.text), len(text)],
     }  # fmt: skip
-    row_id = "" if found.id == content_id(found.title, found.text) else found.id
-    return Parsed(place, Document(row_id, found.title, text, _relative(found.source, str(path)), meta), facts)
+    row_id = "" if document.id == content_id(document.title, document.text) else document.id
+    return Parsed(location, Document(row_id, document.title, text, _relative(document.source, str(path)), meta), facts)
 
 
 def _packed(data: bytes) -> str:
@@ -228,15 +228,19 @@ def unpacked(text: str) -> bytes:
     return base64.b85decode(text)
 
 
-def _located(place: str, fault: str) -> tuple[str, None, dict[str, Any], str]:
-    """Return the fields of a fault, with the location (line, page) that its text begins with in its place."""
+def _located(location: str, fault: str) -> tuple[str, None, dict[str, Any], str]:
+    """Return the fields of a fault, the location (line, page) at the beginning of its text moved into the location field."""
     match = _LOCATION.match(fault)
-    return (place + match[1], None, {}, fault[match.end() :]) if match else (place, None, {}, fault.removeprefix(": "))
+    return (
+        (location + match[1], None, {}, fault[match.end() :])
+        if match
+        else (location, None, {}, fault.removeprefix(": "))
+    )
 
 
 def _relative(text: str, *beginnings: str) -> str:
     """Return `text` without the first of `beginnings` that it has."""
-    return next((text[len(one) :] for one in beginnings if text.startswith(one)), text)
+    return next((text[len(beginning) :] for beginning in beginnings if text.startswith(beginning)), text)
 
 
 @contextlib.contextmanager
@@ -264,7 +268,7 @@ def _data_bytes() -> int:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:")), 0)
 
 
-# What is stored.
+# The stored records.
 
 
 def has_record(cache: Path, key: str) -> bool:
@@ -281,17 +285,17 @@ _END = b"\n[]\n"
 """The end of a complete record: without it, a kill or a crash of the machine came before."""
 
 
-def write_record(cache: Path, key: str, found: Iterable[Parsed]) -> None:
+def write_record(cache: Path, key: str, documents: Iterable[Parsed]) -> None:
     """Store the documents of a file, by renaming a finished file. Raises `OSError` if it cannot be written."""
     path = record_path(cache, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{key}.", suffix=".part", delete=False) as file:
         try:
-            for one in found:
-                document = one.document and [
-                    getattr(one.document, name) for name in ("id", "title", "text", "source", "meta")
+            for parsed in documents:
+                document = parsed.document and [
+                    getattr(parsed.document, name) for name in ("id", "title", "text", "source", "meta")
                 ]
-                row = json.dumps([one.where, document, one.facts, one.fault], ensure_ascii=False)
+                row = json.dumps([parsed.location, document, parsed.facts, parsed.fault], ensure_ascii=False)
                 file.write(row.encode("utf-8", "replace") + b"\n")
             file.write(_END)
         except BaseException:
@@ -305,8 +309,8 @@ def read_record(cache: Path, key: str) -> Iterator[Parsed]:
     with open_to_read(record_path(cache, key)) as file:
         for line in file:
             if line.strip() and (row := json.loads(line)):
-                where, document, facts, fault = row
-                yield Parsed(where, Document(*document) if document else None, facts, fault)
+                location, document, facts, fault = row
+                yield Parsed(location, Document(*document) if document else None, facts, fault)
 
 
 @functools.cache

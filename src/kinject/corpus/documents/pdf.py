@@ -26,7 +26,7 @@ from kinject.corpus.documents.layout import (
     middle,
     without_furniture,
 )
-from kinject.corpus.documents.readers import Found, ReadOptions
+from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
 from kinject.corpus.documents.text import import_extra, library_errors, markdown_table, one_line, whole_file
 from kinject.disk import LARGEST_FILE, format_size, read_bytes
 from kinject.errors import InputError
@@ -49,14 +49,14 @@ _NO_TITLE = re.compile(
 
 
 class Rule(NamedTuple):
-    """A horizontal (`at` is y) or vertical (`at` is x) rule from `start` to `end`."""
+    """A horizontal (`position` is y) or vertical (`position` is x) rule from `start` to `end`."""
 
-    at: float
+    position: float
     start: float
     end: float
 
 
-def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the text of a PDF as one document; `pages` in meta are [start, number] of each page with text.
 
     Raises `InputError` naming the page that cannot be read, where a password is needed, and where no page holds text
@@ -66,14 +66,14 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
     data = read_bytes(path, options.largest, stream)
     fix = "Print it to a new PDF, or take it out."
     meta = _check(path, data, pypdf, fix)
-    where = path
+    location = path
     pages: list[list[Box]] = []
     try:
         with library_errors(path, "PDF", fix):
             document = pdfium.PdfDocument(data)
         for number in range(len(document)):
-            where = Path(f"{path}: page {number + 1}")
-            with library_errors(where, "PDF", fix):
+            location = Path(f"{path}: page {number + 1}")
+            with library_errors(location, "PDF", fix):
                 pages.append(_page(document, number, pdfium))
         scanned = [number for number, boxes in enumerate(pages) if not boxes]
         if scanned and options.ocr:
@@ -103,8 +103,8 @@ def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
     """Return title, author and date. Raises `InputError` if a PDF is locked, or needs far too much work for its pages. A
     form may draw others twice, and they others: the unpacked bytes of all of them are counted before anything is drawn.
     """
-    where = Path(f"{path}: page 1")
-    with library_errors(where, "PDF", fix):
+    location = Path(f"{path}: page 1")
+    with library_errors(location, "PDF", fix):
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise InputError(f"{path}: locked: the PDF needs a password. Save a copy without one.")
@@ -112,8 +112,8 @@ def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
     n_bytes = 0
     known: dict[Any, int] = {}
     for number in range(number_of_pages):
-        where = Path(f"{path}: page {number + 1}")
-        with library_errors(where, "PDF", fix):
+        location = Path(f"{path}: page {number + 1}")
+        with library_errors(location, "PDF", fix):
             page = reader.pages[number]
             contents = page.get_contents()
             n_bytes += _cost(contents.get_data() if contents is not None else b"", page.get("/Resources"), known, 0)
@@ -125,11 +125,11 @@ def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
             date = information.creation_date if information else None
         except ValueError:
             date = None
-        found = {
+        fields = {
             "title": one_line(str(information.get("/Title") or "")), "author": one_line(str(information.get("/Author") or "")),
             "date": date.date().isoformat() if date else "",
         }  # fmt: skip
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _cost(data: bytes, resources: Any, known: dict[Any, int], depth: int) -> int:
@@ -252,7 +252,7 @@ def _rules(page: Any, top: float, pdfium: Any) -> tuple[list[Rule], list[Rule]]:
 
 
 def _points(drawn: Any, n: int, raw: Any) -> Iterator[tuple[float, float]]:
-    """Yield the corners of a path on the page; NaN parts its pieces."""
+    """Yield the corners of a path on the page; NaN separates its subpaths."""
     matrix = drawn.get_matrix()
     x, y = ctypes.c_float(), ctypes.c_float()
     first: tuple[float, float] | None = None
@@ -272,7 +272,7 @@ def _ruled_tables(words: list[Box], across: list[Rule], down: list[Rule]) -> tup
     """Return the words outside of tables whose cells are ruled, and these tables."""
     tables = []
     for horizontal, vertical in _grids(across, down):
-        xs, ys = _merged(rule.at for rule in vertical), _merged(rule.at for rule in horizontal)
+        xs, ys = _merged(rule.position for rule in vertical), _merged(rule.position for rule in horizontal)
         if len(xs) < 3 or len(ys) < (2 if len(xs) > 3 else 3):
             continue
         enclosed = [word for word in words if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]]
@@ -281,19 +281,19 @@ def _ruled_tables(words: list[Box], across: list[Rule], down: list[Rule]) -> tup
         rows, n_header = _cells(enclosed, xs, ys, horizontal, vertical)
         text = markdown_table(rows, n_header) if len(rows) > 1 else header_only(rows[0])
         if text.startswith("| ") or "\n| " in text:
-            taken = set(map(id, enclosed))
-            words = [word for word in words if id(word) not in taken]
+            enclosed_ids = set(map(id, enclosed))
+            words = [word for word in words if id(word) not in enclosed_ids]
             tables.append(Box(xs[0], ys[0], xs[-1], ys[-1], text, enclosed[0].size, is_table=True))
     return words, tables
 
 
 def _merged(values: Any) -> list[float]:
     """Return sorted values without those that are nearly the same."""
-    kept: list[float] = []
+    merged: list[float] = []
     for value in sorted(values):
-        if not kept or value - kept[-1] > 3:
-            kept.append(value)
-    return kept
+        if not merged or value - merged[-1] > 3:
+            merged.append(value)
+    return merged
 
 
 def _grids(across: list[Rule], down: list[Rule]) -> list[tuple[list[Rule], list[Rule]]]:
@@ -306,13 +306,13 @@ def _grids(across: list[Rule], down: list[Rule]) -> list[tuple[list[Rule], list[
             index = parent[index]
         return index
 
-    by_height = sorted(range(len(across)), key=lambda index: across[index].at)
+    by_height = sorted(range(len(across)), key=lambda index: across[index].position)
     for offset, rule in enumerate(down):
         for index in by_height:
             other = across[index]
-            if other.at > rule.end + 3:
+            if other.position > rule.end + 3:
                 break
-            if other.at > rule.start - 3 and other.start - 3 < rule.at < other.end + 3:
+            if other.position > rule.start - 3 and other.start - 3 < rule.position < other.end + 3:
                 parent[root(index)] = root(len(across) + offset)
     groups: defaultdict[int, tuple[list[Rule], list[Rule]]] = defaultdict(lambda: ([], []))
     for index in range(len(parent)):
@@ -322,7 +322,7 @@ def _grids(across: list[Rule], down: list[Rule]) -> list[tuple[list[Rule], list[
             groups[root(index)][1].append(down[index - len(across)])
     return sorted(
         (group for group in groups.values() if len(group[0]) > 1 and len(group[1]) > 2),
-        key=lambda group: group[0][0].at,
+        key=lambda group: group[0][0].position,
     )
 
 
@@ -342,11 +342,11 @@ def _cells(
         for column in range(n_columns):
             x, y = (xs[column] + xs[column + 1]) / 2, (ys[row] + ys[row + 1]) / 2
             if column + 1 < n_columns and not any(
-                abs(r.at - xs[column + 1]) < 4 and r.start - 1 <= y <= r.end + 1 for r in down
+                abs(r.position - xs[column + 1]) < 4 and r.start - 1 <= y <= r.end + 1 for r in down
             ):
                 owner[root((row, column + 1))] = root((row, column))
             if row + 1 < n_rows and not any(
-                abs(r.at - ys[row + 1]) < 4 and r.start - 1 <= x <= r.end + 1 for r in across
+                abs(r.position - ys[row + 1]) < 4 and r.start - 1 <= x <= r.end + 1 for r in across
             ):
                 owner[root((row + 1, column))] = root((row, column))
     entries: defaultdict[tuple[int, int], list[Box]] = defaultdict(list)
@@ -358,12 +358,12 @@ def _cells(
     rows: list[list[str]] = []
     for row in range(n_rows):
         cells = [entries.get(root((row, column)), []) for column in range(n_columns)]
-        lines = [lines_of(found) for found in cells]
-        counts = {len(found) for found in lines if found}
+        lines = [lines_of(words_of_cell) for words_of_cell in cells]
+        counts = {len(cell_lines) for cell_lines in lines if cell_lines}
         parted = row > 0 and len(counts) == 1 and sum(map(bool, lines)) > 2  # rows without rules between them
         for index in range(max(counts) if parted else 1):
-            rows.append([cell_text(found[index] if parted else words) if found else ""  # noqa: PERF401
-                         for found, words in zip(lines, cells, strict=True)])  # fmt: skip
+            rows.append([cell_text(cell_lines[index] if parted else words) if cell_lines else ""  # noqa: PERF401
+                         for cell_lines, words in zip(lines, cells, strict=True)])  # fmt: skip
     n_header = 1
     while n_header < n_rows - 1 and any(
         root((n_header - 1, column)) == root((n_header - 1, column + 1)) for column in range(n_columns - 1)
@@ -383,12 +383,12 @@ def unwrap_lines(page: str) -> str:
         elif not line or not following:
             text += f"{line}\n"
         else:
-            whole = len(line) < 0.6 * width or (line[-1:] in ".!?:" and len(line) < 0.85 * width)
-            text += line + ("\n" if whole else " ")
+            ends_paragraph = len(line) < 0.6 * width or (line[-1:] in ".!?:" and len(line) < 0.85 * width)
+            text += line + ("\n" if ends_paragraph else " ")
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the text in an image, if `options.ocr` is set."""
     if not options.ocr:
         raise InputError(

@@ -37,8 +37,8 @@ MASKS = {
 
 def find_personal_data(text: str, region: str | None = None) -> list[tuple[int, int, str]]:
     """Return (start, end, kind) of everything found, in order; without a `region` (DE, US), only phone numbers with +."""
-    found: list[tuple[int, int, str]] = []
-    taken = bytearray(len(text))
+    matches: list[tuple[int, int, str]] = []
+    covered = bytearray(len(text))
     for kind, spans in (
         ("key", (match.span() for match in _KEYS.finditer(text))),
         ("mail address", (match.span() for match in _MAIL.finditer(text)) if "@" in text else ()),
@@ -47,10 +47,10 @@ def find_personal_data(text: str, region: str | None = None) -> list[tuple[int, 
         ("phone number", _phone_numbers(text, region)),
     ):
         for start, end in spans:
-            if not any(taken[start:end]):
-                found.append((start, end, kind))
-                taken[start:end] = b"\1" * (end - start)
-    return sorted(found)
+            if not any(covered[start:end]):
+                matches.append((start, end, kind))
+                covered[start:end] = b"\1" * (end - start)
+    return sorted(matches)
 
 
 def check_region(region: str | None) -> None:

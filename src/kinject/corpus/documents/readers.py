@@ -15,7 +15,7 @@ from kinject.disk import LARGEST_FILE, LONGEST_LINE
 from kinject.errors import InputError
 from kinject.types import Document
 
-Found = tuple[str, Document | InputError]
+LocatedDocument = tuple[str, Document | InputError]
 """The location (file, file:line, file: page 3, archive.zip/member.pdf), and the document or its error."""
 HEAD = 16_384
 """The bytes of a file's beginning from which its kind is found."""
@@ -39,7 +39,7 @@ class ReadOptions:
     within: int = 0
 
 
-Reader = Callable[[Path, BinaryIO, ReadOptions], Iterator[Found]]
+Reader = Callable[[Path, BinaryIO, ReadOptions], Iterator[LocatedDocument]]
 """Yields the documents of an open file. It may raise `InputError` for the whole file, at any document."""
 
 
@@ -168,8 +168,8 @@ def _kind_of_zip(path: Path, head: bytes, named: str | None) -> str:
     """Return the kind of a file that is a zip, by the names of the first files in it."""
     if b"[Content_Types].xml" in head or named in ("docx", "pptx", "xlsx"):
         kinds = {"docx": b"word/", "xlsx": b"xl/", "pptx": b"ppt/"}
-        found = [kind for kind, folder in kinds.items() if folder in head]
-        return found[0] if len(found) == 1 else named or "zip"
+        kinds_inside = [kind for kind, folder in kinds.items() if folder in head]
+        return kinds_inside[0] if len(kinds_inside) == 1 else named or "zip"
     if head[30:].startswith(b"mimetypeapplication/epub"):
         return "epub"
     for sign, reason in (
@@ -211,7 +211,7 @@ def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
     return named or "text"
 
 
-def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) -> Iterator[Found]:
+def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) -> Iterator[LocatedDocument]:
     """Yield the documents in `stream`, the file `path` opened for reading bytes, and an error for each that is unreadable.
 
     The stream can be sought, and is at its beginning. Each document holds text that UTF-8 and tokenizers can hold.
@@ -228,9 +228,9 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
             raise InputError(
                 f"{path}: lies in {options.within} mails and archives, allowed: {_MOST_WITHIN}. Unpack it."
             )
-        for where, found in reader_of(name)(path, stream, options):
-            fault = found if isinstance(found, InputError) else fault_of(found, where)
-            yield where, fault or found
+        for location, document in reader_of(name)(path, stream, options):
+            fault = document if isinstance(document, InputError) else fault_of(document, location)
+            yield location, fault or document
             n_errors += fault is not None
             if n_errors >= _MOST_ERRORS:
                 raise InputError(f"{path}: {n_errors:,} documents cannot be read; the rest is left unread. Repair it.")
@@ -238,7 +238,7 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
         yield str(path), error
 
 
-def read_member(path: Path, data: bytes, options: ReadOptions) -> Iterator[Found]:
+def read_member(path: Path, data: bytes, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield as `read_file` the documents of a member of an archive, or an attachment; `path` is ``archive.zip/member.pdf``."""
     yield from read_file(path, io.BytesIO(data), replace(options, within=options.within + 1))
 
@@ -250,23 +250,23 @@ def reader_of(name: str) -> Reader:
     return reader
 
 
-def fault_of(document: Document, where: str) -> InputError | None:
+def fault_of(document: Document, location: str) -> InputError | None:
     """Return the error of a document whose text is blank or has characters that UTF-8 or tokenizers lack, else None."""
     if not document.text.strip():
-        return InputError(f"{where}: empty document. Each must hold some text; take it out or fill it.")
+        return InputError(f"{location}: empty document. Each must hold some text; take it out or fill it.")
     for key, text in (("text", document.text), ("title", document.title)):
         if len(text) > LONGEST_LINE:
             return InputError(
-                f"{where}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. Split the document."
+                f"{location}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. Split the document."
             )
         if "\0" in text:
             return InputError(
-                f"{where}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file? Take it out."
+                f"{location}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file? Take it out."
             )
         surrogate = _SURROGATE.search(text)
         if surrogate:
             return InputError(
-                f"{where}: {key}: half a surrogate pair (\\u{ord(surrogate[0]):04x}) at position {surrogate.start()}, "
+                f"{location}: {key}: half a surrogate pair (\\u{ord(surrogate[0]):04x}) at position {surrogate.start()}, "
                 "which UTF-8 cannot hold. Repair the text where it was exported."
             )
     return None

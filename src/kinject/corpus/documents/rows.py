@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.readers import Found, ReadOptions
+from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
 from kinject.corpus.documents.text import charset_of_stream, decode, markdown_table, whole_file
 from kinject.disk import LONGEST_LINE, Row, content_id, format_size, parse_json, parse_row, read_bytes, read_lines
 from kinject.errors import InputError
@@ -44,27 +44,27 @@ _ROWS = 16
 """Rows of a table in memory at once: each may hold a long document."""
 
 
-def document_of(row: Row, where: str, options: ReadOptions) -> Document:
-    """Return the document in one row. Raises `InputError` at `where` on a missing or mistyped field."""
+def document_of(row: Row, location: str, options: ReadOptions) -> Document:
+    """Return the document in one row. Raises `InputError` at `location` on a missing or mistyped field."""
     row = with_plain_names(row, options)
     if "text" not in row:
-        found = ", ".join(map(repr, row)) or "none"
+        keys = ", ".join(map(repr, row)) or "none"
         raise InputError(
-            f"{where}: no key {options.text_field or 'text'!r} (found {found}). It must hold the document."
+            f"{location}: no key {options.text_field or 'text'!r} (found {keys}). It must hold the document."
         )
     for key in ("text", "title", "source"):
         if not isinstance(row.get(key, ""), str):
-            raise InputError(f"{where}: {key}: found {type(row[key]).__name__}, expected a string.")
+            raise InputError(f"{location}: {key}: found {type(row[key]).__name__}, expected a string.")
     row_id = row.get("id")
     if isinstance(row_id, bool) or not isinstance(row_id, str | int | None) or row_id == "":
-        raise InputError(f"{where}: id: found {row_id!r}, expected a string that is not empty, or no id.")
+        raise InputError(f"{location}: id: found {row_id!r}, expected a string that is not empty, or no id.")
     meta = row.get("meta", {})
     if not isinstance(meta, Mapping):
-        raise InputError(f"{where}: meta: found {type(meta).__name__}, expected an object.")
+        raise InputError(f"{location}: meta: found {type(meta).__name__}, expected an object.")
     others = {key: value for key, value in row.items() if key not in _FIELDS}
     text, title = row["text"], row.get("title", "")
     identity = content_id(title, text) if row_id is None else str(row_id)
-    return Document(identity, title, text, row.get("source") or where, {**others, **meta})
+    return Document(identity, title, text, row.get("source") or location, {**others, **meta})
 
 
 def with_plain_names(row: Row, options: ReadOptions) -> Row:
@@ -77,30 +77,30 @@ def with_plain_names(row: Row, options: ReadOptions) -> Row:
     return row
 
 
-def read_json_rows(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_json_rows(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a JSONL file."""
     for number, line in read_lines(path, stream):
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if not line.strip():
             continue
-        where = f"{path}:{number}"
+        location = f"{path}:{number}"
         try:
-            row = parse_row(line, where)
+            row = parse_row(line, location)
         except InputError as error:
-            yield where, error
+            yield location, error
         else:
-            yield _found(where, row, options)
+            yield _located_document(location, row, options)
 
 
-def _found(where: str, row: Row, options: ReadOptions) -> Found:
+def _located_document(location: str, row: Row, options: ReadOptions) -> LocatedDocument:
     """Return the document in a row, or its error."""
     try:
-        return where, document_of(row, where, options)
+        return location, document_of(row, location, options)
     except InputError as error:
-        return where, error
+        return location, error
 
 
-def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a JSON file: a list of objects (alone, or the only one in an object), or one object.
 
     A file with an object on each line is read as JSONL.
@@ -118,31 +118,31 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
         raise InputError(
             f"{path}: not JSON: {str(error)[:150]}. Expected a list of objects, or one on each line."
         ) from error
-    lists = [one for one in value.values() if _are_rows(one)] if isinstance(value, dict) else []
+    lists = [item for item in value.values() if _are_rows(item)] if isinstance(value, dict) else []
     if isinstance(value, dict) and ("text" in with_plain_names(value, options) or not lists):
         lists = [[value]]
     if not _are_rows(value) and len(lists) != 1:
         raise InputError(f"{path}: found {type(value).__name__}, expected a list of objects with a text each.")
     rows = value if isinstance(value, list) else lists[0]
     if not any("text" in with_plain_names(row, options) for row in rows):
-        found = ", ".join(map(repr, rows[0]))
-        fault = f"no key {options.text_field or 'text'!r} in any of {len(rows):,} objects (the first has {found[:300]})"
+        keys = ", ".join(map(repr, rows[0]))
+        fault = f"no key {options.text_field or 'text'!r} in any of {len(rows):,} objects (the first has {keys[:300]})"
         raise InputError(f"{path}: {fault}. It must hold the document.")
     for number, row in enumerate(rows, start=1):
-        where = f"{path}: item {number}"
+        location = f"{path}: item {number}"
         try:
-            row = parse_row(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"), where)
+            row = parse_row(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"), location)
         except InputError as error:
-            yield where, error
+            yield location, error
         else:
-            yield _found(where, row, options)
+            yield _located_document(location, row, options)
 
 
 def _are_rows(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
-def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
 
     Cells are parted by the comma, semicolon, tab or bar that gives the first rows one length. A table without a column of
@@ -168,19 +168,19 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
         return
     _check_header(path, header)
     for number, cells in rows:
-        where = f"{path}:{number}"
+        location = f"{path}:{number}"
         if isinstance(cells, InputError):
-            yield where, cells
+            yield location, cells
         else:
             record = dict(zip(header, cells, strict=True))
             text_fields = {"text", options.text_field}
             row = {key: cell for key, cell in record.items() if cell or key in text_fields}
-            yield _found(where, {**row, "meta": meta} if meta else row, options)
+            yield _located_document(location, {**row, "meta": meta} if meta else row, options)
 
 
 def _whole_table(
     path: Path, header: list[str], rows: Iterator[tuple[int, list[str] | InputError]], meta: Mapping[str, Any]
-) -> Iterator[Found]:
+) -> Iterator[LocatedDocument]:
     """Yield a table without a column of texts as one document, and its faulty rows."""
     body, size = [header], 0
     for number, cells in rows:
@@ -201,7 +201,7 @@ def _whole_table(
 
 def _delimiter(sample: str, default: str) -> str:
     """Return the delimiter by which the first rows of a table have the same number of cells, and the most."""
-    found = {}
+    n_columns = {}
     for delimiter in _DELIMITERS:
         lines = sample.splitlines(keepends=True)
         try:
@@ -210,8 +210,8 @@ def _delimiter(sample: str, default: str) -> str:
             continue
         counts = {len(row) for row in (rows[:-1] if len(rows) < _SNIFFED and len(sample) >= _SAMPLE / 4 else rows)}
         if len(counts) == 1 and max(counts) > 1:
-            found[delimiter] = max(counts)
-    return max(found, key=lambda delimiter: found[delimiter], default=default)
+            n_columns[delimiter] = max(counts)
+    return max(n_columns, key=lambda delimiter: n_columns[delimiter], default=default)
 
 
 def csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -253,11 +253,11 @@ def _rows(
 ) -> Iterator[tuple[int, list[str] | InputError]]:
     """Yield as `csv_rows` the rows of the lines in `source`, but for a row of another length than the first its error."""
     csv.field_size_limit(LONGEST_LINE)
-    taken: list[str] = []
+    record_lines: list[str] = []
 
     def lines() -> Iterator[str]:
         for line in source:
-            taken.append(line)
+            record_lines.append(line)
             yield line
 
     plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
@@ -265,22 +265,22 @@ def _rows(
     n_cells = 0
     while True:
         number = rows.line_num + 1
-        where = f"{path}:{number}"
-        taken.clear()
+        location = f"{path}:{number}"
+        record_lines.clear()
         try:
             cells = next(rows, None)
         except csv.Error as error:
             problem = "a quote opened here is never closed" if "end of data" in str(error) else str(error)
             raise InputError(
-                f"{where}: not CSV: {problem}. Quote cells that hold quotes, commas or line ends."
+                f"{location}: not CSV: {problem}. Quote cells that hold quotes, commas or line ends."
             ) from error
         if cells is None:
             return
-        _check_record("".join(taken), where, delimiter)
+        _check_record("".join(record_lines), location, delimiter)
         n_cells = n_cells or len(cells)
         if len(cells) not in (0, n_cells):
             fault = f"found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas."
-            yield number, InputError(f"{where}: {fault}")
+            yield number, InputError(f"{location}: {fault}")
         elif cells:
             yield number, [_unquoted(cell) for cell in cells] if delimiter == "\t" else cells
 
@@ -297,15 +297,15 @@ def _record_of(delimiter: str) -> re.Pattern[str]:
     return re.compile(rf"{cell}(?:[{delimiter}]{cell})*+(?:\r?\n|\r)?")
 
 
-def _check_record(text: str, where: str, delimiter: str) -> None:
+def _check_record(text: str, location: str, delimiter: str) -> None:
     """Raise `InputError` for faults that the csv module accepts: quotes inside unquoted cells, NUL, a byte-order mark."""
     if '"' in text and delimiter != "\t" and not _record_of(delimiter).fullmatch(text):
         fault = "a quote inside a cell that is not quoted. Quote the whole cell, and write each quote in it twice"
-        raise InputError(f"{where}: not CSV: {fault}.")
+        raise InputError(f"{location}: not CSV: {fault}.")
     if "\0" in text:
-        raise InputError(f"{where}: a NUL character. Is this UTF-16? Save the file as UTF-8.")
+        raise InputError(f"{location}: a NUL character. Is this UTF-16? Save the file as UTF-8.")
     if text.startswith("\ufeff"):
-        raise InputError(f"{where}: a byte-order mark inside the file. Were two files joined? Take it out.")
+        raise InputError(f"{location}: a byte-order mark inside the file. Were two files joined? Take it out.")
 
 
 def _text_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[str]:
@@ -317,7 +317,7 @@ def _text_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[str]:
             raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
 
 
-def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a Parquet file, a few rows in memory at a time."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
@@ -347,18 +347,20 @@ def check_parquet(path: Path, file: Any, packed: int) -> None:
     if repeated is not None:
         raise InputError(f"{path}: two columns are called {repeated!r:.80}. Give each a name of its own.")
     groups = range(file.metadata.num_row_groups)
-    whole = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-    if whole > LONGEST_LINE and whole > _MOST_EXPANSION * packed:
+    unpacked = sum(file.metadata.row_group(group).total_byte_size for group in groups)
+    if unpacked > LONGEST_LINE and unpacked > _MOST_EXPANSION * packed:
         raise InputError(
-            f"{path}: unpacks from {packed:,} bytes to {whole:,}, allowed: {_MOST_EXPANSION:,} times as much. Is this text? "
+            f"{path}: unpacks from {packed:,} bytes to {unpacked:,}, allowed: {_MOST_EXPANSION:,} times as much. Is this text? "
             "Take it out."
         )
 
 
-def _table_row(row: Row, where: str, options: ReadOptions) -> Found:
+def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument:
     """Return the document in a row of a table; an empty cell counts as absent."""
     text = {options.text_field, "text"}
-    return _found(where, {key: value for key, value in row.items() if value is not None or key in text}, options)
+    return _located_document(
+        location, {key: value for key, value in row.items() if value is not None or key in text}, options
+    )
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -366,7 +368,7 @@ def is_saved_dataset(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def read_saved_dataset(path: Path) -> Iterator[Found]:
+def read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:
     """Yield the documents of a folder that `datasets` saved; of all its splits, one after the other."""
     import datasets
 
@@ -386,7 +388,7 @@ def read_saved_dataset(path: Path) -> Iterator[Found]:
                 yield _table_row(row, f"{path / name if name else path}:{number}", ReadOptions())
 
 
-def read_hub(name: str) -> Iterator[Found]:
+def read_hub(name: str) -> Iterator[LocatedDocument]:
     """Yield the documents of a data set on the hub, streamed (`HUB_NAME` is the form of the name)."""
     import datasets
 

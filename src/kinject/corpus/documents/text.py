@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.readers import LANGUAGES, Found, ReadOptions
+from kinject.corpus.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.disk import content_id, format_size, read_bytes
 from kinject.errors import InputError, KinjectError
 from kinject.types import Document
@@ -41,20 +41,20 @@ DAMAGED_ARCHIVE = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeErr
 """The errors of zipfile and gzip for damaged or unknown archives."""
 
 
-def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the one document in a text file, named as the file."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     yield whole_file(path, "", text, meta)
 
 
-def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the one document in a Markdown file, named by its first heading of level 1."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     headings = (match[1].strip().rstrip("#").strip() for match in _HEADING.finditer(text))
     yield whole_file(path, next(filter(None, headings), ""), text, meta)
 
 
-def read_code(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+def read_code(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a file of source code as one fenced block, with its language, below its name."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     language = LANGUAGES[path.suffix.lower()]
@@ -65,19 +65,19 @@ def read_code(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
 def joined(parts: Sequence[tuple[int | str, str]]) -> tuple[str, list[list[int | str]]]:
     """Return the texts of (name, text) with blank lines between them, and [start in characters, name] of each."""
     starts: list[list[int | str]] = []
-    pieces: list[str] = []
+    texts: list[str] = []
     length = 0
     for name, text in parts:
         if not text:
             continue
-        length += 2 if pieces else 0
+        length += 2 if texts else 0
         starts.append([length, name])
-        pieces.append(text)
+        texts.append(text)
         length += len(text)
-    return "\n\n".join(pieces), starts
+    return "\n\n".join(texts), starts
 
 
-def whole_file(path: Path, title: str, text: str, meta: Mapping[str, Any] | None = None) -> Found:
+def whole_file(path: Path, title: str, text: str, meta: Mapping[str, Any] | None = None) -> LocatedDocument:
     """Return the location and the document of a file that is one document. Without a title it has the file's name."""
     title = title or path.stem
     return str(path), Document(content_id(title, text), title, text, str(path), meta or {})
@@ -98,7 +98,7 @@ def import_extra(module: str, path: Path) -> Any:
 def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
     """Turn every error of a library into an `InputError`: damaged files make their readers raise anything."""
     try:
-        with warnings.catch_warnings():  # what libraries say of broken files
+        with warnings.catch_warnings():  # libraries warn of broken files
             warnings.simplefilter("ignore")
             yield
     except KinjectError:
@@ -154,7 +154,7 @@ def charset_of(path: Path, data: bytes, declared: str = "") -> str:
 
 
 def charset_of_stream(path: Path, stream: BinaryIO, largest: int) -> str:
-    """Return the encoding of the rest of `stream`, and seek to its beginning. UTF-8 is read to its end in pieces.
+    """Return the encoding of the rest of `stream`, and seek to its beginning. UTF-8 is read to its end in chunks.
 
     Raises `InputError` as `charset_of`, and for text that is not UTF-8 and has more than `largest` bytes.
     """
@@ -285,21 +285,21 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
         n_header = max(1, n_header - 1)
     header = [" ".join(dict.fromkeys(filter(None, column))) for column in zip(*grid[:n_header], strict=True)]
     body = [row for row in grid[n_header:] if any(row)]
-    kept = [index for index, name in enumerate(header) if name or any(row[index] for row in body)]
-    lines = [[row[index] for index in kept] for row in (header, *body)]
+    columns = [index for index, name in enumerate(header) if name or any(row[index] for row in body)]
+    lines = [[row[index] for index in columns] for row in (header, *body)]
     lines = [[row[0], *[""] * (len(row) - 1)] if len(row) > 2 and len(set(row)) == 1 else row for row in lines]
-    if len(kept) < 2 or not body:
+    if len(columns) < 2 or not body:
         text = [" | ".join(filter(None, row)) for row in lines]
     else:
         escaped = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in lines]
         text = ["| " + line + " |" for line in escaped]
-        text.insert(1, "|" + " --- |" * len(kept))
+        text.insert(1, "|" + " --- |" * len(columns))
     head = "\n\n".join(filter(None, above))
     return (f"{head}\n\n" if head else "") + "\n".join(filter(None, text))
 
 
 def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
-    """Return the grid of rows of (text, rows spanned, columns spanned): a text is in each place that its cell covers.
+    """Return the grid of rows of (text, rows spanned, columns spanned): a text is in each grid cell that its own cell spans.
 
     Raises `ValueError` if the grid is larger than any table.
     """
@@ -311,9 +311,9 @@ def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
 
         def hang(line: list[str] = line) -> None:
             while len(line) in hanging:
-                text, left = hanging.pop(len(line))
-                if left > 1:
-                    hanging[len(line)] = text, left - 1
+                text, n_left = hanging.pop(len(line))
+                if n_left > 1:
+                    hanging[len(line)] = text, n_left - 1
                 line.append(text)
 
         for text, n_rows, n_columns in cells:
