@@ -1,4 +1,4 @@
-"""Ranking beyond BM25: pieces and pairs of words, rerankers here and at an endpoint, and passages shown for smaller ones."""
+"""Ranking beyond BM25: n-grams and pairs of words, rerankers here and at an endpoint, and passages shown for smaller ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bm25(texts: Sequence[Sequence[str]], query: Sequence[str]) -> np.ndarray:
     return scores
 
 
-def pieces(text: str) -> list[str]:
+def ngrams(text: str) -> list[str]:
     found = []
     for word in re.findall(r"\w+", text.lower()):
         marked = f" {word} "
@@ -66,13 +66,13 @@ def pairs(text: str) -> list[str]:
 def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query: str) -> None:
     words = [re.findall(r"\w+", text.lower()) for text in TEXTS]
     owners = [n for n, text in enumerate(TEXTS) for _ in sentences(text)]
-    by_sentence = bm25([pieces(one) for text in TEXTS for one in sentences(text)], pieces(query))
+    by_sentence = bm25([ngrams(one) for text in TEXTS for one in sentences(text)], ngrams(query))
     best = [
         max(score for score, owner in zip(by_sentence, owners, strict=True) if owner == n) for n in range(len(TEXTS))
     ]
     expected = (
         LEXICAL_WEIGHTS["words"] * bm25(words, re.findall(r"\w+", query.lower()))
-        + LEXICAL_WEIGHTS["pieces"] * bm25([pieces(text) for text in TEXTS], pieces(query))
+        + LEXICAL_WEIGHTS["ngrams"] * bm25([ngrams(text) for text in TEXTS], ngrams(query))
         + LEXICAL_WEIGHTS["pairs"] * bm25([pairs(text) for text in TEXTS], pairs(query))
         + LEXICAL_WEIGHTS["sentence"] * np.array(best)
     )
@@ -80,7 +80,7 @@ def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query: str) -> No
     assert retriever.rank([query], 5)[0] == np.argsort(-expected, kind="stable").tolist()
 
 
-def test_other_forms_of_a_word_are_found_by_their_pieces() -> None:
+def test_other_forms_of_a_word_are_found_by_their_ngrams() -> None:
     assert LexicalRetriever(PASSAGES).rank(["miller"], 1) == [[4]]
     assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
 

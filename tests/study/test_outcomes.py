@@ -246,7 +246,7 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
         return {item: grade_of.get(item, "wrong") for item in items}
 
     monkeypatch.setattr("kinject.eval.judge.plant_answers", planted)
-    monkeypatch.setattr(AnswerJudge, "_ask_all", ask)
+    monkeypatch.setattr(AnswerJudge, "_request_grades", ask)
     for name in ("endpoint", "run"):
         monkeypatch.setattr(f"kinject.eval.{name}.money_spent", lambda *_: 0.25)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -270,7 +270,7 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
         spent[one.stage] += one.money / one.shared_by
     paid = {stage: money for stage, money in spent.items() if money}
     assert paid == pytest.approx({"setup": 0.25, "eval": 0.25 * kinds.count("eval")})
-    monkeypatch.setattr(AnswerJudge, "_ask_all", lambda *_: {})
+    monkeypatch.setattr(AnswerJudge, "_request_grades", lambda *_: {})
     refused = read_recipe(path, [f"study.cache_dir={tmp_path / 'others'}", f"run_dir={tmp_path / 'other'}"], "study")
     untouched = InProcess()
     with pytest.raises(InputError, match=r"eval\.judge: on \d+ planted answers its precision of 'correct' 0\.00"):
