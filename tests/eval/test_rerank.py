@@ -50,11 +50,11 @@ def bm25(texts: Sequence[Sequence[str]], query: Sequence[str]) -> np.ndarray:
 
 
 def ngrams(text: str) -> list[str]:
-    found = []
+    grams = []
     for word in re.findall(r"\w+", text.lower()):
         marked = f" {word} "
-        found += [marked[at : at + 4] for at in range(len(marked) - 3)] or [marked]
-    return found
+        grams += [marked[start : start + 4] for start in range(len(marked) - 3)] or [marked]
+    return grams
 
 
 def pairs(text: str) -> list[str]:
@@ -66,7 +66,7 @@ def pairs(text: str) -> list[str]:
 def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query: str) -> None:
     words = [re.findall(r"\w+", text.lower()) for text in TEXTS]
     owners = [n for n, text in enumerate(TEXTS) for _ in sentences(text)]
-    by_sentence = bm25([ngrams(one) for text in TEXTS for one in sentences(text)], ngrams(query))
+    by_sentence = bm25([ngrams(sentence) for text in TEXTS for sentence in sentences(text)], ngrams(query))
     best = [
         max(score for score, owner in zip(by_sentence, owners, strict=True) if owner == n) for n in range(len(TEXTS))
     ]
@@ -93,11 +93,11 @@ def test_the_heading_path_is_searched_and_shown_where_it_is_wanted(tmp_path: Pat
         section = RetrievalSection(documents=(str(documents),), passage_tokens=11, heading_path=wanted)
         retriever = make_retriever(section, read_passages(section))
         (best,) = retriever.rank(["handbook of new mills"], 1)
-        found = retriever.passages[best[0]]
-        assert found.path[0] == "Handbook"
-        assert found.below_path() == f"{' > '.join(found.path)}\n{found.text}"
+        passage = retriever.passages[best[0]]
+        assert passage.path[0] == "Handbook"
+        assert passage.below_path() == f"{' > '.join(passage.path)}\n{passage.text}"
         if wanted:
-            assert found.text == "## New mills\n\nBuilt in 1987 by Bryn."
+            assert passage.text == "## New mills\n\nBuilt in 1987 by Bryn."
     assert [p.id for p, _ in read_passages(plain)] == [p.id for p, _ in read_passages(section)]
 
 
@@ -121,15 +121,15 @@ def test_small_passages_are_searched_and_the_larger_around_them_shown_once(write
     section = RetrievalSection(
         documents=(str(write_rows("d.jsonl", [{"text": text}])),), passage_tokens=8, parent_tokens=16
     )
-    found = read_passages(section)
-    retriever = make_retriever(section, found)
-    parents = list(dict.fromkeys(parent for _, parent in found))
+    passage_pairs = read_passages(section)
+    retriever = make_retriever(section, passage_pairs)
+    parents = list(dict.fromkeys(parent for _, parent in passage_pairs))
     assert list(retriever.passages) == parents
-    assert len(parents) < len(found)
-    small = make_retriever(RetrievalSection(), [(child, child) for child, _ in found])
+    assert len(parents) < len(passage_pairs)
+    small = make_retriever(RetrievalSection(), [(child, child) for child, _ in passage_pairs])
     for query in ("mill of Bryn", "nobody", "Arden"):
-        children = small.rank([query], len(found))[0]  # all of them: the order of their parents, each once
-        expected = list(dict.fromkeys(parents.index(found[at][1]) for at in children))
+        children = small.rank([query], len(passage_pairs))[0]  # all of them: the order of their parents, each once
+        expected = list(dict.fromkeys(parents.index(passage_pairs[index][1]) for index in children))
         for k in range(1, len(parents) + 1):
             assert retriever.rank([query], k)[0] == expected[:k]
 
@@ -171,8 +171,10 @@ def test_a_cross_encoder_orders_as_its_logits_for_each_pair_alone(cross_encoder:
     for query in QUERIES:
         candidates, rest = first.rank([query], 5)[0][:3], first.rank([query], 5)[0][3:]
         with torch.no_grad():
-            logits = [float(model(**tokenizer(query, TEXTS[at], return_tensors="pt")).logits) for at in candidates]
-        expected = [candidates[at] for at in np.argsort(-np.array(logits), kind="stable")]
+            logits = [
+                float(model(**tokenizer(query, TEXTS[index], return_tensors="pt")).logits) for index in candidates
+            ]
+        expected = [candidates[index] for index in np.argsort(-np.array(logits), kind="stable")]
         assert retriever.rank([query], 5)[0] == expected + rest
         assert retriever.rank([query], 2)[0] == expected[:2]
         changed += expected != candidates
@@ -187,14 +189,14 @@ def test_scores_are_kept_by_content(cross_encoder: Path, tmp_path: Path, monkeyp
     section = RerankerSection(str(cross_encoder), candidates=4)
     expected = reranking(tmp_path, section).rank(QUERIES, 5)
     again = reranking(tmp_path, section)
-    asked: list[Any] = []
+    requests: list[Any] = []
     monkeypatch.setattr(
-        again._searched._reranker, "scores", lambda items: iter(asked.append(items) or [[0.0] * 4] * len(items))
+        again._searched._reranker, "scores", lambda items: iter(requests.append(items) or [[0.0] * 4] * len(items))
     )
     assert again.rank(QUERIES, 5) == expected
-    assert asked == [[]]  # nothing was scored again
+    assert requests == [[]]  # nothing was scored again
     again.rank([*QUERIES, "another"], 5)
-    assert [query for query, _ in asked[1]] == ["another"]
+    assert [query for query, _ in requests[1]] == ["another"]
 
 
 @quiet
@@ -279,7 +281,7 @@ def serve() -> Iterator[Callable[..., Endpoint]]:
 def by_letters(query: str, n: int) -> list[int]:
     """The order that the endpoints above give to the best `n` passages."""
     ranked = make_retriever(RetrievalSection(), PAIRS).rank([query], 5)[0]
-    return [*sorted(ranked[:n], key=lambda at: -TEXTS[at].count("e")), *ranked[n:]]
+    return [*sorted(ranked[:n], key=lambda index: -TEXTS[index].count("e")), *ranked[n:]]
 
 
 def test_an_endpoint_gives_the_order_and_is_asked_once(

@@ -29,8 +29,8 @@ class InProcess:
             self.outcomes.append(Outcome(stage, None, error_line(error)))
 
     def wait(self) -> list[Outcome]:
-        found, self.outcomes = self.outcomes, []
-        return found
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
 
     def __enter__(self) -> InProcess:
         return self

@@ -115,10 +115,10 @@ def test_accuracies_are_those_of_the_stored_answers(finished):
     stage = next(s for s in executor.given if s.kind == "eval" and s.label == "test questions to base")
     rows = [json.loads(line) for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()]
     for score in (score for score in result.results if score.arm == "base"):
-        own = [row for row in rows if (row["question_set"], row["k"]) == (score.question_set, score.k)]
-        right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in own]
+        set_rows = [row for row in rows if (row["question_set"], row["k"]) == (score.question_set, score.k)]
+        right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in set_rows]
         assert score.accuracy == pytest.approx(sum(right) / len(right))
-        assert score.n == len(own)
+        assert score.n == len(set_rows)
     stored = read_report(stage.folder / "report.json")
     assert result.recalls == stored.recalls != ()
     assert (stage.folder.parents[2] / "study/flips.jsonl").read_text("utf-8") == "", (
@@ -134,11 +134,13 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     splits = {
         part: (folder / f"study/questions/new.{part}.jsonl").read_text("utf-8") for part in ("validation", "test")
     }
-    asked = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
-    assert not asked["validation"] & asked["test"]
-    assert len(asked["validation"] | asked["test"]) == 8
+    documents = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
+    assert not documents["validation"] & documents["test"]
+    assert len(documents["validation"] | documents["test"]) == 8
     known = [json.loads(line) for line in (folder / "study/questions/known.test.jsonl").read_text("utf-8").splitlines()]
-    assert {row["document_id"] for row in known} == asked["test"], "a document that chose is asked about in another set"
+    assert {row["document_id"] for row in known} == documents["test"], (
+        "a document that chose is asked about in another set"
+    )
     assert f"known: {8 - len(known)} questions left out, on documents that other sets choose with" in result.notes
     order = [stage.parameters["split"] for stage in executor.given if stage.kind == "eval"]
     assert order.index("test") == order.count("validation"), "a test question was asked before the last choice"
@@ -326,9 +328,9 @@ def test_the_command_line_tells_the_plan_and_takes_overrides_behind_flags(tmp_pa
 
     path = write_study(tmp_path, tiny_model, seeds=[0])
     assert main(["study", str(path), "--dry-run", "study.seeds=[0, 1]", "study.title=Twice"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("Twice")
-    assert "0,1" in told
+    output = capsys.readouterr().out
+    assert output.startswith("Twice")
+    assert "0,1" in output
     assert main(["study", str(path), "--executor", "ray", "--jobs", "2"]) == 2
     assert "--jobs is for --executor local" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
