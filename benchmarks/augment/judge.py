@@ -71,9 +71,9 @@ def choose(arguments: argparse.Namespace) -> list[dict[str, str]]:
     for item in pool(arguments):
         by_language.setdefault(item[0], []).append(item)
     names = {}
-    for language, ones in by_language.items():
-        names[language] = sorted({name for _, source, _ in ones for name in find_names(source, language)})
-        rng.shuffle(ones)
+    for language, items in by_language.items():
+        names[language] = sorted({name for _, source, _ in items for name in find_names(source, language)})
+        rng.shuffle(items)
     kinds = [kind for kind in RELATION_KINDS for _ in range(2)]
     turn = [language for language in by_language for _ in range(5 if language == "en" else 1)]
     for n in range(arguments.texts):

@@ -116,12 +116,12 @@ def serve_aside(options: ServeOptions, pipe: Connection, n_lighthouses: int) -> 
         server = await state.start()
         pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
 
-        def tell() -> None:
+        def report_counts() -> None:
             pipe.recv()
             pipe.send({"requests": state.n_requests, "answered": state.answered.total(),
                        "different": len(state.answered), "at_once": state.most_in_flight, "met": dict(state.met)})  # fmt: skip
 
-        asyncio.get_running_loop().add_reader(pipe.fileno(), tell)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), report_counts)
         await server.serve_forever()
 
     asyncio.run(run())

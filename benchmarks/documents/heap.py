@@ -93,7 +93,7 @@ def as_xlsx(title: str, text: list[str]) -> bytes:
     """Return a workbook with a sheet of two columns, number and text."""
     names = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     links = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-    cells = [("number", "text"), *((str(number), one) for number, one in enumerate(text))]
+    cells = [("number", "text"), *((str(number), paragraph) for number, paragraph in enumerate(text))]
     rows = ""
     for number, row in enumerate(cells, 1):
         texts = (
@@ -173,14 +173,14 @@ FORMATS: dict[str, Callable[[str, list[str]], bytes]] = {
     "rst": lambda title, text: f"{title}\n{'=' * len(title)}\n\n".encode() + "\n\n".join(text).encode(),
     "html": lambda title, text: (
         f"<html><head><title>{escape(title)}</title></head><body><nav><a href='/'>Home</a></nav><main><h1>{escape(title)}</h1>"
-        + "".join(f"<p>{escape(one)}</p>" for one in text) + "</main><footer>All rights reserved.</footer></body></html>"
+        + "".join(f"<p>{escape(block)}</p>" for block in text) + "</main><footer>All rights reserved.</footer></body></html>"
     ).encode(),
     "csv": as_csv,
-    "jsonl": lambda title, text: "".join(json.dumps({"title": title, "text": one}) + "\n" for one in text).encode(),
+    "jsonl": lambda title, text: "".join(json.dumps({"title": title, "text": block}) + "\n" for block in text).encode(),
     "docx": as_docx,
     "xlsx": as_xlsx,
     "pdf": as_pdf,
-    "zip": lambda title, text: packed({f"{number}.txt": one for number, one in enumerate(text)}),
+    "zip": lambda title, text: packed({f"{number}.txt": block for number, block in enumerate(text)}),
 }  # fmt: skip
 NESTED = packed({"inner.zip": "PK\x03\x04 not an archive", "note.txt": "One note that can be read, beside an archive."})
 BROKEN: dict[str, Callable[[bytes], tuple[str, bytes]]] = {

@@ -225,13 +225,13 @@ class Endpoint(ThreadingHTTPServer):
 
     def __init__(self, answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> None:
         outer = self
-        self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.received: list[tuple[str, str | None, dict[str, Any]]] = []
         self.busy = 0
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.asked.append((self.path, self.headers["Authorization"], body))
+                outer.received.append((self.path, self.headers["Authorization"], body))
                 status, value = (503, "busy") if outer.busy > 0 else answer(body)
                 outer.busy -= 1
                 data = json.dumps(value).encode()
@@ -293,8 +293,8 @@ def test_an_endpoint_gives_the_order_and_is_asked_once(
     section = RerankerSection("m", base_url=server.url, api_key_env="RERANK_KEY", candidates=4, concurrency=3)
     for _ in range(2):
         assert reranking(tmp_path, section).rank(QUERIES, 5) == [by_letters(query, 4) for query in QUERIES]
-    assert len(server.asked) == len(QUERIES) + 2  # two were busy and tried again; the second run asked for nothing
-    path, key, body = server.asked[-1]
+    assert len(server.received) == len(QUERIES) + 2  # two were busy and tried again; the second run asked for nothing
+    path, key, body = server.received[-1]
     assert (path, key) == ("/v1/rerank", "Bearer rk-0123456789abcdef")
     assert body.keys() == {"model", "query", "documents", "top_n"}
     assert len(body["documents"]) == body["top_n"] == 4
@@ -306,8 +306,8 @@ def test_text_embeddings_inference_is_asked_in_its_format(serve: Callable[..., E
     server = serve(answer_tei)
     section = RerankerSection("m", base_url=f"{server.url}/rerank", api="tei", candidates=5)
     assert reranking(tmp_path, section).rank(QUERIES[:1], 5) == [by_letters(QUERIES[0], 5)]
-    assert server.asked[0][0] == "/v1/rerank"
-    assert server.asked[0][2].keys() == {"query", "texts", "raw_scores", "truncate"}
+    assert server.received[0][0] == "/v1/rerank"
+    assert server.received[0][2].keys() == {"query", "texts", "raw_scores", "truncate"}
     texts = ["e" * n for n in range(70)]
     assert list(EndpointReranker(section).scores([("q", texts)])) == [[float(n) for n in range(70)]]
 
@@ -403,9 +403,9 @@ def test_an_evaluation_shows_the_path_and_its_manifest_names_the_reranker(
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert f"m at {server.url}/rerank" in manifest["inputs"]
     assert {tuple(row["context_ids"]) for _, row in read_jsonl(tmp_path / "run/answers.jsonl")} == {(), ids}
-    n_asked = len(server.asked)
+    n_received = len(server.received)
     evaluate(recipe)
-    assert len(server.asked) == n_asked
+    assert len(server.received) == n_received
 
 
 def test_shown_passages_keep_the_notes_of_the_search() -> None:

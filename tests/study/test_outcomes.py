@@ -189,7 +189,7 @@ def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_mode
     executor = InProcess()
     overrides = ['study.overrides={"eval.scores": ["exact"]}']
     again, _, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
-    assert not executor.given
+    assert not executor.submitted
     assert {item.score for item in again.results} == {"exact"}
     rows = (tmp_path / "study" / "flips.jsonl").read_text("utf-8").splitlines()
     assert all(json.loads(row)["choices"] for row in rows)
@@ -261,7 +261,7 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     recipe = read_recipe(path, (), "study")
     executor = InProcess()
     result, page, _ = run_study(recipe, lambda: executor)
-    kinds = [stage.kind for stage in executor.given]
+    kinds = [stage.kind for stage in executor.submitted]
     assert (kinds.count("judge"), kinds.count("eval") >= 3) == (1, True)
     assert kinds.index("judge") < kinds.index("train")
     assert labels.count("planted answers") == 1
@@ -280,7 +280,7 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     untouched = InProcess()
     with pytest.raises(InputError, match=r"eval\.judge: on \d+ planted answers its precision of 'correct' 0\.00"):
         run_study(refused, lambda: untouched)
-    assert [stage.kind for stage in untouched.given] == ["judge"]  # nothing was trained
+    assert [stage.kind for stage in untouched.submitted] == ["judge"]  # nothing was trained
 
 
 def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_path, tiny_model) -> None:

@@ -116,7 +116,7 @@ def test_the_study_of_current_events_compares_both_corpora_with_every_control(ro
     assert {s.k for s in result.results if s.arm == "ft-par"} == {0, 1, 2}
     assert {s.format for s in result.results} == {"letters", "texts", "texts-no-question"}
     assert {choice.arm for choice in result.choices if choice.key == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
-    steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.given if stage.kind == "train"}
+    steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.submitted if stage.kind == "train"}
     assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"] == steps["instruction tuning"]
     assert {s.role for s in result.results if (s.question_set, s.format) == ("general", "texts")} == {"retention"}
     assert {claim.name for claim in result.claims} == {

@@ -18,7 +18,7 @@ from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
 
 Write = Callable[[str], None]
-"""Gets each piece of a text as it comes. A model wrote it: characters that control a terminal are still in it."""
+"""Gets each part of a text as it comes. A model wrote it: characters that control a terminal are still in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def _draw_result(panel: Axes, row: int, result: ArmResult) -> None:
 
 
 def outcomes_by_arm(view: View, *, columns: int = 3) -> Figure | None:
-    """Return the shares of written answers that are right, abstained and wrong: a panel for each set, a bar for each arm."""
+    """Return the fractions of written answers that are right, abstained and wrong: a panel for each set, a bar for each arm."""
     drawn = [panel for panel in model_panels(view) if any(result.outcomes for result in panel.results)]
     if not drawn:
         return None

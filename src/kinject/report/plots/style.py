@@ -148,7 +148,7 @@ def place_labels(panel: Axes, labels: Sequence[Label]) -> None:
     """Write each label beside its point, away from the points around, where it covers no other label and no point.
 
     A thin line joins a label to its point unless that is next to it and no other point is as near. A label that finds no
-    room in the panel is written next to its point. The figure is laid out already.
+    room in the panel is written next to its point. The layout of the figure is computed already.
     """
     unit = panel.figure.dpi / 72  # all below is in points of the page
     points = [complex(*panel.transData.transform((label.x, label.y))) / unit for label in labels]
