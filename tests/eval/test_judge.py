@@ -55,14 +55,14 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(body)
         if "response_format" in body and not self.server.structured:
-            self._say(400, {"error": {"message": "response_format is not supported"}})
+            self._respond(400, {"error": {"message": "response_format is not supported"}})
             return
         item = graded_in(body["messages"])
         assert item is not None
         text = self.server.grader(*item)
         if "response_format" in body:
             text = json.dumps({"grade": text})
-        self._say(200, {
+        self._respond(200, {
             "model": body["model"], "usage": {"prompt_tokens": 10, "completion_tokens": 2},
             "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
         })  # fmt: skip

@@ -130,8 +130,8 @@ def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[t
         model = section.get(name) or {}
         first = model.get("model") or model.get("kind") or ""
         endpoints = (model.get("endpoints") or {}).values()
-        models = dict.fromkeys(str(endpoint.get("model") or first) for endpoint in endpoints or ({},))
-        yield {"generator": "writer"}.get(name, name), join_words(list(map(format_name, models)))
+        models = [str(endpoint.get("model") or first) for endpoint in endpoints] or [str(first)]
+        yield {"generator": "writer"}.get(name, name), join_words(list(map(format_name, dict.fromkeys(models))))
     yield "styles", join_words([f"{format_name(name)}" for name in counts["styles"]])
 
 
