@@ -72,7 +72,7 @@ def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query: str) -> No
     ]
     expected = (
         LEXICAL_WEIGHTS["words"] * bm25(words, re.findall(r"\w+", query.lower()))
-        + LEXICAL_WEIGHTS["ngrams"] * bm25([ngrams(text) for text in TEXTS], ngrams(query))
+        + LEXICAL_WEIGHTS["pieces"] * bm25([ngrams(text) for text in TEXTS], ngrams(query))
         + LEXICAL_WEIGHTS["pairs"] * bm25([pairs(text) for text in TEXTS], pairs(query))
         + LEXICAL_WEIGHTS["sentence"] * np.array(best)
     )

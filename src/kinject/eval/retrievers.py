@@ -1,4 +1,4 @@
-"""Retrievers: passages ranked by the words of a query, by character n-grams, or by sentence embeddings."""
+"""Retrievers: passages ranked by the words of a query, by their pieces, or by sentence embeddings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Vectors = npt.NDArray[np.float32]
 BGE_PREFIX = "Represent this sentence for searching relevant passages: "
 """The query prefix of the BGE models' card (English, versions 1 and 1.5); passages get no prefix."""
 
-LEXICAL_WEIGHTS = {"words": 1.0, "ngrams": 0.53, "pairs": 0.75, "sentence": 0.43}
+LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
 """Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
 
 _NGRAM = 4  # letters
@@ -70,9 +70,9 @@ class Bm25Retriever:
 
 
 class LexicalRetriever:
-    """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter n-grams, in the best sentence too.
+    """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces, in the best sentence too.
 
-    N-grams find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together.
+    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together.
     No model is needed, and no list of endings or stop words of a language.
     """
 
@@ -110,7 +110,7 @@ def _ngrams(text: str) -> list[str]:
     return [word[index : index + _NGRAM] for word in marked for index in range(max(1, len(word) - _NGRAM + 1))]
 
 
-_TERMS = {"words": words_of, "ngrams": _ngrams, "pairs": _pairs}
+_TERMS = {"words": words_of, "pieces": _ngrams, "pairs": _pairs}
 
 
 class DenseRetriever:
