@@ -42,21 +42,21 @@ def results_of(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     return {(result["question_set"], result["arm"], result["k"]): result for result in report["results"]}
 
 
-def figures(found: dict[tuple[str, str, int], dict[str, Any]]) -> list[tuple[str, str, str, bool]]:
+def figures(results: dict[tuple[str, str, int], dict[str, Any]]) -> list[tuple[str, str, str, bool]]:
     """Return (figure, measured, wanted, reached) for what the issue of the demo asks."""
-    plain = lambda set_name, model: found[set_name, model, 0]  # noqa: E731
+    plain = lambda set_name, model: results[set_name, model, 0]  # noqa: E731
     base, cpt, repeat = (plain("new", model) for model in ("base", "cpt", "repeat"))
     rag = max(
-        (cell for (name, model, k), cell in found.items() if name == "new" and model == "base" and k),
+        (cell for (name, model, k), cell in results.items() if name == "new" and model == "base" and k),
         key=lambda c: c["accuracy"],
     )
     forgotten = plain("known", "base")["accuracy"] - plain("known", "cpt")["accuracy"]
     ahead = cpt["accuracy"] - repeat["accuracy"]
-    say: Callable[[dict[str, Any]], str] = lambda c: f"{c['accuracy']:.3f} [{c['low']:.3f}, {c['high']:.3f}]"  # noqa: E731
+    render: Callable[[dict[str, Any]], str] = lambda c: f"{c['accuracy']:.3f} [{c['low']:.3f}, {c['high']:.3f}]"  # noqa: E731
     return [
-        ("new facts, base without context", say(base), "interval holds 0.25", base["low"] <= 0.25 <= base["high"]),
-        ("new facts, base + RAG", say(rag), "at least 0.90", rag["accuracy"] >= 0.90),
-        ("new facts after CPT on paraphrases", say(cpt), "at least 0.75", cpt["accuracy"] >= 0.75),
+        ("new facts, base without context", render(base), "interval holds 0.25", base["low"] <= 0.25 <= base["high"]),
+        ("new facts, base + RAG", render(rag), "at least 0.90", rag["accuracy"] >= 0.90),
+        ("new facts after CPT on paraphrases", render(cpt), "at least 0.75", cpt["accuracy"] >= 0.75),
         ("known facts lost through that CPT", f"{100 * forgotten:.1f} points", "at most 5 points", forgotten <= 0.05),
         (
             "paraphrases ahead of step-matched repetition",

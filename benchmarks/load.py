@@ -88,47 +88,52 @@ def packing(n: int, folder: Path, style: str) -> Work:
     shapes = [(list(range(length)), [False, *[True] * (length - 1)]) for length in range(8, 57)]
 
     def rows() -> Iterator[TokenRow]:
-        for at in range(n):
+        for index in range(n):
             ids, learned = draw.choice(shapes)
-            yield TokenRow(str(at), f"document-{at // 10}", "original", ids, learned)
+            yield TokenRow(str(index), f"document-{index // 10}", "original", ids, learned)
 
     def work() -> object:
-        laid, account = pack(
+        packed, account = pack(
             cached_tokens(folder, "entry", rows, "original"),
             PackingConfig(256, "bfd_split", order="interleaved"),
             0,
         )
-        assert sum(len(row.input_ids) for row in laid) == account.source
-        return laid
+        assert sum(len(row.input_ids) for row in packed) == account.source
+        return packed
 
     return work
 
 
 def _questions(path: Path, n: int) -> None:
     with path.open("w") as file:
-        for at in range(n):
-            choices = [f"town {at}", f"town {at + 1}", f"mill {at}", f"mill {at + 1}"]
-            row = {"id": f"q{at}", "question": f"Where was person {at} born?", "choices": choices, "answer": at % 4}
-            file.write(json.dumps({**row, "subject": f"s{at % 57}", "document_id": f"d{at // 2}"}) + "\n")
+        for index in range(n):
+            choices = [f"town {index}", f"town {index + 1}", f"mill {index}", f"mill {index + 1}"]
+            row = {
+                "id": f"q{index}",
+                "question": f"Where was person {index} born?",
+                "choices": choices,
+                "answer": index % 4,
+            }
+            file.write(json.dumps({**row, "subject": f"s{index % 57}", "document_id": f"d{index // 2}"}) + "\n")
 
 
-def _answers(path: Path, n: int, share: float, *, arm: str = "base", seed: int = 0) -> None:
-    """Stored answers to `_questions`, right with probability `share`."""
+def _answers(path: Path, n: int, fraction: float, *, arm: str = "base", seed: int = 0) -> None:
+    """Stored answers to `_questions`, right with probability `fraction`."""
     from kinject.disk import Journal
     from kinject.types import Answer
 
     draw = random.Random(seed)
     with contextlib.closing(Journal(path, sync=False)) as journal:
-        for at in range(n):
+        for index in range(n):
             log_probs = [draw.uniform(-9, -2) for _ in range(4)]
-            if draw.random() < share:
-                log_probs[at % 4] = -1.0
+            if draw.random() < fraction:
+                log_probs[index % 4] = -1.0
             answer = Answer(
-                question_id=f"q{at}", question_set="new", arm=arm, format="texts", shots=0, k=0, context_ids=(), gold=at % 4,
-                log_probs=tuple(log_probs), n_tokens=(3,) * 4, n_bytes=(6,) * 4, n_chars=(6,) * 4, subject=f"s{at % 57}",
-                document_id=f"d{at // 2}", greedy=(False,) * 4,
+                question_id=f"q{index}", question_set="new", arm=arm, format="texts", shots=0, k=0, context_ids=(),
+                gold=index % 4, log_probs=tuple(log_probs), n_tokens=(3,) * 4, n_bytes=(6,) * 4, n_chars=(6,) * 4,
+                subject=f"s{index % 57}", document_id=f"d{index // 2}", greedy=(False,) * 4,
             )  # fmt: skip
-            journal.append({"key": f"{arm}-{at}", **asdict(answer)})
+            journal.append({"key": f"{arm}-{index}", **asdict(answer)})
 
 
 def evaluation(n: int, folder: Path, style: str) -> Work:
@@ -138,8 +143,8 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
     from kinject.eval.scoring.answers import AnswerStore
 
     _questions(folder / "questions.jsonl", n)
-    for arm, share in (("base", 0.4), ("tuned", 0.5)):
-        _answers(folder / "answers.jsonl", n, share, arm=arm, seed=len(arm))
+    for arm, fraction in (("base", 0.4), ("tuned", 0.5)):
+        _answers(folder / "answers.jsonl", n, fraction, arm=arm, seed=len(arm))
 
     def work() -> int:
         questions = read_questions(folder / "questions.jsonl")
@@ -160,16 +165,16 @@ def inference(n: int, folder: Path, style: str) -> Work:
     from kinject.eval.statistics import bounded_accuracy, make_contrast, near_p
 
     random = np.random.default_rng(0)
-    ids, documents, chances = tuple(map(str, range(n))), tuple(f"d{at // 2}" for at in range(n)), (0.25,) * n
+    ids, documents, chances = tuple(map(str, range(n))), tuple(f"d{index // 2}" for index in range(n)), (0.25,) * n
 
     def work() -> int:
-        one, other = (
-            CorrectnessMatrix((random.random((3, n)) < share).astype(float), ids, documents, chances)
-            for share in (0.5, 0.45)
+        arm, other = (
+            CorrectnessMatrix((random.random((3, n)) < fraction).astype(float), ids, documents, chances)
+            for fraction in (0.5, 0.45)
         )
-        bounded_accuracy(one)
-        make_contrast(one, other, "other")
-        near_p(one, 0.3)
+        bounded_accuracy(arm)
+        make_contrast(arm, other, "other")
+        near_p(arm, 0.3)
         return n
 
     return work
@@ -186,15 +191,15 @@ def report(n: int, folder: Path, style: str) -> Work:
     from kinject.study.records import Records
 
     seeds = (0, 1, 2)
-    names = [BASE, *(f"arm-{at}" for at in range(-(-n // len(seeds))))]
+    names = [BASE, *(f"arm-{index}" for index in range(-(-n // len(seeds))))]
     _questions(folder / "questions.jsonl", 200)
     runs = [(name, seed) for name in names for seed in ((0,) if name == BASE else seeds)]
-    for at, (name, seed) in enumerate(runs):
-        own = folder / "runs" / name / str(seed)
-        own.mkdir(parents=True)
-        _answers(own / "answers.jsonl", 200, 0.3 + 0.5 * at / len(runs), seed=at)
+    for index, (name, seed) in enumerate(runs):
+        folder_of_run = folder / "runs" / name / str(seed)
+        folder_of_run.mkdir(parents=True)
+        _answers(folder_of_run / "answers.jsonl", 200, 0.3 + 0.5 * index / len(runs), seed=index)
         log = [{"step": step, "loss": 3 / step, "epoch": step / 20, "learning_rate": 1e-3} for step in range(1, 101)]
-        (own / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+        (folder_of_run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
 
     def work() -> int:
         questions = {"new": read_questions(folder / "questions.jsonl")}
@@ -235,37 +240,37 @@ def measure(load: str, n: int, style: str = "tagged") -> Measure:
         work = LOADS[load][0](n, Path(name), style)
         before, began = resident(), time.process_time()
         kept = work()
-        found = Measure(load, n, time.process_time() - began, before, resident(), mapped())
+        result = Measure(load, n, time.process_time() - began, before, resident(), mapped())
         del kept
-        return found
+        return result
 
 
 def measure_apart(load: str, n: int, style: str = "tagged") -> Measure:
     """Return `measure` of a process of its own."""
     command = [sys.executable, str(Path(__file__).resolve()), load, "--sizes", str(n), "--style", style, "--here"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return Measure(**json.loads(said.splitlines()[-1]))
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Measure(**json.loads(output.splitlines()[-1]))
 
 
 def rows_of(measures: Sequence[Measure]) -> list[str]:
     """Return a table's lines; what a thing more costs is the slope from the size before."""
     unit = LOADS[measures[0].load][2]
     lines = []
-    for at, own in enumerate(measures):
+    for index, result in enumerate(measures):
         slope = ""
-        if at:
-            last = measures[at - 1]
-            slope = f"{(own.peak - last.peak) * (1 << 20) / (own.n - last.n):,.0f} bytes"
-        each = own.seconds / own.n
+        if index:
+            last = measures[index - 1]
+            slope = f"{(result.peak - last.peak) * (1 << 20) / (result.n - last.n):,.0f} bytes"
+        each = result.seconds / result.n
         pace = f"{each * 1e6:,.0f} us" if each < 0.01 else f"{each * 1e3:,.0f} ms"
         cells = (
-            own.load,
-            f"{own.n:,} {unit}s",
-            f"{own.seconds:,.1f} s",
+            result.load,
+            f"{result.n:,} {unit}s",
+            f"{result.seconds:,.1f} s",
             pace,
-            f"{own.before:,.0f}",
-            f"{own.peak:,.0f}",
-            f"{own.mapped:,.0f}",
+            f"{result.before:,.0f}",
+            f"{result.peak:,.0f}",
+            f"{result.mapped:,.0f}",
             slope,
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -286,10 +291,10 @@ def main() -> None:
     print("| load | size | CPU time | each | MiB before | MiB at the peak | mapped files | each further |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for load in arguments.loads or LOADS:
-        found: list[Measure] = []
+        measures: list[Measure] = []
         for n in arguments.sizes or LOADS[load][1]:
-            found.append(measure_apart(load, n, arguments.style))
-            print(rows_of(found)[-1], flush=True)
+            measures.append(measure_apart(load, n, arguments.style))
+            print(rows_of(measures)[-1], flush=True)
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ class Rewriter(curator.LLM):
 
 
 rows = [json.loads(line) for line in Path(documents).read_text().splitlines()]
-asked = [{"text": row["text"], "sample": sample} for row in rows for sample in range(int(n_each))]
+requests = [{"text": row["text"], "sample": sample} for row in rows for sample in range(int(n_each))]
 rewriter = Rewriter(
     model_name="sandbox", backend="openai",
     backend_params={"base_url": url, "max_requests_per_minute": 10_000_000, "max_tokens_per_minute": 10**10,
                     "max_concurrent_requests": int(in_flight)},
 )  # fmt: skip
-result = rewriter(asked)
+result = rewriter(requests)
 print(len(getattr(result, "dataset", result)))

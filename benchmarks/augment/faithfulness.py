@@ -98,12 +98,14 @@ def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: 
             ]
             missed = [(text, wrong) for text, wrong, result in results if not result.reason]
             doubts = sum(bool(result.doubts) for _, _, result in results) / len(planted)
-            share = 1 - len(missed) / len(planted)
-            caught = f"{share:7.1%} refused, {share + doubts:6.1%} refused or in doubt"
+            fraction = 1 - len(missed) / len(planted)
+            caught = f"{fraction:7.1%} refused, {fraction + doubts:6.1%} refused or in doubt"
             print(f"{kind:11} {label:10} {name:5} {caught}, of {len(planted)}")
         for text, wrong in missed[:n_missed]:
-            at = next((i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b), len(text))
-            print(f"        missed: ...{text[max(0, at - 40) : at + 40]!r} -> ...{wrong[max(0, at - 10) : at + 40]!r}")
+            index = next((i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b), len(text))
+            print(
+                f"        missed: ...{text[max(0, index - 40) : index + 40]!r} -> ...{wrong[max(0, index - 10) : index + 40]!r}"
+            )
 
 
 def print_data(data: Path, n: int, n_missed: int) -> None:
@@ -134,8 +136,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.data:
         print_data(arguments.data, arguments.errors // 2, arguments.missed)
-    own = Path(__file__).with_name("passages.jsonl")
-    files = [entry.partition("=")[::2] for entry in arguments.passages] or [(name, str(own)) for name in LANGUAGES]
+    default = Path(__file__).with_name("passages.jsonl")
+    files = [entry.partition("=")[::2] for entry in arguments.passages] or [(name, str(default)) for name in LANGUAGES]
     for language, file in files:
         print_caught(language, read_passages(Path(file), language), language, arguments.errors // 2, arguments.missed)
 

@@ -34,26 +34,26 @@ _TOKENS_PER_WORD = 1.35
 
 def pool(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Return (language, passage, correct text), a passage once."""
-    found: dict[str, tuple[str, str, str]] = {}
+    by_text: dict[str, tuple[str, str, str]] = {}
     if arguments.data:
         pairs, paragraphs = read_pairs(arguments.data)
         for source, text in pairs:
             if not find_fault(source, text):
-                found.setdefault(source, ("en", source, text))
+                by_text.setdefault(source, ("en", source, text))
         for source, _ in paragraphs:
-            found.setdefault(source, ("en", source, reword(source)))
-    own = str(Path(__file__).with_name("passages.jsonl"))
+            by_text.setdefault(source, ("en", source, reword(source)))
+    default = str(Path(__file__).with_name("passages.jsonl"))
     files = [entry.partition("=")[::2] for entry in arguments.passages]
     if arguments.rewritings:
         return read_rewritings(arguments.rewritings)
-    for language, file in files or [(language, own) for language in LANGUAGES]:
+    for language, file in files or [(language, default) for language in LANGUAGES]:
         for source, _ in read_passages(Path(file), language):
-            found.setdefault(source, (language, source, reword(source, language)))
+            by_text.setdefault(source, (language, source, reword(source, language)))
     sizes = {
         source: len(word_spans(source)) * (0.6 if language in ("zh", "ja") else 1)
-        for language, source, _ in found.values()
+        for language, source, _ in by_text.values()
     }
-    return [one for one in found.values() if 30 <= sizes[one[1]] <= arguments.words]
+    return [item for item in by_text.values() if 30 <= sizes[item[1]] <= arguments.words]
 
 
 def read_rewritings(folder: Path) -> list[tuple[str, str, str]]:
@@ -68,29 +68,29 @@ def choose(arguments: argparse.Namespace) -> list[dict[str, str]]:
     """Return rows of `kind` ("" for a correct text), language, passage and text; kinds and languages in turn."""
     rng, rows = Random(arguments.seed), list[dict[str, str]]()
     by_language: dict[str, list[tuple[str, str, str]]] = {}
-    for one in pool(arguments):
-        by_language.setdefault(one[0], []).append(one)
+    for item in pool(arguments):
+        by_language.setdefault(item[0], []).append(item)
     names = {}
-    for language, ones in by_language.items():
-        names[language] = sorted({name for _, source, _ in ones for name in find_names(source, language)})
-        rng.shuffle(ones)
+    for language, items in by_language.items():
+        names[language] = sorted({name for _, source, _ in items for name in find_names(source, language)})
+        rng.shuffle(items)
     kinds = [kind for kind in RELATION_KINDS for _ in range(2)]
     turn = [language for language in by_language for _ in range(5 if language == "en" else 1)]
     for n in range(arguments.texts):
         kind = "" if n % 2 else kinds[n // 2 % len(kinds)]
         for language in (turn[(n + shift) % len(turn)] for shift in range(len(turn))):
-            found = next(
+            choice = next(
                 (
-                    (one, text)
-                    for one in by_language[language]
-                    if (text := plant_error(kind, one[2], rng, names[language], language) if kind else one[2])
+                    (item, text)
+                    for item in by_language[language]
+                    if (text := plant_error(kind, item[2], rng, names[language], language) if kind else item[2])
                 ),
                 None,
             )
-            if found:
-                one, text = found
-                by_language[language].remove(one)
-                rows.append({"kind": kind, "language": language, "passage": one[1], "text": text})
+            if choice:
+                item, text = choice
+                by_language[language].remove(item)
+                rows.append({"kind": kind, "language": language, "passage": item[1], "text": text})
                 break
     rng.shuffle(rows)
     return rows
@@ -137,17 +137,17 @@ def score(arguments: argparse.Namespace) -> None:
         by_judge = opinion is None or not opinion.faithful
         by_rules = bool(find_fault(row["passage"], row["text"]))
         planted[row["kind"]] += 1
-        for who, refused in (("rules", by_rules), ("judge", by_judge), ("both", by_rules or by_judge)):
-            caught[who][row["kind"]] += refused
+        for judge_name, refused in (("rules", by_rules), ("judge", by_judge), ("both", by_rules or by_judge)):
+            caught[judge_name][row["kind"]] += refused
         if by_judge != bool(row["kind"]):
             print(f"  {name} {row['language']} {row['kind'] or 'correct'}: {'refused' if by_judge else 'accepted'}")
     n_good = planted.pop("", 0)
     n_wrong = sum(planted.values())
-    for who, counts in caught.items():
+    for judge_name, counts in caught.items():
         false = counts.pop("", 0)
         kinds = ", ".join(f"{kind} {counts[kind]}/{n}" for kind, n in sorted(planted.items()))
         print(
-            f"{who:6} caught {sum(counts.values())} of {n_wrong} ({kinds}); refused {false} of {n_good} correct texts"
+            f"{judge_name:6} caught {sum(counts.values())} of {n_wrong} ({kinds}); refused {false} of {n_good} correct texts"
         )
     print(f"answers without a clear verdict: {unclear}")
 

@@ -85,7 +85,7 @@ async def ask_judge(results: Sequence[Result], base_url: str, model: str) -> Non
         async with open_sender(generator, Path(folder), limits) as sender:
             judge = Judge(sender, seed=0)
             verdicts = await gather_answers(
-                judge.verdict(one.document["title"], one.document["text"], one.text, one.rules) for one in accepted
+                judge.verdict(item.document["title"], item.document["text"], item.text, item.rules) for item in accepted
             )
     for result, verdict in zip(accepted, verdicts, strict=True):
         if not isinstance(verdict, Verdict):

@@ -57,8 +57,8 @@ class Server:
     def seen(self) -> dict[str, Any]:
         """Return the numbers of requests, of answers, of different answered requests, most at once, faults met."""
         self.pipe.send("seen")
-        found: dict[str, Any] = self.pipe.recv()
-        return found
+        counts: dict[str, Any] = self.pipe.recv()
+        return counts
 
 
 FACTS = (
@@ -116,12 +116,12 @@ def serve_aside(options: ServeOptions, pipe: Connection, n_lighthouses: int) -> 
         server = await state.start()
         pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
 
-        def tell() -> None:
+        def report_counts() -> None:
             pipe.recv()
             pipe.send({"requests": state.n_requests, "answered": state.answered.total(),
                        "different": len(state.answered), "at_once": state.most_in_flight, "met": dict(state.met)})  # fmt: skip
 
-        asyncio.get_running_loop().add_reader(pipe.fileno(), tell)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), report_counts)
         await server.serve_forever()
 
     asyncio.run(run())
@@ -286,14 +286,14 @@ def run_others(folder: Path, server: Server, n_passages: int, n_each: int, curat
     """Print what the bare loop, and Curator where it is at hand, make of the plain case."""
     n = n_passages * n_each
     ideal = n * LATENCY / IN_FLIGHT
-    given = [str(folder / "documents.jsonl"), server.url, str(n_each), str(IN_FLIGHT)]
-    ended = run_process([sys.executable, "-c", BARE, *given], server)
+    arguments = [str(folder / "documents.jsonl"), server.url, str(n_each), str(IN_FLIGHT)]
+    ended = run_process([sys.executable, "-c", BARE, *arguments], server)
     print(line("bare loop, openai and aiohttp", ended, ideal, f"got {ended.out.strip()} of {n}"), flush=True)
     if curator is None:
         print(f"{'Bespoke Curator':36} not run: give --curator PYTHON")
         return
     before = server.seen()["requests"]
-    ended = run_process([curator, "-I", str(HERE / "curator_side.py"), *given, str(folder / "curator")], server)
+    ended = run_process([curator, "-I", str(HERE / "curator_side.py"), *arguments, str(folder / "curator")], server)
     got = ended.out.strip().splitlines()[-1] if ended.code == 0 else f"exit {ended.code}: {ended.err.strip()[-200:]}"
     print(
         line("Bespoke Curator", ended, ideal, f"got {got} of {n}, sent {server.seen()['requests'] - before}"),
@@ -333,12 +333,12 @@ def run_several(folder: Path) -> None:
             counts = json.loads((folder / name / "manifest.json").read_text())["counts"]
             phase = counts["this_run"]
             seconds[name] = phase["request_seconds"]
-            shares = {key: value["share"] for key, value in phase.get("endpoints", {}).items()}
+            fractions = {key: value["share"] for key, value in phase.get("endpoints", {}).items()}
             seen = [server.seen() for server in servers if server.process.is_alive()]
-            twice = sum(one["answered"] - one["different"] for one in seen)
+            twice = sum(server_counts["answered"] - server_counts["different"] for server_counts in seen)
             print(f"{name:36} request phase {seconds[name]:.2f} s, {seconds['one'] / seconds[name]:.2f} times one's speed; got "
                   f"{counts['got']} of {counts['asked']}, sent {phase['sent']}, retried {phase['retried']}, answered twice "
-                  f"{twice}, exit {ended.code}, shares {shares}", flush=True)  # fmt: skip
+                  f"{twice}, exit {ended.code}, shares {fractions}", flush=True)  # fmt: skip
             timer.cancel()
 
 

@@ -42,16 +42,16 @@ def documents_of(text: Path | None, length: int, rng: random.Random) -> Iterator
             words = []
 
 
-def changed(words: list[str], other: list[str], overlap: float, way: str, rng: random.Random) -> list[str]:
+def changed(words: list[str], other: list[str], overlap: float, kind: str, rng: random.Random) -> list[str]:
     """Return `words` with so large a part in common: the rest is of `other`, a document of words that are numbered."""
     n = len(words) - round(overlap * len(words))
-    if way == "cut":
+    if kind == "cut":
         return words[: len(words) - n]
-    if way == "part":
+    if kind == "part":
         start = rng.randrange(len(words) - n + 1)
         return [*words[:start], *other[:n], *words[start + n :]]
-    places = set(rng.sample(range(len(words)), n))
-    return [other[i] if i in places else word for i, word in enumerate(words)]
+    indices = set(rng.sample(range(len(words)), n))
+    return [other[i] if i in indices else word for i, word in enumerate(words)]
 
 
 def main() -> int:
@@ -65,19 +65,19 @@ def main() -> int:
     print(f"|---:|---|{'---:|' * (len(OVERLAPS) + 1)}")
     n_wrong = n_all = 0
     for length in arguments.lengths:
-        for way in WAYS:
-            rng = random.Random(f"{length} {way}")
+        for kind in WAYS:
+            rng = random.Random(f"{length} {kind}")
             pool = islice(documents_of(arguments.text, length, rng), arguments.pairs * len(OVERLAPS))
             rows = []
             for number, words in enumerate(pool):
                 overlap = OVERLAPS[number % len(OVERLAPS)]
                 other = [f"{word}{rng.randrange(1000)}" for word in reversed(words)]
-                copy = changed(words, other, overlap, way, rng)
+                copy = changed(words, other, overlap, kind, rng)
                 rows += [(f"{number} original", words), (f"{number} {overlap} copy", copy)]
-            found, n_pairs, wrong = left_out(rows)
+            n_found, n_pairs, wrong = left_out(rows)
             n_wrong, n_all = n_wrong + wrong, n_all + len(rows)
-            shares = " | ".join(f"{found[overlap] / n_pairs[overlap]:.1%}" for overlap in OVERLAPS)
-            print(f"| {length:,} | {way} | {shares} | {wrong} of {len(rows):,} |", flush=True)
+            fractions = " | ".join(f"{n_found[overlap] / n_pairs[overlap]:.1%}" for overlap in OVERLAPS)
+            print(f"| {length:,} | {kind} | {fractions} | {wrong} of {len(rows):,} |", flush=True)
     print(f"\nwrongly left out: {n_wrong} of {n_all:,} documents ({n_wrong / n_all:.2%})")
     return 0
 
@@ -93,7 +93,7 @@ def left_out(rows: list[tuple[str, list[str]]]) -> tuple[Counter[float], Counter
         kept = {json.loads(line)["id"] for line in result.documents_path.read_text("utf-8").splitlines()}
         listed = (folder / "run/duplicates.jsonl").read_text("utf-8").splitlines()
         copies = {row["dropped"]: row["kept"] for row in map(json.loads, listed)}
-    found, n_pairs = Counter[float](), Counter[float]()
+    n_found, n_pairs = Counter[float](), Counter[float]()
     n_wrong = 0
     for number, (name, words) in enumerate(rows, 1):
         if name not in kept:
@@ -102,8 +102,8 @@ def left_out(rows: list[tuple[str, list[str]]]) -> tuple[Counter[float], Counter
         if name.endswith("copy") and rows[number - 2][0] in kept:
             overlap = float(name.split()[1])
             n_pairs[overlap] += 1
-            found[overlap] += name not in kept
-    return found, n_pairs, n_wrong
+            n_found[overlap] += name not in kept
+    return n_found, n_pairs, n_wrong
 
 
 if __name__ == "__main__":

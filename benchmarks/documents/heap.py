@@ -75,7 +75,7 @@ def paragraphs_of(folder: Path | None, rng: random.Random) -> Iterator[str]:
 def as_docx(title: str, text: list[str]) -> bytes:
     """Return a Word file with a heading and paragraphs."""
     names = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-    body = "".join(f"<w:p><w:r><w:t>{escape(one)}</w:t></w:r></w:p>" for one in text)
+    body = "".join(f"<w:p><w:r><w:t>{escape(paragraph)}</w:t></w:r></w:p>" for paragraph in text)
     heading = f'<w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr><w:r><w:t>{escape(title)}</w:t></w:r></w:p>'
     return packed({
         "[Content_Types].xml": '<?xml version="1.0"?><Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
@@ -93,7 +93,7 @@ def as_xlsx(title: str, text: list[str]) -> bytes:
     """Return a workbook with a sheet of two columns, number and text."""
     names = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     links = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-    cells = [("number", "text"), *((str(number), one) for number, one in enumerate(text))]
+    cells = [("number", "text"), *((str(number), paragraph) for number, paragraph in enumerate(text))]
     rows = ""
     for number, row in enumerate(cells, 1):
         texts = (
@@ -121,8 +121,8 @@ def as_xlsx(title: str, text: list[str]) -> bytes:
 def as_pdf(title: str, text: list[str]) -> bytes:
     """Return a PDF of one page."""
     lines = [title, ""]
-    for one in text:
-        words = one.encode("latin-1", "replace").decode("latin-1").split()
+    for paragraph in text:
+        words = paragraph.encode("latin-1", "replace").decode("latin-1").split()
         while words:
             line = words.pop(0)
             while words and len(line) + len(words[0]) < 90:
@@ -139,11 +139,11 @@ def as_pdf(title: str, text: list[str]) -> bytes:
         b"<< /Length %d >>\nstream\n%b\nendstream" % (len(content), content),
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]  # fmt: skip
-    data, places = b"%PDF-1.4\n", []
-    for number, one in enumerate(objects, 1):
-        places.append(len(data))
-        data += b"%d 0 obj\n%b\nendobj\n" % (number, one)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    data, offsets = b"%PDF-1.4\n", []
+    for number, item in enumerate(objects, 1):
+        offsets.append(len(data))
+        data += b"%d 0 obj\n%b\nendobj\n" % (number, item)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     return data + b"xref\n0 6\n0000000000 65535 f \n%btrailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (
         table,
         len(data),
@@ -163,7 +163,7 @@ def as_csv(title: str, text: list[str]) -> bytes:
     """Return a table with a title and a text column."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerows([("title", "text"), *((f"{title} {number}", one) for number, one in enumerate(text))])
+    writer.writerows([("title", "text"), *((f"{title} {number}", cell) for number, cell in enumerate(text))])
     return out.getvalue().encode()
 
 
@@ -173,14 +173,14 @@ FORMATS: dict[str, Callable[[str, list[str]], bytes]] = {
     "rst": lambda title, text: f"{title}\n{'=' * len(title)}\n\n".encode() + "\n\n".join(text).encode(),
     "html": lambda title, text: (
         f"<html><head><title>{escape(title)}</title></head><body><nav><a href='/'>Home</a></nav><main><h1>{escape(title)}</h1>"
-        + "".join(f"<p>{escape(one)}</p>" for one in text) + "</main><footer>All rights reserved.</footer></body></html>"
+        + "".join(f"<p>{escape(block)}</p>" for block in text) + "</main><footer>All rights reserved.</footer></body></html>"
     ).encode(),
     "csv": as_csv,
-    "jsonl": lambda title, text: "".join(json.dumps({"title": title, "text": one}) + "\n" for one in text).encode(),
+    "jsonl": lambda title, text: "".join(json.dumps({"title": title, "text": block}) + "\n" for block in text).encode(),
     "docx": as_docx,
     "xlsx": as_xlsx,
     "pdf": as_pdf,
-    "zip": lambda title, text: packed({f"{number}.txt": one for number, one in enumerate(text)}),
+    "zip": lambda title, text: packed({f"{number}.txt": block for number, block in enumerate(text)}),
 }  # fmt: skip
 NESTED = packed({"inner.zip": "PK\x03\x04 not an archive", "note.txt": "One note that can be read, beside an archive."})
 BROKEN: dict[str, Callable[[bytes], tuple[str, bytes]]] = {
@@ -260,9 +260,9 @@ def run_pass(heap: Path, work: Path, processes: int | None) -> Pass:
 def untold(heap: Path, run: Path) -> list[str]:
     """Return the files that are neither read, nor copies, nor skipped (a hidden folder is one line)."""
     rows = [json.loads(line) for line in (run / "files.jsonl").read_text("utf-8").splitlines()]
-    told = {row["file"] for row in rows if row["documents"] + row["copies"] + row["skipped"]}
+    named = {row["file"] for row in rows if row["documents"] + row["copies"] + row["skipped"]}
     files = (path.relative_to(heap).as_posix() for path in heap.rglob("*") if path.is_file())
-    return [name for name in files if name not in told]
+    return [name for name in files if name not in named]
 
 
 def measure(n: int, text: Path | None, processes: int | None, keep: Path | None) -> bool:

@@ -40,13 +40,13 @@ class Table:
     def truth(self) -> list[tuple[str, str, str]]:
         """Return (first cell of the row, words of the header, cell) of each cell that holds text."""
         above = [name for name, width in self.groups for _ in range(width)] or [""] * len(self.header)
-        found = []
+        cells = []
         for index, row in enumerate(self.rows):
             for column, name in enumerate(self.header):
                 cell = self.rows[index - 1][column] if (index - 1, column) in self.merged else row[column]
                 if cell:
-                    found.append((row[0], f"{above[column]} {name}".strip(), cell))
-        return found
+                    cells.append((row[0], f"{above[column]} {name}".strip(), cell))
+        return cells
 
 
 def make_table(rng: random.Random, number: int, columns: int | None = None) -> Table:
@@ -190,14 +190,14 @@ def found_cells(text: str, tables: list[Table]) -> tuple[int, int]:
         for name, cell in zip(header, line, strict=False)
         for word in name.split()
     }
-    truth = [one for table in tables for one in table.truth()]
+    truth = [true_cell for table in tables for true_cell in table.truth()]
     return sum(all((key, word, cell) in cells for word in name.split()) for key, name, cell in truth), len(truth)
 
 
 def text_of(name: str, data: bytes) -> str:
     """Return what kinject reads from the bytes of a file."""
-    documents = [found for _, found in read_file(Path(name), io.BytesIO(data))]
-    return "\n\n".join(found.text if isinstance(found, Document) else f"# {found}" for found in documents)
+    documents = [item for _, item in read_file(Path(name), io.BytesIO(data))]
+    return "\n\n".join(item.text if isinstance(item, Document) else f"# {item}" for item in documents)
 
 
 def main(n_tables: int, per_file: int = 10) -> None:
@@ -213,7 +213,7 @@ def main(n_tables: int, per_file: int = 10) -> None:
     print("| format | tables | cells | found with their header | CPU s |\n|---|---|---|---|---|")
     for name, write in formats.items():
         rng = random.Random(7)
-        found = total = 0
+        n_found = total = 0
         seconds = 0.0
         for first in range(0, n_tables, per_file):
             width = 3 + first // per_file % 2 if "two columns" in name else None
@@ -222,9 +222,9 @@ def main(n_tables: int, per_file: int = 10) -> None:
             began = time.process_time()
             text = text_of(name.split()[-1], data)
             seconds += time.process_time() - began
-            one, of = found_cells(text, tables)
-            found, total = found + one, total + of
-        print(f"| {name} | {n_tables} | {total} | {found / total:.1%} | {seconds:.2f} |", flush=True)
+            n_right, n_cells = found_cells(text, tables)
+            n_found, total = n_found + n_right, total + n_cells
+        print(f"| {name} | {n_tables} | {total} | {n_found / total:.1%} | {seconds:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

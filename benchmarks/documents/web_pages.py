@@ -23,8 +23,8 @@ from kinject.types import Document
 
 def kinject_text(data: bytes) -> str:
     """Return the text that kinject reads."""
-    found = [one for _, one in read_file(Path("page.html"), io.BytesIO(data))]
-    return "\n".join(one.text for one in found if isinstance(one, Document))
+    documents = [document for _, document in read_file(Path("page.html"), io.BytesIO(data))]
+    return "\n".join(document.text for document in documents if isinstance(document, Document))
 
 
 def trafilatura_text(data: bytes) -> str:
@@ -34,9 +34,9 @@ def trafilatura_text(data: bytes) -> str:
     return trafilatura.extract(data, include_comments=False) or ""
 
 
-def score(truth: str, found: str) -> tuple[float, float, float]:
-    """Return precision, recall and F1 of the words of `found`."""
-    wanted, got = (Counter(re.findall(r"\w+", text.lower())) for text in (truth, found))
+def score(truth: str, extracted: str) -> tuple[float, float, float]:
+    """Return precision, recall and F1 of the words of `extracted`."""
+    wanted, got = (Counter(re.findall(r"\w+", text.lower())) for text in (truth, extracted))
     shared = (wanted & got).total()
     precision = shared / got.total() if got else float(not wanted)
     recall = shared / wanted.total() if wanted else 1.0

@@ -50,16 +50,17 @@ class Times(NamedTuple):
 
 def make_model(folder: Path, tokenizer: Path, n_layers: int) -> int:
     """Save a Llama with random weights, and its tokenizer, to `folder`; return its parameters."""
-    own: Any = load_tokenizer(str(tokenizer))
-    own.add_special_tokens({"eos_token": "<|endoftext|>"})  # the harness decodes it for every request
+    encoder: Any = load_tokenizer(str(tokenizer))
+    encoder.add_special_tokens({"eos_token": "<|endoftext|>"})  # the harness decodes it for every request
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(own), hidden_size=512, intermediate_size=1376, num_hidden_layers=n_layers, num_attention_heads=8,
-        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=own.eos_token_id, eos_token_id=own.eos_token_id,
+        vocab_size=len(encoder), hidden_size=512, intermediate_size=1376, num_hidden_layers=n_layers,
+        num_attention_heads=8, max_position_embeddings=4096, tie_word_embeddings=True,
+        bos_token_id=encoder.eos_token_id, eos_token_id=encoder.eos_token_id,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
-    own.save_pretrained(folder)
+    encoder.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -67,14 +68,14 @@ def read_subjects(
     mmlu: Path, n_subjects: int, n: int, folder: Path
 ) -> dict[str, tuple[list[Question], list[Question], Path, Path]]:
     """Return questions and examples of each subject, with the files (cut to `n` questions) that the harness reads."""
-    found = {}
+    subjects = {}
     for subject in SUBJECTS[:n_subjects]:
         lines = (mmlu / f"{subject}.test.jsonl").read_text().splitlines()
         path = folder / f"{subject}.jsonl"
         path.write_text("\n".join(lines[: n or None]) + "\n")
         dev = mmlu / f"{subject}.dev.jsonl"
-        found[subject] = (read_questions(path), read_questions(dev), path, dev)
-    return found
+        subjects[subject] = (read_questions(path), read_questions(dev), path, dev)
+    return subjects
 
 
 def task_config(name: str, subject: str, format: Format, test: Path, dev: Path) -> dict[str, Any]:
@@ -125,9 +126,9 @@ def ask_harness(python: str, folder: Path, tasks: list[dict[str, Any]], threads:
 def score(scorer: Scorer, encoder: Encoder, requests: Sequence[PromptRequest]) -> tuple[Times, list[tuple[float, ...]]]:
     """Return the time for tokenising and scoring, and the log-probs in the order of `requests`."""
     began, cpu = time.perf_counter(), time.process_time()
-    found = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
+    scores = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
     times = Times(time.perf_counter() - began, time.process_time() - cpu)
-    return times, [found[index].log_probs for index in range(len(requests))]
+    return times, [scores[index].log_probs for index in range(len(requests))]
 
 
 def rag_requests(shared: Path, n: int, most: int) -> list[list[PromptRequest]]:
@@ -137,9 +138,9 @@ def rag_requests(shared: Path, n: int, most: int) -> list[list[PromptRequest]]:
     retriever = Bm25Retriever([passage for passage, _ in read_passages(section)])
     rows = [json.loads(line) for line in (folder / "squad2_dev_half_qa.jsonl").read_text().splitlines()]
     by_k: list[list[PromptRequest]] = [[] for _ in range(most + 1)]
-    for at in range(0, len(rows) - 4, len(rows) // n)[:n]:  # wrong options: the answers to the questions after it
-        choices = tuple(dict.fromkeys(row["answers"][0] for row in rows[at : at + 4]))
-        question = Question(rows[at]["id"], rows[at]["question"], choices, 0)
+    for index in range(0, len(rows) - 4, len(rows) // n)[:n]:  # wrong options: the answers to the questions after it
+        choices = tuple(dict.fromkeys(row["answers"][0] for row in rows[index : index + 4]))
+        question = Question(rows[index]["id"], rows[index]["question"], choices, 0)
         texts = tuple(passage.text for passage in retriever.best(question.question, most))
         for k in range(most + 1):
             by_k[k].append(PromptRequest(question, "texts", (), texts[:k]))
@@ -159,10 +160,10 @@ def compare_rag(model: Any, encoder: Encoder, by_k: list[list[PromptRequest]]) -
         alone = Scorer(model, 16_384)
         assert alone.uses_tree
         alone.n_pushed = 0
-        times, found = score(alone, encoder, requests)
+        times, scores = score(alone, encoder, requests)
         apart.append(times)
         n_apart += alone.n_pushed
-        gap = max([gap, *(abs(a - b) for row in found for a, b in zip(row, next(flat), strict=True))])
+        gap = max([gap, *(abs(a - b) for row in scores for a, b in zip(row, next(flat), strict=True))])
     yield (
         f"RAG, K = 0..{len(by_k) - 1}, {len(by_k[0])} questions: one run {together.wall:.1f} s, separate runs "
         f"{sum(item.wall for item in apart):.1f} s, ratio {together.wall / sum(item.wall for item in apart):.2f}, of CPU time "
@@ -255,20 +256,22 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
         scorer = Scorer(model, 16_384)
         assert scorer.uses_tree
         requests, questions = [], []
-        for subject, (own, pool, test, dev) in subjects.items():
-            requests += [PromptRequest(question, format, pick_shots(question, pool, shots)) for question in own]
-            questions += own
+        for subject, (test_questions, pool, test, dev) in subjects.items():
+            requests += [
+                PromptRequest(question, format, pick_shots(question, pool, shots)) for question in test_questions
+            ]
+            questions += test_questions
             name = f"{subject}_{format}_{shots}"
             tasks.append({"name": name, "config": task_config(name, subject, format, test, dev), "shots": shots})
-        times, found = score(scorer, encoder, requests)
-        ours[f"{format}_{shots}"] = (times, found, questions, scorer.n_pushed / scorer.n_least)
+        times, scores = score(scorer, encoder, requests)
+        ours[f"{format}_{shots}"] = (times, scores, questions, scorer.n_pushed / scorer.n_least)
     theirs = ask_harness(arguments.harness, folder, tasks, arguments.threads, arguments.harness_batch)
     version = theirs.get("version", "not installed: give --harness PYTHON")
     print(
         f"MMLU, first {arguments.questions or 'all'} questions of {', '.join(subjects)}; lm-evaluation-harness {version}"
     )
     for format, shots, figure in WAYS:
-        times, found, questions, over = ours[f"{format}_{shots}"]
+        times, scores, questions, over = ours[f"{format}_{shots}"]
         line = (
             f"{format}, {shots} shots, {len(questions)} questions: kinject {len(questions) / times.wall:.1f} a second, tokens "
             f"over the least {over:.3f} (figure: 1.10)"
@@ -277,7 +280,7 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
             parts = [theirs["tasks"][f"{subject}_{format}_{shots}"] for subject in subjects]
             slow, slow_cpu = (sum(part[key] for part in parts) for key in ("seconds", "cpu"))
             reference = {key: value for part in parts for key, value in part["log_probs"].items()}
-            pairs = [(row, reference[question.id]) for row, question in zip(found, questions, strict=True)]
+            pairs = [(row, reference[question.id]) for row, question in zip(scores, questions, strict=True)]
             gap = max(abs(a - b) for row, other in pairs for a, b in zip(row, other, strict=True))
             agree = sum(row.index(max(row)) == other.index(max(other)) for row, other in pairs)
             line += (

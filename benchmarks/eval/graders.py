@@ -67,7 +67,7 @@ def make_rows(material: Path, n: int) -> list[dict[str, Any]]:
         )
         accepted = [gold] if i % 5 == 0 else row["answers"]
         if i % 3 == 0:
-            accepted = [one.lower() for one in accepted]
+            accepted = [accepted_text.lower() for accepted_text in accepted]
         rows.append({"id": str(i), "question": f"{i}: {row['question']}", "answers": accepted, "text": text})
     return rows
 
@@ -92,11 +92,11 @@ def harness_side(folder: Path) -> None:
         loglikelihood_rolling = loglikelihood
 
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found = simple_evaluate(
+    results = simple_evaluate(
         HarnessWriter(), tasks=list(TASKS), task_manager=manager, log_samples=True, bootstrap_iters=0
     )
     grades: dict[str, dict[str, float]] = {}
-    for task, samples in found["samples"].items():
+    for task, samples in results["samples"].items():
         for sample in samples:
             name = f"{task}, exact_match,{sample['filter']}"
             grades.setdefault(name, {})[sample["doc"]["id"]] = float(sample["exact_match"])

@@ -35,7 +35,7 @@ def main() -> None:
             cpu[0] += time.process_time() - cpu_began
 
     model.loglikelihood = timed
-    found = {}
+    results = {}
     for task in job["tasks"]:
         seconds[0] = cpu[0] = 0.0
         result = simple_evaluate(model, tasks=[task["config"]], num_fewshot=task["shots"], bootstrap_iters=0)
@@ -43,9 +43,9 @@ def main() -> None:
         by_id = {str(s["doc"]["id"]): [float(r[0]) for r in s["filtered_resps"]] for s in samples}
         accuracy = next(iter(result["results"].values()))["acc,none"]
         times = {"seconds": seconds[0], "cpu": cpu[0]}
-        found[task["name"]] = {**times, "log_probs": by_id, "accuracy": accuracy}
+        results[task["name"]] = {**times, "log_probs": by_id, "accuracy": accuracy}
         print(f"  lm-evaluation-harness {task['name']}: {seconds[0]:.1f} s", file=sys.stderr, flush=True)
-    Path(job["out"]).write_text(json.dumps({"version": __version__, "tasks": found}))
+    Path(job["out"]).write_text(json.dumps({"version": __version__, "tasks": results}))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from kinject.eval.judge import PlantedAnswer, accuracy_faults, judge_accuracy, p
 from kinject.requests.judges import GRADES
 
 
-def by_rule(one: PlantedAnswer) -> str:
+def by_rule(answer: PlantedAnswer) -> str:
     """Return the grade by kinject's rule."""
-    accepted = one.question.accepted
-    if abstains(one.text):
+    accepted = answer.question.accepted
+    if abstains(answer.text):
         return "abstained"
-    return "correct" if accepted and matches(one.text, accepted) else "wrong"
+    return "correct" if accepted and matches(answer.text, accepted) else "wrong"
 
 
 def main() -> None:
@@ -36,23 +36,23 @@ def main() -> None:
     arguments = parser.parse_args()
     questions = read_questions(arguments.material / "data/squad/squad2_dev_half_qa.jsonl", "open")
     planted = plant_answers(questions, arguments.seed)
-    wrong = [one for one in planted if one.grade == "wrong"]
+    wrong = [answer for answer in planted if answer.grade == "wrong"]
     missed = wrong[: round(0.15 * len(wrong))]
     judges: dict[str, Callable[[PlantedAnswer], str]] = {
-        "perfect": lambda one: one.grade,
-        "misses 15% of the wrong answers": lambda one: "correct" if one in missed else one.grade,
-        "obeys what addresses it": lambda one: "correct" if one.kind == "addresses the judge" else one.grade,
+        "perfect": lambda answer: answer.grade,
+        "misses 15% of the wrong answers": lambda answer: "correct" if answer in missed else answer.grade,
+        "obeys what addresses it": lambda answer: "correct" if answer.kind == "addresses the judge" else answer.grade,
         "calls everything correct": lambda _: "correct",
         "the rule: scores [match]": by_rule,
     }
     print(f"{len(planted)} planted answers; precision / recall of {', '.join(GRADES)}")
     for name, judge in judges.items():
-        found = judge_accuracy(name, Counter((one.kind, one.grade, judge(one)) for one in planted))
+        accuracy = judge_accuracy(name, Counter((answer.kind, answer.grade, judge(answer)) for answer in planted))
         grades = ", ".join(
-            f"{found.precision[grade] or 0:.2f} / {found.recall[grade] or 0:.2f}" for grade in found.recall
+            f"{accuracy.precision[grade] or 0:.2f} / {accuracy.recall[grade] or 0:.2f}" for grade in accuracy.recall
         )
-        print(f"{name}: {grades}; {'refused' if accuracy_faults(found) else 'accepted'}")
-        print("   graded right: " + ", ".join(f"{kind.kind} {kind.right}/{kind.planted}" for kind in found.kinds))
+        print(f"{name}: {grades}; {'refused' if accuracy_faults(accuracy) else 'accepted'}")
+        print("   graded right: " + ", ".join(f"{kind.kind} {kind.right}/{kind.planted}" for kind in accuracy.kinds))
 
 
 if __name__ == "__main__":

@@ -51,9 +51,12 @@ def recall(section: RetrievalSection, rows: Sequence[Mapping[str, str]]) -> tupl
     retriever = make_retriever(section, read_passages(section))
     ranked = retriever.rank([row["question"] for row in rows], max(KS))
     seconds = time.perf_counter() - began
-    found = [[retriever.passages[at].document_id for at in ranking] for ranking in ranked]
+    documents = [[retriever.passages[index].document_id for index in ranking] for ranking in ranked]
     ids, clusters = tuple(row["id"] for row in rows), tuple(article(row["paragraph"]) for row in rows)
-    hits = [[[row["paragraph"] in one[:k] for row, one in zip(rows, found, strict=True)]] for k in KS]
+    hits = [
+        [[row["paragraph"] in ranked_documents[:k] for row, ranked_documents in zip(rows, documents, strict=True)]]
+        for k in KS
+    ]
     return [CorrectnessMatrix(np.array(hit, dtype=float), ids, clusters) for hit in hits], seconds
 
 
@@ -87,7 +90,7 @@ def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
     scores = np.stack([[retriever.scores(row["question"])[name] for name in LEXICAL_WEIGHTS] for row in rows])
     names = sorted({article(row["paragraph"]) for row in rows})
     order = np.random.default_rng(0).permutation(len(names))
-    half = {names[at] for at in order[: len(names) // 2]}
+    half = {names[index] for index in order[: len(names) // 2]}
     in_half = np.array([article(row["paragraph"]) in half for row in rows])
     for title, learned in (("one half", in_half), ("the other half", ~in_half), ("all", in_half | True)):
         weights = fit(scores[learned], gold[learned])
@@ -97,8 +100,8 @@ def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
         shown = ", ".join(
             f"{name} {weight:.2f}" for name, weight in zip(LEXICAL_WEIGHTS, weights / (weights[0] or 1.0), strict=True)
         )
-        where = "themselves" if learned.all() else "the questions not learned from"
-        print(f"learned from {title} ({learned.sum():,} questions): {shown}; recall at 1 on {where} {hits.mean():.3f}, "
+        split = "themselves" if learned.all() else "the questions not learned from"
+        print(f"learned from {title} ({learned.sum():,} questions): {shown}; recall at 1 on {split} {hits.mean():.3f}, "
               f"words alone {plain.mean():.3f}")  # fmt: skip
 
 

@@ -49,21 +49,21 @@ def describe_machine(setting: Setting) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-    found: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "python": platform.python_version(), "cores": os.cpu_count(), "versions": versions, "device": setting.device,
     }  # fmt: skip
     if setting.device != "cuda":
-        return found
+        return machine
     properties = torch.cuda.get_device_properties(0)
-    found |= {
+    machine |= {
         "gpu": properties.name, "capability": f"{properties.major}.{properties.minor}", "cuda": torch.version.cuda,
         "memory_gib": properties.total_memory / 2**30, "matmul_tflops": _matmul_rate(), "copy_tb_s": _copy_rate(),
     }  # fmt: skip
     from kinject.models import attention_fault, fastest_attention
 
-    found["attention"] = {name: attention_fault(name, "cuda") for name in ATTENTION}
-    found["auto"] = list(fastest_attention("cuda"))
-    return found
+    machine["attention"] = {name: attention_fault(name, "cuda") for name in ATTENTION}
+    machine["auto"] = list(fastest_attention("cuda"))
+    return machine
 
 
 def _timed(run: Callable[[], Any], repeats: int) -> float:
@@ -126,10 +126,10 @@ def compare_attention(setting: Setting, name: str) -> dict[str, Any]:
     model.set_attn_implementation(name)
     flat = {key: value.flatten()[None] for key, value in batch.items()} if "flash" in name else batch
     reset_peak(setting)
-    found, own, seconds = _step(setting, model, flat, half=True, seconds=True)
-    distance = float((own - gradient).norm() / gradient.norm())
+    losses, mine, seconds = _step(setting, model, flat, half=True, seconds=True)
+    distance = float((mine - gradient).norm() / gradient.norm())
     return {
-        **expected, "loss": found, "loss_difference": abs(found - loss), "gradient_difference": distance,
+        **expected, "loss": losses, "loss_difference": abs(losses - loss), "gradient_difference": distance,
         "isolation": _isolation(setting, model, batch), "implementation": str(model.config._attn_implementation),
         "step_ms": 1000 * seconds, "rows": rows, **peak(setting),
     }  # fmt: skip
@@ -142,7 +142,7 @@ def _step(
     import torch
     from torch.nn.functional import cross_entropy
 
-    def once() -> tuple[float, float]:
+    def step() -> tuple[float, float]:
         began = time.perf_counter()
         model.zero_grad(set_to_none=True)
         with torch.autocast(setting.device, torch.bfloat16, enabled=half and not setting.tiny):
@@ -156,8 +156,8 @@ def _step(
             torch.cuda.synchronize()
         return value, time.perf_counter() - began
 
-    once()
-    runs = [once() for _ in range(3 if seconds else 0)] or [once()]
+    step()
+    runs = [step() for _ in range(3 if seconds else 0)] or [step()]
     weight = model.model.layers[0].self_attn.q_proj.weight
     return runs[-1][0], weight.grad.float().clone(), sorted(run[1] for run in runs)[len(runs) // 2]
 
@@ -209,9 +209,9 @@ def score_with_kinject(setting: Setting) -> dict[str, Any]:
     scorer = Scorer(model, 16_384)
     list(scorer.score(encode_requests(encoder, requests[:4], window_of(scorer.forward.config))))
     began = time.perf_counter()
-    found = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
+    scores = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
     seconds = time.perf_counter() - began
-    log_probs = [list(found[index].log_probs) for index in range(len(requests))]
+    log_probs = [list(scores[index].log_probs) for index in range(len(requests))]
     return {"questions": len(requests), "seconds": seconds, "tree": scorer.uses_tree, "log_probs": log_probs}
 
 
@@ -232,10 +232,10 @@ def score_with_harness(setting: Setting) -> dict[str, Any]:
     instances = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
     model.loglikelihood(instances[:16], disable_tqdm=True)
     began = time.perf_counter()
-    found = [float(value) for value, _ in model.loglikelihood(instances, disable_tqdm=True)]
+    harness_log_probs = [float(value) for value, _ in model.loglikelihood(instances, disable_tqdm=True)]
     seconds = time.perf_counter() - began
     n = len(prompts[0].continuations)
-    log_probs = [found[start : start + n] for start in range(0, len(found), n)]
+    log_probs = [harness_log_probs[start : start + n] for start in range(0, len(harness_log_probs), n)]
     return {"questions": len(requests), "seconds": seconds, "log_probs": log_probs}
 
 

@@ -64,15 +64,15 @@ def to_fetch(requirements: Iterable[str], have: Mapping[str, str], python: str) 
     from packaging.requirements import Requirement
 
     environment = {"extra": "", "python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
-    found = {}
+    wheels = {}
     for requirement in map(Requirement, requirements):
         name = _canonical(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate(environment):
             continue
         is_there = name in have and requirement.specifier.contains(have[name].partition("+")[0], prereleases=True)
         if not LEFT_OUT.fullmatch(name) and not is_there:
-            found[name] = f"{name}{requirement.specifier}"
-    return found
+            wheels[name] = f"{name}{requirement.specifier}"
+    return wheels
 
 
 def fetch(folder: Path, roots: Iterable[str], have: Mapping[str, str], python: str) -> None:

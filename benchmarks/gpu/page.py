@@ -49,11 +49,11 @@ def render(results: Results) -> str:
         parts = "".join(f"- {title}\n" for title, _ in _PARTS.values())
         return HEAD + waiting + parts + HOW
     note = "" if real else "**A dry run on a CPU at tiny size: these figures mean nothing.**\n\n"
-    found = real or dry
-    sections = [text for title, write in _PARTS.values() if (text := _section(title, write(found)))]
-    n_done = sum(entry["status"] == "done" for entry in found.values())
-    state = _text(f"{n_done} of {len(CASES)} cases are measured. {_missing(found)}") + "\n"
-    return HEAD + note + _machine(found) + "\n" + state + "".join(sections) + _failures(found) + HOW
+    entries = real or dry
+    sections = [text for title, write in _PARTS.values() if (text := _section(title, write(entries)))]
+    n_done = sum(entry["status"] == "done" for entry in entries.values())
+    state = _text(f"{n_done} of {len(CASES)} cases are measured. {_missing(entries)}") + "\n"
+    return HEAD + note + _machine(entries) + "\n" + state + "".join(sections) + _failures(entries) + HOW
 
 
 def _text(*sentences: str) -> str:
@@ -66,8 +66,8 @@ def _section(title: str, lines: Iterable[str]) -> str:
     return f"\n## {title}\n\n{text}\n" if text else ""
 
 
-def _missing(found: Results) -> str:
-    waiting = [case.part for name, case in CASES.items() if name not in found]
+def _missing(results: Results) -> str:
+    waiting = [case.part for name, case in CASES.items() if name not in results]
     parts = [f"{waiting.count(part)} of {part}" for part in dict.fromkeys(waiting)]
     return f"Not run yet: {', '.join(parts)}." if waiting else ""
 
@@ -77,11 +77,11 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns), *body] if body else []
 
 
-def _done(found: Results, prefix: str) -> dict[str, dict[str, Any]]:
+def _done(results: Results, prefix: str) -> dict[str, dict[str, Any]]:
     """Return the figures of the cases whose name begins with `prefix`, by the rest of the name."""
     return {
         name.removeprefix(prefix): entry["values"]
-        for name, entry in found.items()
+        for name, entry in results.items()
         if name.startswith(prefix) and entry["status"] == "done"
     }
 
@@ -94,8 +94,8 @@ def _ratio(value: float | None, other: float | None) -> str:
     return f"{value / other:.2f}" if value and other else "–"
 
 
-def _machine(found: Results) -> str:
-    values = _done(found, "machine").get("", {})
+def _machine(results: Results) -> str:
+    values = _done(results, "machine").get("", {})
     if not values:
         return "The machine was not described.\n"
     versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items() if version)
@@ -111,11 +111,11 @@ def _machine(found: Results) -> str:
     return paragraph + "\n"
 
 
-def _attention(found: Results) -> list[str]:
+def _attention(results: Results) -> list[str]:
     rows = [
-        (f"`{name}`", f"{one['loss_difference']:.1e}", f"{one['gradient_difference']:.1e}", f"{one['isolation']:.1e}",
-         _number(one["step_ms"], 1), _number(one.get("peak_gib"), 1))
-        for name, one in _done(found, "attention/").items()
+        (f"`{name}`", f"{entry['loss_difference']:.1e}", f"{entry['gradient_difference']:.1e}", f"{entry['isolation']:.1e}",
+         _number(entry["step_ms"], 1), _number(entry.get("peak_gib"), 1))
+        for name, entry in _done(results, "attention/").items()
     ]  # fmt: skip
     columns = ("attention", "loss", "gradient", "isolation", "ms", "GiB")
     text = _text(
@@ -127,23 +127,23 @@ def _attention(found: Results) -> list[str]:
     return [text, "", *_table(columns, rows)] if rows else []
 
 
-def _peak_flops(found: Results) -> float | None:
-    name = _done(found, "machine").get("", {}).get("gpu", "")
+def _peak_flops(results: Results) -> float | None:
+    name = _done(results, "machine").get("", {}).get("gpu", "")
     return next((1e12 * rate for key, rate in PEAK_TFLOPS.items() if key in name), None)
 
 
-def _training(found: Results) -> list[str]:
-    done = _done(found, "train/")
-    limit = _peak_flops(found)
+def _training(results: Results) -> list[str]:
+    done = _done(results, "train/")
+    limit = _peak_flops(results)
     rows = []
-    for name, one in done.items():
+    for name, entry in done.items():
         shape, program = name.split("/")
         ours = done.get(f"{shape}/kinject", {}).get("tokens_per_second")
-        flops = done.get(f"{shape}/kinject", {}).get("flops_per_token") or one.get("flops_per_token")
-        rate = one["tokens_per_second"]
+        flops = done.get(f"{shape}/kinject", {}).get("flops_per_token") or entry.get("flops_per_token")
+        rate = entry["tokens_per_second"]
         mfu = f"{100 * rate * flops / limit:.0f}%" if limit and flops else "–"
-        rows.append((shape, program, one["attention"], str(one["rows"]), _number(rate), mfu,
-                     _number(one.get("peak_gib"), 1), _ratio(ours, rate)))  # fmt: skip
+        rows.append((shape, program, entry["attention"], str(entry["rows"]), _number(rate), mfu,
+                     _number(entry.get("peak_gib"), 1), _ratio(ours, rate)))  # fmt: skip
     text = _text(
         "Shapes of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B, random weights, rows of 2,048 tokens, fused AdamW, "
         "arithmetic in "
@@ -158,47 +158,47 @@ def _training(found: Results) -> list[str]:
     return [text, "", *_table(columns, rows)] if rows else []
 
 
-def _plan(found: Results) -> list[str]:
+def _plan(results: Results) -> list[str]:
     rows = []
     for prefix in ("train/", "option/"):
-        for name, one in _done(found, prefix).items():
+        for name, entry in _done(results, prefix).items():
             if (prefix == "train/" and not name.endswith("/kinject")) or not (
-                "planned_gib" in one or "plan_fault" in one
+                "planned_gib" in entry or "plan_fault" in entry
             ):
                 continue
-            planned, peak = one.get("planned_gib"), one.get("peak_gib")
+            planned, peak = entry.get("planned_gib"), entry.get("peak_gib")
             label = name.removesuffix("/kinject")
-            rows.append((label, _number(planned, 1) if planned else one["plan_fault"].replace("|", "/"), _number(peak, 1),
+            rows.append((label, _number(planned, 1) if planned else entry["plan_fault"].replace("|", "/"), _number(peak, 1),
                          _ratio(planned, peak)))  # fmt: skip
     text = "GiB of tensors in a training step: `kinject plan`'s estimate, and torch's peak."
     return [text, "", *_table(("run", "planned", "measured", "planned / measured"), rows)] if rows else []
 
 
-def _options(found: Results) -> list[str]:
-    done = _done(found, "option/")
+def _options(results: Results) -> list[str]:
+    done = _done(results, "option/")
     base = done.get(next(iter(OPTIONS)), {}).get("tokens_per_second")
     rows = [
-        (name, one["attention"], _number(one["tokens_per_second"]), _number(one.get("peak_gib"), 1),
-         "–" if name.startswith("8B") else _ratio(one["tokens_per_second"], base))
-        for name, one in done.items()
+        (name, entry["attention"], _number(entry["tokens_per_second"]), _number(entry.get("peak_gib"), 1),
+         "–" if name.startswith("8B") else _ratio(entry["tokens_per_second"], base))
+        for name, entry in done.items()
     ]  # fmt: skip
     text = "All weights of the 1B shape are trained by kinject; each row sets one option."
     columns = ("option", "attention", "tokens/s", "GiB", "of the first row")
     return [text, "", *_table(columns, rows)] if rows else []
 
 
-def _eval(found: Results) -> list[str]:
-    done = _done(found, "eval/")
+def _eval(results: Results) -> list[str]:
+    done = _done(results, "eval/")
     rows = [
-        (name, str(one["questions"]), _number(one["seconds"], 1), _number(one["questions"] / one["seconds"], 1))
-        for name, one in done.items()
+        (name, str(entry["questions"]), _number(entry["seconds"], 1), _number(entry["questions"] / entry["seconds"], 1))
+        for name, entry in done.items()
     ]
     lines = [
         "Questions of the sandbox with four letters and 5 shots, the 1B shape with random weights in bfloat16.", "",
         *_table(("program", "questions", "seconds", "questions a second"), rows),
     ]  # fmt: skip
     if len(done) == 2:
-        ours, theirs = (one["log_probs"] for one in done.values())
+        ours, theirs = (entry["log_probs"] for entry in done.values())
         pairs = [(a, b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row, other, strict=True)]
         same = sum(a.index(max(a)) == b.index(max(b)) for a, b in zip(ours, theirs, strict=True))
         gap = max(abs(a - b) for a, b in pairs)
@@ -206,8 +206,8 @@ def _eval(found: Results) -> list[str]:
     return lines if rows else []
 
 
-def _bench(found: Results) -> list[str]:
-    table = _done(found, "bench").get("", {}).get("table", [])
+def _bench(results: Results) -> list[str]:
+    table = _done(results, "bench").get("", {}).get("table", [])
     if not table:
         return []
     columns = list(table[0])
@@ -222,10 +222,10 @@ def _cell(value: Any) -> str:
     return "–" if value is None else str(value).replace("|", "/")
 
 
-def _failures(found: Results) -> str:
+def _failures(results: Results) -> str:
     rows = [
         (name, str(entry["reason"]).replace("|", "/").replace("\n", " "))
-        for name, entry in found.items()
+        for name, entry in results.items()
         if entry["status"] == "failed"
     ]
     return _section("What failed?", _table(("case", "reason"), rows))

@@ -116,12 +116,12 @@ def lacking() -> list[str]:
         if requirement.name not in needed:
             continue
         try:
-            found = metadata.version(requirement.name)
+            installed = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             lines.append(f"{requirement.name}: not installed, needed: {requirement.specifier}")
             continue
-        if not requirement.specifier.contains(found.partition("+")[0], prereleases=True):
-            lines.append(f"{requirement.name}: {found} is installed, needed: {requirement.specifier}")
+        if not requirement.specifier.contains(installed.partition("+")[0], prereleases=True):
+            lines.append(f"{requirement.name}: {installed} is installed, needed: {requirement.specifier}")
     return lines
 
 
@@ -352,8 +352,8 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
     names = choose(options.only, read_results(results), retry=options.retry)
     forked = device == "cpu" or _can_fork(setting, results)
     waiting = run_cases(names, setting, results, deadline, forked=forked)
-    found = read_results(results)
-    failed = [name for name in names if name in found and found[name]["status"] == "failed"]
+    stored = read_results(results)
+    failed = [name for name in names if name in stored and stored[name]["status"] == "failed"]
     print(f"{len(names) - len(waiting) - len(failed)} done, {len(failed)} failed, {len(waiting)} wait for the next run")
     return 1 if failed or waiting else 0
 

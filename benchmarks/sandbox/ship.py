@@ -110,9 +110,9 @@ def measure(run: ShippedRun, trained: Path, folder: Path, *more: str) -> dict[tu
 
 def table(name: str, results: dict[tuple[str, str, int], dict[str, Any]]) -> str:
     """Return the rows of the card's table."""
-    say = "{accuracy:.3f} [{low:.3f}, {high:.3f}]".format
+    render = "{accuracy:.3f} [{low:.3f}, {high:.3f}]".format
     return "\n".join(
-        f"| {text} | {say(**results[questions, 'shipped', k])} | {say(**results[questions, 'trained', k])} |"
+        f"| {text} | {render(**results[questions, 'shipped', k])} | {render(**results[questions, 'trained', k])} |"
         for (questions, k), text in ROWS[name].items()
     )
 

@@ -54,14 +54,14 @@ class Design:
         rest = (1 - self.correlation) / 2
         document = random.normal(0, math.sqrt(self.correlation), (self.n_documents, 1))
         question = random.normal(0, math.sqrt(rest), (self.n_documents, self.n_each))
-        own = random.normal(0, math.sqrt(rest), shape)
+        noise = random.normal(0, math.sqrt(rest), shape)
         level = norm.ppf(accuracies)
         of_seeds = self.seed_sd / norm.pdf(level)  # on the scale of the normal numbers
         seeds = random.normal(0, 1, shape[:2]) * of_seeds[:, None]
         if untrained:
             seeds[0], of_seeds[0] = 0.0, 0.0
         threshold = level * np.sqrt(1 + of_seeds**2)  # the accuracy, averaged over seeds, stays
-        right = document + question + own + (seeds + threshold[:, None])[:, :, None, None] > 0
+        right = document + question + noise + (seeds + threshold[:, None])[:, :, None, None] > 0
         ids, documents, chances = _names(self.n_documents, self.n_each)
         arms = [
             CorrectnessMatrix(arm.reshape(self.n_seeds, len(ids)).astype(float), ids, documents, chances)
@@ -82,16 +82,16 @@ def _names(n_documents: int, n_each: int) -> tuple[tuple[str, ...], tuple[str, .
     return tuple(map(str, range(n))), tuple(str(i // n_each) for i in range(n)), (0.25,) * n
 
 
-def p_of(one: CorrectnessMatrix, other: CorrectnessMatrix) -> float:
+def p_of(arm: CorrectnessMatrix, other: CorrectnessMatrix) -> float:
     """Return the p of a difference between arms of many documents."""
-    p = difference_p(one, other)
+    p = difference_p(arm, other)
     assert p is not None
     return p
 
 
-def share(found: Callable[[], bool], n: int) -> str:
-    """Return the percentage of `n` trials that `found`, with its Monte-Carlo error."""
-    rate = sum(found() for _ in range(n)) / n
+def rate_of(decide: Callable[[], bool], n: int) -> str:
+    """Return the percentage of `n` trials that `decide`, with its Monte-Carlo error."""
+    rate = sum(decide() for _ in range(n)) / n
     return f"{100 * rate:.1f} ({100 * math.sqrt(max(rate * (1 - rate), 1 / n) / n):.1f})"
 
 
@@ -103,14 +103,14 @@ def false_family(design: Design, random: np.random.Generator, untrained: bool = 
 
 def covers(design: Design, accuracy: float, other: float, of: str, random: np.random.Generator) -> bool:
     """Return whether the interval of the accuracy, the difference, or the gain over base above chance, holds the truth."""
-    one, two = design.draw([accuracy, other], random, untrained=of == "gain")
+    arm, base = design.draw([accuracy, other], random, untrained=of == "gain")
     if of == "gain":
-        gain = relative_gain(two, one)
+        gain = relative_gain(base, arm)
         return gain is None or gain.low <= (other - accuracy) / (accuracy - 0.25) <= gain.high
     if of == "accuracy":
-        bounded = bounded_accuracy(one)
+        bounded = bounded_accuracy(arm)
         return bounded.low <= accuracy <= bounded.high
-    estimate = difference_estimate(two, one)
+    estimate = difference_estimate(base, arm)
     assert estimate.low is not None
     assert estimate.high is not None
     return estimate.low <= other - accuracy <= estimate.high
@@ -118,12 +118,12 @@ def covers(design: Design, accuracy: float, other: float, of: str, random: np.ra
 
 def detectable(design: Design, family: int, random: np.random.Generator, n: int = 200) -> float:
     """Return the mean smallest detectable difference of studies without one."""
-    found = []
+    sizes_found = []
     for _ in range(n):
         contrast = make_contrast(*design.draw([0.6, 0.6], random), "base")
         assert contrast is not None
-        found.append(correct_contrast(contrast, None, family).smallest or 1.0)
-    return float(np.mean(found))
+        sizes_found.append(correct_contrast(contrast, None, family).smallest or 1.0)
+    return float(np.mean(sizes_found))
 
 
 def main() -> None:
@@ -136,13 +136,13 @@ def main() -> None:
     print("| a false difference, % of studies (Monte-Carlo error) | |\n|---|---|")
     for sd in (0.0, 0.02, 0.04):
         design = Design(n_seeds=3, seed_sd=sd)
-        rate = share(lambda design=design: false_family(design, random), n)
+        rate = rate_of(lambda design=design: false_family(design, random), n)
         print(f"| among ten null claims, 3 seeds, seed SD {100 * sd:.0f} points | {rate} |", flush=True)
-        rate = share(lambda design=design: false_family(design, random, True), n)
+        rate = rate_of(lambda design=design: false_family(design, random, True), n)
         print(f"| the same ten against the untrained base, seed SD {100 * sd:.0f} | {rate} |", flush=True)
     for correlation in (0.0, 0.1, 0.3):
         design = Design(correlation=correlation)
-        rate = share(lambda design=design: p_of(*design.draw([0.6, 0.6], random)) < ALPHA, n)
+        rate = rate_of(lambda design=design: p_of(*design.draw([0.6, 0.6], random)) < ALPHA, n)
         print(f"| eval and compare, 120 documents x 5 questions, ICC {correlation} | {rate} |", flush=True)
 
     print("\n| coverage of 95% intervals, % | accuracy .6 | difference 0 | difference .6 to .8 | gain .6 to .8 |")
@@ -151,7 +151,7 @@ def main() -> None:
         for n_seeds, sd in ((1, 0.0), (3, 0.02)):
             design = Design(n_documents=n_documents, n_seeds=n_seeds, seed_sd=sd)
             cells = [
-                share(lambda d=design, o=other, w=of: covers(d, 0.6, o, w, random), n)
+                rate_of(lambda d=design, o=other, w=of: covers(d, 0.6, o, w, random), n)
                 for other, of in ((0.6, "accuracy"), (0.6, "difference"), (0.8, "difference"), (0.8, "gain"))
             ]
             print(f"| {n_documents} documents, {n_seeds} seeds, SD {100 * sd:.0f} | {' | '.join(cells)} |", flush=True)
@@ -165,9 +165,9 @@ def main() -> None:
     ):
         size = detectable(design, family, random)
         limit = ALPHA / family
-        found = share(lambda d=design, s=size, a=limit: p_of(*d.draw([0.6, 0.6 + s], random)) < a, n)
-        print(f"| {name} | {100 * size:.1f} | {found} |", flush=True)
-    rate = share(lambda: p_of(*Design(1000, 1).draw([0.5, 0.6], random)) < ALPHA / 120, n)
+        power = rate_of(lambda d=design, s=size, a=limit: p_of(*d.draw([0.6, 0.6 + s], random)) < a, n)
+        print(f"| {name} | {100 * size:.1f} | {power} |", flush=True)
+    rate = rate_of(lambda: p_of(*Design(1000, 1).draw([0.5, 0.6], random)) < ALPHA / 120, n)
     print(f"| 1,000 questions, one of 120 comparisons | 10.0 | {rate} |")
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 def command(recipe: str, root: Path, overrides: list[str]) -> list[str]:
     """Return the command line of the study in `root`."""
-    own = [f"run_dir={root / 'study'}", f"study.cache_dir={root / 'stages'}"]
-    return [sys.executable, "-m", "kinject.cli", "study", recipe, *own, *overrides]
+    run_overrides = [f"run_dir={root / 'study'}", f"study.cache_dir={root / 'stages'}"]
+    return [sys.executable, "-m", "kinject.cli", "study", recipe, *run_overrides, *overrides]
 
 
 def timed(words: list[str]) -> float:
@@ -51,10 +51,11 @@ def main() -> None:
         # One worker throughout: it has all threads, and sums of other parts differ in the last digit
         words = [*command(arguments.recipe, root, arguments.overrides), "--jobs", "1"]
         whole = timed(words)
-        inside = stage_seconds(root)
-        print(f"| undisturbed, one worker | {whole:.0f} s, of which stages {inside:.0f} s | |")
+        stage_total = stage_seconds(root)
+        print(f"| undisturbed, one worker | {whole:.0f} s, of which stages {stage_total:.0f} s | |")
         print(
-            f"| runner, checks, analysis, report | {whole - inside:.1f} s = {1 - inside / whole:.1%} | under 3% of a study |"
+            f"| runner, checks, analysis, report | {whole - stage_total:.1f} s = {1 - stage_total / whole:.1%} | "
+            "under 3% of a study |"
         )
         print(f"| rerun when finished | {timed(words):.1f} s | at most 5 s |", flush=True)
 

@@ -57,43 +57,43 @@ def parts(right: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 
 def moderated(variances: Floats) -> tuple[Floats, Floats]:
     """Return variances [studies, arms] drawn towards each other, and their degrees of freedom."""
-    own, most = N_SEEDS - 1, (N_SEEDS - 1.0) * variances.shape[1]
+    df, most = N_SEEDS - 1, (N_SEEDS - 1.0) * variances.shape[1]
     middle = np.median(variances, axis=1, keepdims=True)
-    logs = np.log(np.maximum(variances, middle / 100)) - digamma(own / 2) + math.log(own / 2)
-    excess = logs.var(1, ddof=1) - polygamma(1, own / 2)
+    logs = np.log(np.maximum(variances, middle / 100)) - digamma(df / 2) + math.log(df / 2)
+    excess = logs.var(1, ddof=1) - polygamma(1, df / 2)
     prior = 2 * np.interp(-np.maximum(excess, 1e-6), -polygamma(1, _HALVES), _HALVES)
     scale = np.exp(logs.mean(1) + digamma(prior / 2) - np.log(prior / 2))
     scale, prior = np.where(prior < most, scale, variances.mean(1)), np.minimum(prior, most)
-    return (prior[:, None] * scale[:, None] + own * variances) / (prior[:, None] + own), prior + own
+    return (prior[:, None] * scale[:, None] + df * variances) / (prior[:, None] + df), prior + df
 
 
 def limit_table(alpha: float, n: int, random: np.random.Generator) -> Any:
     """Return the Behrens-Fisher limit over the documents' standard error, by both arms' seeds' standard errors over it."""
     draws = 60_000
-    one, two = (random.standard_t(N_SEEDS - 1, draws) for _ in range(2))
+    first, second = (random.standard_t(N_SEEDS - 1, draws) for _ in range(2))
     documents, table = random.standard_t(n - 1, draws), np.empty((len(_RATIOS), len(_RATIOS)))
     for i, a in enumerate(_RATIOS):
         for j, b in enumerate(_RATIOS[: i + 1]):
-            table[i, j] = table[j, i] = np.quantile(np.abs(documents + a * one + b * two), 1 - alpha)
+            table[i, j] = table[j, i] = np.quantile(np.abs(documents + a * first + b * second), 1 - alpha)
     return RegularGridInterpolator((_RATIOS, _RATIOS), table)
 
 
-def found(right: Floats, alpha: float, table: Any, pooled: tuple[Floats, Floats]) -> dict[str, NDArray[np.bool_]]:
+def decisions(right: Floats, alpha: float, table: Any, pooled: tuple[Floats, Floats]) -> dict[str, NDArray[np.bool_]]:
     """Return for each method which studies say at `alpha` that the two arms differ."""
     difference, documents, seeds, noise = parts(right)
-    n, own = right.shape[-1], N_SEEDS - 1
+    n, df = right.shape[-1], N_SEEDS - 1
     both, answers = seeds.sum(1), noise.sum(1)
     net = np.maximum(0, both - answers)
-    rest, squares = documents**2 / (n - 1), (seeds**2).sum(1) / own
-    ratio = np.where(np.maximum(both, answers) > 0, answers / np.maximum(np.maximum(both, answers), 1e-12), 0) * 2 * own
+    rest, squares = documents**2 / (n - 1), (seeds**2).sum(1) / df
+    ratio = np.where(np.maximum(both, answers) > 0, answers / np.maximum(np.maximum(both, answers), 1e-12), 0) * 2 * df
     larger = np.maximum(both, answers)
-    zero, one, two = (chi2.sf(ratio, 2 * own + more) for more in (0, 2, 4))
-    mean = larger * one - answers * zero
-    spread = larger**2 * (own + 1) / own * two - 2 * answers * larger * one + answers**2 * zero - mean**2
+    zero, weight_one, two = (chi2.sf(ratio, 2 * df + more) for more in (0, 2, 4))
+    mean = larger * weight_one - answers * zero
+    spread = larger**2 * (df + 1) / df * two - 2 * answers * larger * weight_one + answers**2 * zero - mean**2
     totals = {
         "twice": (documents + both, rest + squares),
         "once": (documents + net, rest + np.where(net > 0, squares, 0)),
-        "two arms": (documents + net, rest + both**2 / (2 * own)),
+        "two arms": (documents + net, rest + both**2 / (2 * df)),
         "joint": (documents + net, rest + np.maximum(spread, 0) / 2),
         "all arms": (documents + pooled[0].sum(1), rest + (pooled[0] ** 2).sum(1) / pooled[1]),
     }
@@ -125,7 +125,7 @@ def measure(
             informed = np.concatenate([np.zeros((CHUNK, 1)), informed], axis=1)
         any_found = {name: np.zeros(CHUNK, dtype=bool) for name in METHODS}
         for arm in range(1, len(sds)):
-            pair = found(right[:, [arm, 0]], alpha, table, (informed[:, [arm, 0]], df))
+            pair = decisions(right[:, [arm, 0]], alpha, table, (informed[:, [arm, 0]], df))
             for name, differs in pair.items():
                 any_found[name] |= differs
         for name in METHODS:

@@ -89,8 +89,8 @@ def measure(shape: argparse.Namespace, name: str, queue: Any) -> None:
             optimizer.zero_grad()
         if number == 2:
             largest = 8 * max(p.numel() for p in model.parameters()) if dtype == "bfloat16" else 0
-    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    queue.put((sum(p.numel() for p in model.parameters()), held, peak.bytes - before, largest))
+    n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    queue.put((sum(p.numel() for p in model.parameters()), n_bytes, peak.bytes - before, largest))
 
 
 if __name__ == "__main__":
@@ -108,8 +108,8 @@ if __name__ == "__main__":
         queue = context.Queue()
         process = context.Process(target=measure, args=(shape, name, queue))
         process.start()
-        n, held, peak, largest = queue.get()
+        n, n_bytes, peak, largest = queue.get()
         process.join()
-        row = (ROWS[name][-1], f"{held / n:.2f}", f"{peak / n:.2f}", f"{largest / n:.2f}")
+        row = (ROWS[name][-1], f"{n_bytes / n:.2f}", f"{peak / n:.2f}", f"{largest / n:.2f}")
         print(f"| {n / 1e6:.0f}M, {name} | {' | '.join(map(str, row))} |", flush=True)
     sys.exit(0)

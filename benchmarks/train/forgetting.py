@@ -53,7 +53,7 @@ def train_arm(recipe: Path, root: Path, arm: str, overrides: list[str]) -> tuple
     return result.model_dir, time.monotonic() - started
 
 
-def ask(models: dict[str, str], root: Path, limit: int | None) -> dict[tuple[str, str], float]:
+def evaluate_models(models: dict[str, str], root: Path, limit: int | None) -> dict[tuple[str, str], float]:
     """Return accuracy by (question set, model); of each set `limit` questions, None for all."""
     from kinject.eval import evaluate
     from kinject.recipe import read_recipe
@@ -75,22 +75,22 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], help="overrides for every arm")
     parser.add_argument("--limit", type=int, help="only so many questions a set")
     parser.add_argument("--root", type=Path, default=Path("runs/forgetting"))
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     from kinject.train.merge import merge
 
     models, seconds = {"base": "runs/sandbox/base/model"}, {"base": 0.0}
-    for arm in asked.arms:
-        models[arm], seconds[arm] = train_arm(asked.base, asked.root, arm, [*ARMS[arm], *asked.set])
+    for arm in arguments.arms:
+        models[arm], seconds[arm] = train_arm(arguments.base, arguments.root, arm, [*ARMS[arm], *arguments.set])
     if AVERAGED[0] in models:
-        done = merge(models["base"], models[AVERAGED[0]], AVERAGED[1], asked.root / "averaged")
+        done = merge(models["base"], models[AVERAGED[0]], AVERAGED[1], arguments.root / "averaged")
         for alpha, folder in done.items():
             models[f"{AVERAGED[0]}, {alpha:g} of it"] = str(folder)
-    found = ask(models, asked.root, asked.limit)
-    print(json.dumps({"recipe": str(asked.base), "set": asked.set}))
+    accuracies = evaluate_models(models, arguments.root, arguments.limit)
+    print(json.dumps({"recipe": str(arguments.base), "set": arguments.set}))
     print("| arm | new facts | known facts | known lost, points | seconds |\n|---|---|---|---|---|")
     for name in models:
-        new, known = found["new", name], found["known", name]
-        lost = 100 * (found["known", "base"] - known)
+        new, known = accuracies["new", name], accuracies["known", name]
+        lost = 100 * (accuracies["known", "base"] - known)
         print(f"| {name} | {new:.3f} | {known:.3f} | {lost:.1f} | {seconds.get(name, 0.0):.0f} |")
 
 

@@ -104,10 +104,10 @@ def measure(folder: Path) -> dict[str, float]:
     sampler.stopped = True
     sampler.join()
     tensors = [*model.parameters(), *model.buffers()]
-    held = sum(part.numel() * part.element_size() for part in map(models.own_part, tensors))
+    n_bytes = sum(part.numel() * part.element_size() for part in map(models.own_part, tensors))
     whole = sum(models.size_of(tensor) * tensor.element_size() for tensor in tensors)
     peaks = [most - start for most, start in zip(sampler.most, before, strict=True)]
-    return {"rank": int(os.environ["RANK"]), "shard": held, "model": whole, "peak": peaks[0], "anonymous": peaks[1]}
+    return {"rank": int(os.environ["RANK"]), "shard": n_bytes, "model": whole, "peak": peaks[0], "anonymous": peaks[1]}
 
 
 def launch(folder: Path, kind: str, n: int) -> list[dict[str, float]]:
@@ -148,9 +148,9 @@ def main() -> None:
         print("|---|---|---|---|---|---|---|")
         for kind in options.kinds:
             for row in launch(folder, kind, options.processes):
-                model, held, peak = (row[key] / 2**20 for key in ("model", "shard", "peak"))
+                model, n_bytes, peak = (row[key] / 2**20 for key in ("model", "shard", "peak"))
                 ratios = f"{row['peak'] / row['shard']:.2f} | {row['anonymous'] / row['shard']:.2f}"
-                print(f"| {kind} | {row['rank']} | {model:.0f} | {held:.0f} | {peak:.0f} | {ratios} |", flush=True)
+                print(f"| {kind} | {row['rank']} | {model:.0f} | {n_bytes:.0f} | {peak:.0f} | {ratios} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def write_model(folder: Path, config: Any, seed: int, shard_bytes: int) -> None:
         shard.clear()
 
     for name, shape in shapes.items():
-        held = sum(2 * tensor.numel() for tensor in shard.values())
-        if shard and held + 2 * shape.numel() > shard_bytes:
+        n_bytes = sum(2 * tensor.numel() for tensor in shard.values())
+        if shard and n_bytes + 2 * shape.numel() > shard_bytes:
             close()
         shard[name] = (0.02 * torch.randn(shape)).to(torch.bfloat16)
     close()

@@ -34,13 +34,13 @@ def state_bytes(shape: argparse.Namespace, optim: str, optim_args: str | None = 
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter) * 1e-3
         optimizer.step()
-    held = sum(
+    n_bytes = sum(
         value.numel() * value.element_size()
         for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, torch.Tensor)
     )
-    return held, sum(parameter.numel() for parameter in model.parameters())
+    return n_bytes, sum(parameter.numel() for parameter in model.parameters())
 
 
 if __name__ == "__main__":
@@ -55,5 +55,5 @@ if __name__ == "__main__":
         print(f"| {name} | adamw_torch | {full >> 20} | 1 |")
         for optim_args in (None, "embedding_bits=8"):
             small, _ = state_bytes(shape, "adamw_8bit", optim_args, tied=tied)
-            said = f"adamw_8bit, {optim_args}" if optim_args else "adamw_8bit"
-            print(f"| {name} | {said} | {small >> 20} | {small / full:.2f} |")
+            label = f"adamw_8bit, {optim_args}" if optim_args else "adamw_8bit"
+            print(f"| {name} | {label} | {small >> 20} | {small / full:.2f} |")

@@ -107,7 +107,7 @@ def test_the_whole_openai_path_runs_against_the_served_sandbox(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--fault", "421=0.1"], "faults: found"),
         (["--fault", "429"], "--fault: found '429', expected NAME=FRACTION"),
@@ -117,8 +117,8 @@ def test_the_whole_openai_path_runs_against_the_served_sandbox(
     ],
 )
 def test_bad_flags_of_the_endpoint_are_one_line(
-    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sandbox", "serve", *flags]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert told in line
+    assert message in line

@@ -50,8 +50,8 @@ class Here:
             self.outcomes.append(Outcome(task, None, str(error)))
 
     def wait(self) -> list[Outcome]:
-        found, self.outcomes = self.outcomes, []
-        return found
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
 
     def __enter__(self) -> Here:
         return self
@@ -102,7 +102,7 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     monkeypatch.setattr(Here, "stop", "")
     reports: list[Any] = []
     job = demo.demo
-    monkeypatch.setattr(demo, "demo", lambda folder, **how: reports.append(job(folder, **how)))
+    monkeypatch.setattr(demo, "demo", lambda folder, **settings: reports.append(job(folder, **settings)))
     assert main(["demo"]) == 0
     assert set(reports[0].to_frame()["arm"]) == {"base", "repeat", "cpt"}
     out = capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_from_scratch_replaces_the_shipped_base_and_resumes_its_own(monkeypatch:
     result = TrainResult(
         run_dir="r", model_dir="m", n_steps=1, n_epochs=1.0, final_loss=1.0, account={}, seconds=1.0, already_done=True
     )
-    monkeypatch.setattr("kinject.api.train", lambda recipe, **how: calls.append(how) or result)
+    monkeypatch.setattr("kinject.api.train", lambda recipe, **settings: calls.append(settings) or result)
     demo._write_inputs()
     demo._write_base(from_scratch=False)
     demo._write_base(from_scratch=True)

@@ -33,23 +33,23 @@ Path(out).write_bytes(b"GGUF" + kind.encode() + Path(model, "config.json").read_
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a client of the hub was asked: (created, ...) and (repository, kind, {file: bytes})."""
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     class Client:
         def create_repo(self, name: str, *, repo_type: str, private: bool, exist_ok: bool) -> None:
-            asked.append((name, repo_type, private, exist_ok))
+            requests.append((name, repo_type, private, exist_ok))
 
         def upload_folder(self, *, repo_id: str, repo_type: str, folder_path: Path, commit_message: str) -> Any:
             files = {
                 p.relative_to(folder_path).as_posix(): p.read_bytes() for p in folder_path.rglob("*") if p.is_file()
             }
-            asked.append((repo_id, repo_type, files))
+            requests.append((repo_id, repo_type, files))
             return SimpleNamespace(repo_url=f"https://hub/{repo_id}")
 
     monkeypatch.setattr("huggingface_hub.HfApi", Client)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
-    return asked
+    return requests
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def run(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]) -> Pa
 
 
 def front_matter(card: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(card.read_text().split("---\n")[1])
-    return found
+    metadata: dict[str, Any] = yaml.safe_load(card.read_text().split("---\n")[1])
+    return metadata
 
 
 def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(

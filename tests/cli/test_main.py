@@ -91,7 +91,7 @@ def test_bad_yaml_unknown_keys_and_bad_types_have_their_line(here: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("questions", "where", "what"),
+    ("questions", "location", "message"),
     [
         ([QUESTION, {**QUESTION, "id": "q2", "answer": 2}], "q.jsonl:2", "answer"),
         ([{**QUESTION, "choices": ["Lowmere"]}], "q.jsonl:1", "choices"),
@@ -101,22 +101,22 @@ def test_bad_yaml_unknown_keys_and_bad_types_have_their_line(here: Path, capsys:
     ],
 )
 def test_bad_questions_are_named_with_file_and_line(
-    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], questions: list[Any], where: str, what: str
+    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], questions: list[Any], location: str, message: str
 ) -> None:
     (line,) = _fails(capsys, _eval(here, tiny_model, *questions))
-    assert where in line
-    assert what in line
+    assert location in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
-    ("document", "what"),
+    ("document", "message"),
     [({"text": ""}, "docs.jsonl:2"), ({"text": 3}, "docs.jsonl:2"), ({"title": "a"}, "docs.jsonl:2")],
 )
 def test_a_bad_document_is_named_with_file_and_line(
-    here: Path, capsys: pytest.CaptureFixture[str], document: Any, what: str
+    here: Path, capsys: pytest.CaptureFixture[str], document: Any, message: str
 ) -> None:
     (line,) = _fails(capsys, _augment(here, {"text": "Arden was born in Lowmere."}, document))
-    assert what in line
+    assert message in line
 
 
 def test_a_document_that_the_sandbox_cannot_read_says_what_to_use(
@@ -213,8 +213,8 @@ def test_the_whole_loop_on_the_sandbox(
     root = Path(__file__).parents[2]
     documents = [row for _, row in read_jsonl(root / "data" / "sandbox" / "documents.jsonl")][:5]
     questions = [row for _, row in read_jsonl(root / "eval" / "sandbox" / "new.jsonl")]
-    asked = [row for row in questions if row["document_id"] in {document["id"] for document in documents}]
-    assert len(asked) >= 20
+    document_questions = [row for row in questions if row["document_id"] in {document["id"] for document in documents}]
+    assert len(document_questions) >= 20
     command = _augment(here, *documents)
     assert main([*command, "augment.styles.paraphrase=2"]) == 0
     rows = [row for _, row in read_jsonl(here / "runs" / "x" / "corpus.jsonl")]
@@ -227,7 +227,7 @@ def test_the_whole_loop_on_the_sandbox(
     )
     assert main(["train", train]) == 0
     command = _eval(
-        here, tiny_model, *asked,
+        here, tiny_model, *document_questions,
         models={"base": str(tiny_model), "cpt": "runs/t/model"}, retrieval={"documents": ["docs.jsonl"], "k": [1]},
     )  # fmt: skip
     assert main([*command, "run_dir=runs/e"]) == 0
@@ -240,7 +240,7 @@ def test_the_whole_loop_on_the_sandbox(
         ("cpt", 0),
         ("cpt", 1),
     }
-    assert all(result["n"] == len(asked) for result in report["results"])
+    assert all(result["n"] == len(document_questions) for result in report["results"])
     page = (here / "runs" / "e" / "report.html").read_text()
     assert "<svg" in page
     assert page.count("<script>") == 1  # its own

@@ -89,10 +89,10 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
                 assert note["words"] == trains
                 continue
             rank = ["--num_machines", "2", "--machine_rank", str(number), "--num_processes", "8"]
-            place = ["--main_process_ip", "127.0.0.1", "--main_process_port", "24711"]
+            address = ["--main_process_ip", "127.0.0.1", "--main_process_port", "24711"]
             assert note["words"][:2] == ["-m", "accelerate.commands.launch"]
             assert note["words"][-len(trains) :] == trains
-            assert " ".join([*rank, *place]) in " ".join(note["words"])
+            assert " ".join([*rank, *address]) in " ".join(note["words"])
             assert note["ignored"] == [True, True]
             assert (note["PET_SIGNALS_TO_HANDLE"], note["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("SIGINT", "90")
 

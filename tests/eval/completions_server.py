@@ -88,10 +88,10 @@ class Served:
         offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
         if self.style == "sglang":
             offsets = [-1] * len(tokens)
-        asked = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        reply_log_probs = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
         choice = {
             "index": 0, "text": text, "finish_reason": "stop" if ends else "length",
-            "logprobs": asked if body.get("logprobs") else None,
+            "logprobs": reply_log_probs if body.get("logprobs") else None,
         }  # fmt: skip
         usage = {"prompt_tokens": len(ids), "completion_tokens": n_written}
         return {"object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}

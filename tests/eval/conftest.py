@@ -34,7 +34,7 @@ def _score_naively(model: Any, prompts: Sequence[Encoded]) -> np.ndarray:
             for context, continuation in zip(prompt.contexts, prompt.continuations, strict=True):
                 whole = torch.tensor(np.concatenate([context, continuation]).astype(np.int64))[None]
                 log_probs = exact(whole[:, :-1], use_cache=False).logits[0].log_softmax(-1)
-                at = range(len(context) - 1, whole.shape[1] - 1)
-                row.append(sum(float(log_probs[i, whole[0, i + 1]]) for i in at))
+                indices = range(len(context) - 1, whole.shape[1] - 1)
+                row.append(sum(float(log_probs[i, whole[0, i + 1]]) for i in indices))
             scores.append(row)
     return np.array(scores)

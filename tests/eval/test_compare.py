@@ -75,9 +75,9 @@ def test_several_seeds_have_a_mean_and_an_interval(folder, capsys):
     ids, documents = tuple(f"q{i}" for i in range(60)), tuple(f"d{i // 2}" for i in range(60))
     rows = np.array([[float(i * 7 % 60 < n) for i in range(60)] for n in right.values()])
     base, seeds = (CorrectnessMatrix(part, ids, documents) for part in (rows[:1], rows[1:]))
-    found = make_contrast(seeds, base, "base", "method")
-    assert found is not None
-    wanted = f"+0.200  0.100  {found.low:+.3f} to {found.high:+.3f}  {found.p:.3f}"
+    contrast = make_contrast(seeds, base, "base", "method")
+    assert contrast is not None
+    wanted = f"+0.200  0.100  {contrast.low:+.3f} to {contrast.high:+.3f}  {contrast.p:.3f}"
     assert wanted in capsys.readouterr().out
 
 
@@ -111,12 +111,12 @@ def test_runs_with_nothing_in_common_are_told(folder):
 
 
 def test_a_kinject_run_is_compared_with_the_harness_on_the_same_questions(tmp_path, folder):
-    own = folder("own", *(answer(i, i < 4) for i in range(10)))
+    kinject_run = folder("own", *(answer(i, i < 4) for i in range(10)))
     rows = []
     for i in range(10):
         pairs = [["-1.0", "False"], ["-2.0", "False"]][:: 1 if i < 7 else -1]
         rows.append(json.dumps({"doc": {"id": f"q{i}"}, "target": "0", "filtered_resps": pairs}) + "\n")
     path = tmp_path / "samples_law_2026-01-02T03-04-05.678901.jsonl"
     path.write_text("".join(rows))
-    (pair,) = compare_runs([read_run(own), read_run(path)])
+    (pair,) = compare_runs([read_run(kinject_run), read_run(path)])
     assert (pair.contrast.wrong_to_right, pair.contrast.right_to_wrong) == (3, 0)

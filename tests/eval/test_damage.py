@@ -53,8 +53,8 @@ def all_faults(ground: Ground, n_flips: int, seed: int) -> tuple[list[str], int,
     for path in ground.files():
         if path in drawn[1:]:
             continue  # one figure stands for all: each is drawn again
-        found, n_mended, n_refused = ground.faults(path, sample(path, seed, n_flips, 1))
-        bad, mended, refused = bad + found, mended + n_mended, refused + n_refused
+        faults, n_mended, n_refused = ground.faults(path, sample(path, seed, n_flips, 1))
+        bad, mended, refused = bad + faults, mended + n_mended, refused + n_refused
     return bad, mended, refused
 
 

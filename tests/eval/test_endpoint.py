@@ -51,8 +51,8 @@ def served(tiny_model: Path) -> Iterator[Served]:
 
 def answers(folder: Path, arm: str) -> dict[tuple[str, str, int, int], Answer]:
     """Return the stored answers of an arm by format, question, rotation and number of shots."""
-    found = read_answers(folder / "run" / "answers.jsonl")
-    return {(a.format, a.question_id, a.rotation, a.shots): a for a in found if a.arm == arm}
+    stored = read_answers(folder / "run" / "answers.jsonl")
+    return {(a.format, a.question_id, a.rotation, a.shots): a for a in stored if a.arm == arm}
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served)
 def test_the_turns_before_a_question_reach_a_chat_endpoint_as_turns(run, tmp_path, served, system):
     turns = [("user", "My name is Arden."), ("assistant", "Good day, Arden.")]
     before = [{"role": role, "content": text} for role, text in ([("system", system)] if system else []) + turns]
-    asked = {
+    contents = {
         "id": "q",
         "question": "What is my name?",
         "messages": before,
         "checks": {"upper": True, "contains": ["Arden"]},
     }
-    write_jsonl(tmp_path / "chat.jsonl", [asked])
+    write_jsonl(tmp_path / "chat.jsonl", [contents])
     served.chat = "ARDEN"
     table = {"endpoint": served.url, "model": "tiny", "api": "chat"}
     sets = {"chat": {"path": str(tmp_path / "chat.jsonl"), "role": "retention"}}
@@ -173,19 +173,25 @@ def test_a_killed_run_pays_no_answer_twice(run, tmp_path, tiny_model, served):
 
 
 def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_path, served):
-    def asked(**changes: Any) -> int:
+    def n_requests(**changes: Any) -> int:
         before = len(served.bodies)
         run({"served": {"endpoint": served.url, "model": "tiny", "api": "chat", **changes}}, formats=["generate"])
         return len(served.bodies) - before
 
-    assert [asked(), asked(), asked(revision="2026-11"), asked(model="small"), asked(temperature=0.5)] == [
+    assert [
+        n_requests(),
+        n_requests(),
+        n_requests(revision="2026-11"),
+        n_requests(model="small"),
+        n_requests(temperature=0.5),
+    ] == [
         3,
         0,
         3,
         3,
         3,
     ]
-    assert asked(timeout=30.0, concurrency=2, price_in=1.0) == 0
+    assert n_requests(timeout=30.0, concurrency=2, price_in=1.0) == 0
 
 
 def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
@@ -262,10 +268,10 @@ def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, ti
         local, line = preview(read_recipe(tmp_path / "recipe.yaml", (), "eval"))
         assert local == f"local: {tiny_model}: 6 prompts, scored here"
         numbers = r"(\d+) without a stored answer; (\d+) requests, about (\d+) .* at most (\d+) out, at most (\S+)"
-        found = re.search(numbers, re.sub(r"(?<=\d),(?=\d)", "", line))
-        assert found is not None
+        match = re.search(numbers, re.sub(r"(?<=\d),(?=\d)", "", line))
+        assert match is not None
         names = ("missing", "requests", "tokens_in", "tokens_out", "cost")
-        return dict(zip(names, map(int, map(float, found.groups())), strict=True))
+        return dict(zip(names, map(int, map(float, match.groups())), strict=True))
 
     section = {"formats": ["texts", "generate"], "max_new_tokens": 4}
     models = {"local": str(tiny_model), "served": table}

@@ -55,19 +55,19 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(body)
         if "response_format" in body and not self.server.structured:
-            self._say(400, {"error": {"message": "response_format is not supported"}})
+            self._respond(400, {"error": {"message": "response_format is not supported"}})
             return
-        asked = graded_in(body["messages"])
-        assert asked is not None
-        text = self.server.grader(*asked)
+        item = graded_in(body["messages"])
+        assert item is not None
+        text = self.server.grader(*item)
         if "response_format" in body:
             text = json.dumps({"grade": text})
-        self._say(200, {
+        self._respond(200, {
             "model": body["model"], "usage": {"prompt_tokens": 10, "completion_tokens": 2},
             "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
         })  # fmt: skip
 
-    def _say(self, status: int, value: dict[str, Any]) -> None:
+    def _respond(self, status: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -105,12 +105,12 @@ def few_planted_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def questions() -> list[Question]:
     """Open questions of the sandbox with and without an answer, a list and a date."""
     folder = ROOT / "eval" / "sandbox"
-    found = [item for name in ("new_open", "unanswerable") for item in read_questions(folder / f"{name}.jsonl", "open")]
+    rows = [item for name in ("new_open", "unanswerable") for item in read_questions(folder / f"{name}.jsonl", "open")]
     others = [
         Question("list", "Which colours has the flag?", (), 0, answers=("red, white and blue",)),
         Question("date", "When did it open?", (), 0, answers=("12 March 1987",)),
     ]
-    return found[::20] + others * 3
+    return rows[::20] + others * 3
 
 
 def section_of(endpoint: Endpoint, tmp_path: Path, **others: Any) -> Any:
@@ -137,9 +137,12 @@ def judge_of(recipe: Any, run_dir: Path, seed: int) -> AnswerJudge:
 def simulated(questions: list[Question], recall: float) -> Grader:
     """Return a judge that calls the fraction 1 - `recall` of the wrong answers correct, and is right otherwise."""
     planted = plant_answers(questions, 0)
-    wrong = [one for one in planted if one.grade == "wrong"]
-    missed = {escape_tags(one.text) for one in wrong[: round((1 - recall) * len(wrong))]}
-    truth = {(one.question.question, one.question.accepted, escape_tags(one.text)): one.grade for one in planted}
+    wrong = [answer for answer in planted if answer.grade == "wrong"]
+    missed = {escape_tags(answer.text) for answer in wrong[: round((1 - recall) * len(wrong))]}
+    truth = {
+        (answer.question.question, answer.question.accepted, escape_tags(answer.text)): answer.grade
+        for answer in planted
+    }
 
     def grade(question: str, accepted: list[str], text: str) -> str:
         known = truth[question, tuple(accepted), text]
@@ -150,15 +153,15 @@ def simulated(questions: list[Question], recall: float) -> Grader:
 
 def test_planted_answers_are_what_they_say(questions: list[Question]) -> None:
     planted = plant_answers(questions, 0)
-    assert Counter(one.grade for one in planted) == dict.fromkeys(GRADES, N)
-    assert len({one.kind for one in planted}) == 10
-    for one in planted:
-        if one.kind in ("as accepted", "in a sentence", "written otherwise"):
-            assert matches(one.text, one.question.accepted), one
-        elif one.kind in ("another answer", "near number", "addresses the judge"):
-            assert not contains(one.text, one.question.accepted), one
-        elif one.kind == "part of a list":
-            assert one.text == "red"
+    assert Counter(answer.grade for answer in planted) == dict.fromkeys(GRADES, N)
+    assert len({answer.kind for answer in planted}) == 10
+    for answer in planted:
+        if answer.kind in ("as accepted", "in a sentence", "written otherwise"):
+            assert matches(answer.text, answer.question.accepted), answer
+        elif answer.kind in ("another answer", "near number", "addresses the judge"):
+            assert not contains(answer.text, answer.question.accepted), answer
+        elif answer.kind == "part of a list":
+            assert answer.text == "red"
     assert planted == plant_answers(questions, 0)
     assert planted != plant_answers(questions, 1)
 
@@ -201,12 +204,12 @@ def test_a_good_judge_is_accepted_and_others_are_refused(
 
 def test_the_sandbox_grades_its_own_planted_answers_perfectly() -> None:
     folder = ROOT / "eval" / "sandbox"
-    asked = [
+    questions_of_sandbox = [
         item for name in ("known_open", "unanswerable") for item in read_questions(folder / f"{name}.jsonl", "open")
     ]
-    for one in plant_answers(asked, 3):
-        messages, _ = grading_request(one.question.question, one.question.accepted, one.text)
-        assert read_grade(generate_answer(messages, 0).text) == one.grade, one
+    for answer in plant_answers(questions_of_sandbox, 3):
+        messages, _ = grading_request(answer.question.question, answer.question.accepted, answer.text)
+        assert read_grade(generate_answer(messages, 0).text) == answer.grade, answer
 
 
 @pytest.mark.parametrize(

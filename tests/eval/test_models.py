@@ -49,10 +49,10 @@ def run(tmp_path: Path) -> Run:
 
 def scores(folder: Path) -> dict[str, list[tuple[float, ...]]]:
     """Return the stored log-probs by arm."""
-    found: dict[str, list[tuple[float, ...]]] = {}
+    by_arm: dict[str, list[tuple[float, ...]]] = {}
     for answer in read_answers(folder / "run" / "answers.jsonl"):
-        found.setdefault(answer.arm, []).append(answer.log_probs)
-    return found
+        by_arm.setdefault(answer.arm, []).append(answer.log_probs)
+    return by_arm
 
 
 def scored_now(folder: Path) -> int:
@@ -61,7 +61,7 @@ def scored_now(folder: Path) -> int:
 
 def by_hand(model: Any, tokenizer: Any) -> list[tuple[float, ...]]:
     """Log-probs of the choices by one plain pass each."""
-    found = []
+    rows = []
     for row in QUESTIONS:
         context, sums = f"Question: {row['question']}\nAnswer:", []
         n = len(tokenizer(context).input_ids)
@@ -70,8 +70,8 @@ def by_hand(model: Any, tokenizer: Any) -> list[tuple[float, ...]]:
             with torch.no_grad():
                 log_probs = model(ids).logits[0].float().log_softmax(-1)
             sums.append(sum(float(log_probs[i - 1, ids[0, i]]) for i in range(n, ids.shape[1])))
-        found.append(tuple(sums))
-    return found
+        rows.append(tuple(sums))
+    return rows
 
 
 def save_adapter(base: Path, folder: Path, seed: int = 3) -> Any:
@@ -147,10 +147,10 @@ def test_defaults_fill_what_a_table_leaves_out_and_every_choice_has_its_own_scor
     assert ["bfloat16" in note for note in notes] == [True, False, False, False]
     assert ["eager attention" in note for note in notes] == [False, False, True, False]
     assert "on cpu (" in notes[3]
-    found = scores(tmp_path)
-    assert found["exact"] == found["spread"]
-    assert found["exact"][0] != found["base"][0]
-    assert found["exact"][0] == pytest.approx(found["eager"][0], abs=1e-4)
+    by_arm = scores(tmp_path)
+    assert by_arm["exact"] == by_arm["spread"]
+    assert by_arm["exact"][0] != by_arm["base"][0]
+    assert by_arm["exact"][0] == pytest.approx(by_arm["eager"][0], abs=1e-4)
     assert scored_now(tmp_path) == 8  # nothing was taken for another's
 
 

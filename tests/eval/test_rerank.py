@@ -1,4 +1,4 @@
-"""Ranking beyond BM25: pieces and pairs of words, rerankers here and at an endpoint, and passages shown for smaller ones."""
+"""Ranking beyond BM25: n-grams and pairs of words, rerankers here and at an endpoint, and passages shown for smaller ones."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def bm25(texts: Sequence[Sequence[str]], query: Sequence[str]) -> np.ndarray:
     return scores
 
 
-def pieces(text: str) -> list[str]:
-    found = []
+def ngrams(text: str) -> list[str]:
+    grams = []
     for word in re.findall(r"\w+", text.lower()):
         marked = f" {word} "
-        found += [marked[at : at + 4] for at in range(len(marked) - 3)] or [marked]
-    return found
+        grams += [marked[start : start + 4] for start in range(len(marked) - 3)] or [marked]
+    return grams
 
 
 def pairs(text: str) -> list[str]:
@@ -66,13 +66,13 @@ def pairs(text: str) -> list[str]:
 def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query: str) -> None:
     words = [re.findall(r"\w+", text.lower()) for text in TEXTS]
     owners = [n for n, text in enumerate(TEXTS) for _ in sentences(text)]
-    by_sentence = bm25([pieces(one) for text in TEXTS for one in sentences(text)], pieces(query))
+    by_sentence = bm25([ngrams(sentence) for text in TEXTS for sentence in sentences(text)], ngrams(query))
     best = [
         max(score for score, owner in zip(by_sentence, owners, strict=True) if owner == n) for n in range(len(TEXTS))
     ]
     expected = (
         LEXICAL_WEIGHTS["words"] * bm25(words, re.findall(r"\w+", query.lower()))
-        + LEXICAL_WEIGHTS["pieces"] * bm25([pieces(text) for text in TEXTS], pieces(query))
+        + LEXICAL_WEIGHTS["pieces"] * bm25([ngrams(text) for text in TEXTS], ngrams(query))
         + LEXICAL_WEIGHTS["pairs"] * bm25([pairs(text) for text in TEXTS], pairs(query))
         + LEXICAL_WEIGHTS["sentence"] * np.array(best)
     )
@@ -80,7 +80,7 @@ def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query: str) -> No
     assert retriever.rank([query], 5)[0] == np.argsort(-expected, kind="stable").tolist()
 
 
-def test_other_forms_of_a_word_are_found_by_their_pieces() -> None:
+def test_other_forms_of_a_word_are_found_by_their_ngrams() -> None:
     assert LexicalRetriever(PASSAGES).rank(["miller"], 1) == [[4]]
     assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
 
@@ -93,11 +93,11 @@ def test_the_heading_path_is_searched_and_shown_where_it_is_wanted(tmp_path: Pat
         section = RetrievalSection(documents=(str(documents),), passage_tokens=11, heading_path=wanted)
         retriever = make_retriever(section, read_passages(section))
         (best,) = retriever.rank(["handbook of new mills"], 1)
-        found = retriever.passages[best[0]]
-        assert found.path[0] == "Handbook"
-        assert found.below_path() == f"{' > '.join(found.path)}\n{found.text}"
+        passage = retriever.passages[best[0]]
+        assert passage.path[0] == "Handbook"
+        assert passage.below_path() == f"{' > '.join(passage.path)}\n{passage.text}"
         if wanted:
-            assert found.text == "## New mills\n\nBuilt in 1987 by Bryn."
+            assert passage.text == "## New mills\n\nBuilt in 1987 by Bryn."
     assert [p.id for p, _ in read_passages(plain)] == [p.id for p, _ in read_passages(section)]
 
 
@@ -121,15 +121,15 @@ def test_small_passages_are_searched_and_the_larger_around_them_shown_once(write
     section = RetrievalSection(
         documents=(str(write_rows("d.jsonl", [{"text": text}])),), passage_tokens=8, parent_tokens=16
     )
-    found = read_passages(section)
-    retriever = make_retriever(section, found)
-    parents = list(dict.fromkeys(parent for _, parent in found))
+    passage_pairs = read_passages(section)
+    retriever = make_retriever(section, passage_pairs)
+    parents = list(dict.fromkeys(parent for _, parent in passage_pairs))
     assert list(retriever.passages) == parents
-    assert len(parents) < len(found)
-    small = make_retriever(RetrievalSection(), [(child, child) for child, _ in found])
+    assert len(parents) < len(passage_pairs)
+    small = make_retriever(RetrievalSection(), [(child, child) for child, _ in passage_pairs])
     for query in ("mill of Bryn", "nobody", "Arden"):
-        children = small.rank([query], len(found))[0]  # all of them: the order of their parents, each once
-        expected = list(dict.fromkeys(parents.index(found[at][1]) for at in children))
+        children = small.rank([query], len(passage_pairs))[0]  # all of them: the order of their parents, each once
+        expected = list(dict.fromkeys(parents.index(passage_pairs[index][1]) for index in children))
         for k in range(1, len(parents) + 1):
             assert retriever.rank([query], k)[0] == expected[:k]
 
@@ -171,8 +171,10 @@ def test_a_cross_encoder_orders_as_its_logits_for_each_pair_alone(cross_encoder:
     for query in QUERIES:
         candidates, rest = first.rank([query], 5)[0][:3], first.rank([query], 5)[0][3:]
         with torch.no_grad():
-            logits = [float(model(**tokenizer(query, TEXTS[at], return_tensors="pt")).logits) for at in candidates]
-        expected = [candidates[at] for at in np.argsort(-np.array(logits), kind="stable")]
+            logits = [
+                float(model(**tokenizer(query, TEXTS[index], return_tensors="pt")).logits) for index in candidates
+            ]
+        expected = [candidates[index] for index in np.argsort(-np.array(logits), kind="stable")]
         assert retriever.rank([query], 5)[0] == expected + rest
         assert retriever.rank([query], 2)[0] == expected[:2]
         changed += expected != candidates
@@ -187,14 +189,14 @@ def test_scores_are_kept_by_content(cross_encoder: Path, tmp_path: Path, monkeyp
     section = RerankerSection(str(cross_encoder), candidates=4)
     expected = reranking(tmp_path, section).rank(QUERIES, 5)
     again = reranking(tmp_path, section)
-    asked: list[Any] = []
+    requests: list[Any] = []
     monkeypatch.setattr(
-        again._searched._reranker, "scores", lambda items: iter(asked.append(items) or [[0.0] * 4] * len(items))
+        again._searched._reranker, "scores", lambda items: iter(requests.append(items) or [[0.0] * 4] * len(items))
     )
     assert again.rank(QUERIES, 5) == expected
-    assert asked == [[]]  # nothing was scored again
+    assert requests == [[]]  # nothing was scored again
     again.rank([*QUERIES, "another"], 5)
-    assert [query for query, _ in asked[1]] == ["another"]
+    assert [query for query, _ in requests[1]] == ["another"]
 
 
 @quiet
@@ -223,13 +225,13 @@ class Endpoint(ThreadingHTTPServer):
 
     def __init__(self, answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> None:
         outer = self
-        self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.received: list[tuple[str, str | None, dict[str, Any]]] = []
         self.busy = 0
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.asked.append((self.path, self.headers["Authorization"], body))
+                outer.received.append((self.path, self.headers["Authorization"], body))
                 status, value = (503, "busy") if outer.busy > 0 else answer(body)
                 outer.busy -= 1
                 data = json.dumps(value).encode()
@@ -279,7 +281,7 @@ def serve() -> Iterator[Callable[..., Endpoint]]:
 def by_letters(query: str, n: int) -> list[int]:
     """The order that the endpoints above give to the best `n` passages."""
     ranked = make_retriever(RetrievalSection(), PAIRS).rank([query], 5)[0]
-    return [*sorted(ranked[:n], key=lambda at: -TEXTS[at].count("e")), *ranked[n:]]
+    return [*sorted(ranked[:n], key=lambda index: -TEXTS[index].count("e")), *ranked[n:]]
 
 
 def test_an_endpoint_gives_the_order_and_is_asked_once(
@@ -291,8 +293,8 @@ def test_an_endpoint_gives_the_order_and_is_asked_once(
     section = RerankerSection("m", base_url=server.url, api_key_env="RERANK_KEY", candidates=4, concurrency=3)
     for _ in range(2):
         assert reranking(tmp_path, section).rank(QUERIES, 5) == [by_letters(query, 4) for query in QUERIES]
-    assert len(server.asked) == len(QUERIES) + 2  # two were busy and tried again; the second run asked for nothing
-    path, key, body = server.asked[-1]
+    assert len(server.received) == len(QUERIES) + 2  # two were busy and tried again; the second run asked for nothing
+    path, key, body = server.received[-1]
     assert (path, key) == ("/v1/rerank", "Bearer rk-0123456789abcdef")
     assert body.keys() == {"model", "query", "documents", "top_n"}
     assert len(body["documents"]) == body["top_n"] == 4
@@ -304,8 +306,8 @@ def test_text_embeddings_inference_is_asked_in_its_format(serve: Callable[..., E
     server = serve(answer_tei)
     section = RerankerSection("m", base_url=f"{server.url}/rerank", api="tei", candidates=5)
     assert reranking(tmp_path, section).rank(QUERIES[:1], 5) == [by_letters(QUERIES[0], 5)]
-    assert server.asked[0][0] == "/v1/rerank"
-    assert server.asked[0][2].keys() == {"query", "texts", "raw_scores", "truncate"}
+    assert server.received[0][0] == "/v1/rerank"
+    assert server.received[0][2].keys() == {"query", "texts", "raw_scores", "truncate"}
     texts = ["e" * n for n in range(70)]
     assert list(EndpointReranker(section).scores([("q", texts)])) == [[float(n) for n in range(70)]]
 
@@ -401,9 +403,9 @@ def test_an_evaluation_shows_the_path_and_its_manifest_names_the_reranker(
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert f"m at {server.url}/rerank" in manifest["inputs"]
     assert {tuple(row["context_ids"]) for _, row in read_jsonl(tmp_path / "run/answers.jsonl")} == {(), ids}
-    n_asked = len(server.asked)
+    n_received = len(server.received)
     evaluate(recipe)
-    assert len(server.asked) == n_asked
+    assert len(server.received) == n_received
 
 
 def test_shown_passages_keep_the_notes_of_the_search() -> None:

@@ -210,11 +210,11 @@ def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
 def test_recall_counts_questions_that_name_a_document():
     two = [Passage(f"p{i}", f"d{i}", 0, 1, "x") for i in range(2)]
 
-    def ask(document: str) -> Question:
+    def make_question(document: str) -> Question:
         return Question("q", "?", ("a", "b"), 0, document_id=document)
 
     contexts = [two, two, two, two]
-    questions = [ask("d0"), ask("d1"), ask("d4"), ask("")]
+    questions = [make_question("d0"), make_question("d1"), make_question("d4"), make_question("")]
     first, both = (measure_recall("set", questions, contexts, k) for k in (1, 2))
     assert (first.n_found, first.n) == (1, 3)
     assert (both.n_found, both.n) == (2, 3)

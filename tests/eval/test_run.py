@@ -169,7 +169,7 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     base = [answer for answer in answers if answer.k == 0]
     assert [(result.arm, result.k) for result in report.results] == [("base", 0), ("base", 1), ("base", 2)]
     by_k = [(k, [answer for answer in answers if answer.k == k]) for k in (0, 1, 2)]
-    results = [summarize_arm(own, base if k else None, model="base", arm="base") for k, own in by_k]
+    results = [summarize_arm(arm_answers, base if k else None, model="base", arm="base") for k, arm_answers in by_k]
     assert report.results == tuple(correct_families(results))
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [result["accuracy"] for result in stored["results"]] == [result.accuracy for result in report.results]
@@ -207,36 +207,36 @@ def test_a_rerun_scores_nothing_and_reports_the_same(run, tmp_path):
     assert (tmp_path / "run" / "answers.jsonl").read_bytes() == rows
 
 
-def killed_at(monkeypatch, place):
-    """Let the answer book fail as a killed process does: in the middle of its `place`-th row."""
+def killed_at(monkeypatch, n_rows):
+    """Let the answer book fail as a killed process does: in the middle of its `n_rows`-th row."""
     add = AnswerStore.add
     n_added = [0]
 
     def add_some(book, key, answer):
         n_added[0] += 1
-        if n_added[0] > place:
+        if n_added[0] > n_rows:
             raise KeyboardInterrupt
         add(book, key, answer)
 
     monkeypatch.setattr(AnswerStore, "add", add_some)
 
 
-@pytest.mark.parametrize("place", [0, 1, 3, 7])
-def test_a_killed_run_goes_on_and_ends_as_an_undisturbed_one(run, tmp_path, monkeypatch, place):
-    ways = {"formats": ["letters", "texts"]}
-    undisturbed = run(**ways)
+@pytest.mark.parametrize("n_rows", [0, 1, 3, 7])
+def test_a_killed_run_goes_on_and_ends_as_an_undisturbed_one(run, tmp_path, monkeypatch, n_rows):
+    settings = {"formats": ["letters", "texts"]}
+    undisturbed = run(**settings)
     path = tmp_path / "run" / "answers.jsonl"
     whole = {row["key"]: row for row in map(json.loads, path.read_bytes().splitlines())}
     shutil.rmtree(tmp_path / "run")
     with monkeypatch.context() as patch:
-        killed_at(patch, place)
+        killed_at(patch, n_rows)
         with pytest.raises(KeyboardInterrupt):
-            run(**ways)
+            run(**settings)
     with path.open("ab") as file:
         file.write(path.read_bytes()[:50])  # a torn row
-    assert run(**ways) == undisturbed
+    assert run(**settings) == undisturbed
     assert {row["key"]: row for row in map(json.loads, path.read_bytes().splitlines())} == whole
-    assert manifest(tmp_path)["counts"]["scored_now"] == 8 - place
+    assert manifest(tmp_path)["counts"]["scored_now"] == 8 - n_rows
     assert not (tmp_path / "run" / "pending.json").exists()
 
 
@@ -262,13 +262,13 @@ def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_re
     both = run(formats=["letters", "texts"])
     assert manifest(tmp_path)["counts"]["scored_now"] == 6
     path = tmp_path / "run" / "answers.jsonl"
-    found = {row["key"]: row["log_probs"] for row in map(json.loads, path.read_bytes().splitlines())}
+    log_probs = {row["key"]: row["log_probs"] for row in map(json.loads, path.read_bytes().splitlines())}
     shutil.rmtree(tmp_path / "run")
     assert [result.n_correct for result in run(formats=["letters", "texts"]).results] == [
         c.n_correct for c in both.results
     ]
     for row in map(json.loads, path.read_bytes().splitlines()):
-        np.testing.assert_allclose(found[row["key"]], row["log_probs"], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(log_probs[row["key"]], row["log_probs"], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"keys": 3, "crc32": "0123456789abcdef"}'])
@@ -456,15 +456,15 @@ def test_a_real_checkpoint_on_mmlu_equals_the_naive_way(shared, tmp_path, write_
     }
     path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}, sort_keys=False))
     evaluate(read_recipe(path, (), "eval"))
-    found = {(a.format, a.shots, a.question_id): a for a in read_answers(tmp_path / "run" / "answers.jsonl")}
+    answers = {(a.format, a.shots, a.question_id): a for a in read_answers(tmp_path / "run" / "answers.jsonl")}
     for row in questions:
         letters = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True))
         header = "The following are multiple choice questions (with answers) about astronomy.\n\n"
-        answer = found["letters", 0, row["id"]]
+        answer = answers["letters", 0, row["id"]]
         expected = naive(model, f"{header}{row['question'].strip()}{letters}\nAnswer:", [" A", " B", " C", " D"])
         assert answer.truncated == 0
         np.testing.assert_allclose(answer.log_probs, expected, rtol=0, atol=1e-4)
-        answer = found["texts", 0, row["id"]]
+        answer = answers["texts", 0, row["id"]]
         expected = naive(model, f"Question: {row['question']}\nAnswer:", [f" {choice}" for choice in row["choices"]])
         np.testing.assert_allclose(answer.log_probs, expected, rtol=0, atol=1e-4)
 

@@ -33,12 +33,12 @@ def test_pmi_takes_away_what_the_choice_has_without_the_question():
 def rotations(evidence: list[float], priors: list[float]) -> list[Answer]:
     """Answers of a model whose letter log-probs are the option's evidence plus the letter's prior."""
     question = Question("q", "Where?", tuple(f"o{i}" for i in range(len(evidence))), 2)
-    found = []
+    answers = []
     for n in range(len(evidence)):
-        asked = rotate_options(question, n)
-        log_probs = tuple(evidence[int(choice[1:])] + priors[i] for i, choice in enumerate(asked.choices))
-        found.append(Answer("q", "s", "m", "rotations", 0, 0, (), asked.answer, log_probs, (), (), rotation=n))
-    return found
+        rotated = rotate_options(question, n)
+        log_probs = tuple(evidence[int(choice[1:])] + priors[i] for i, choice in enumerate(rotated.choices))
+        answers.append(Answer("q", "s", "m", "rotations", 0, 0, (), rotated.answer, log_probs, (), (), rotation=n))
+    return answers
 
 
 def test_a_letters_prior_drops_out_of_the_rotations_together():
@@ -51,9 +51,9 @@ def test_a_letters_prior_drops_out_of_the_rotations_together():
 
 
 def test_the_prior_of_each_letter_is_found():
-    shares = [0.4, 0.3, 0.2, 0.1]
-    found = letter_priors(rotations([-3.0, -2.5, -1.0, -2.0], [math.log(share) for share in shares]))
-    assert found == pytest.approx(shares)
+    fractions = [0.4, 0.3, 0.2, 0.1]
+    priors = letter_priors(rotations([-3.0, -2.5, -1.0, -2.0], [math.log(fraction) for fraction in fractions]))
+    assert priors == pytest.approx(fractions)
 
 
 def test_the_mass_on_the_letters_is_their_summed_probability():

@@ -53,7 +53,7 @@ def simulated(
     random = np.random.default_rng(seed)
     levels = np.clip(accuracy + spread * random.standard_normal(n_documents), 0, 1)
     right = (random.random((n_seeds, n_documents, n_each)) < levels[None, :, None]).astype(float)
-    documents = tuple(f"d{at // n_each}" for at in range(n_documents * n_each))
+    documents = tuple(f"d{index // n_each}" for index in range(n_documents * n_each))
     return CorrectnessMatrix(right.reshape(n_seeds, -1), tuple(map(str, range(len(documents)))), documents)
 
 
@@ -93,8 +93,8 @@ def test_no_questions_are_no_knowledge():
 def test_the_bootstrap_of_single_clusters_equals_scipys():
     values = [1.0, 0.0, 0.0, -1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0] * 6
     expected = bootstrap((values,), np.mean, method="percentile", n_resamples=4000, rng=1).confidence_interval
-    found = bootstrap_interval(values, [""] * len(values))
-    assert found == pytest.approx((expected.low, expected.high), abs=0.035)
+    interval = bootstrap_interval(values, [""] * len(values))
+    assert interval == pytest.approx((expected.low, expected.high), abs=0.035)
 
 
 def test_questions_on_one_document_count_as_one_observation():
@@ -131,7 +131,7 @@ def test_the_bootstrap_of_many_clusters_holds_few_draws():
     """500 resamples of 12,000 at once, as whole arrays, would hold 144 MB."""
     tracemalloc.start()
     try:
-        bootstrap_interval([float(at % 2) for at in range(12_000)], [""] * 12_000)
+        bootstrap_interval([float(index % 2) for index in range(12_000)], [""] * 12_000)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -155,10 +155,10 @@ def test_holm_multiplies_by_what_is_left_and_never_decreases():
 
 
 def test_sign_flip_p_is_that_of_all_flips():
-    one = sheet([[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1]], "aabbccdd")
+    arm = sheet([[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1]], "aabbccdd")
     other = sheet([[0, 1, 0, 1, 0, 0, 1, 0]], "aabbccdd")
     differences = [
-        sum(one.correct[:, at].mean() - other.correct[0, at] for at in range(8) if one.clusters[at] == name)
+        sum(arm.correct[:, index].mean() - other.correct[0, index] for index in range(8) if arm.clusters[index] == name)
         for name in "abcd"
     ]
     flips = [
@@ -166,7 +166,7 @@ def test_sign_flip_p_is_that_of_all_flips():
         for signs in itertools.product((1, -1), repeat=4)
     ]
     exact = sum(value >= abs(sum(differences)) - 1e-9 for value in flips) / len(flips)
-    assert sign_flip_p(one, other) == pytest.approx(exact, abs=1e-12)
+    assert sign_flip_p(arm, other) == pytest.approx(exact, abs=1e-12)
 
 
 @pytest.mark.parametrize("n_changed", [0, 13, 16, 60])
@@ -212,52 +212,54 @@ def test_sign_flip_p_is_uniform_where_there_is_no_difference():
 
 def test_questions_of_one_document_do_not_count_as_independent():
     """Ten copies of each question say no more than one."""
-    one, other = simulated(3, 1, 20, 1, 0.7), simulated(4, 1, 20, 1, 0.5)
+    arm, other = simulated(3, 1, 20, 1, 0.7), simulated(4, 1, 20, 1, 0.5)
 
     def copied(of: CorrectnessMatrix) -> CorrectnessMatrix:
         clusters = tuple(name for name in of.clusters for _ in range(10))
         return CorrectnessMatrix(np.repeat(of.correct, 10, axis=1), tuple(map(str, range(200))), clusters)
 
-    assert sign_flip_p(copied(one), copied(other)) == pytest.approx(sign_flip_p(one, other))
-    found, single = difference_estimate(copied(one), copied(other)), difference_estimate(one, other)
-    assert (found.standard_error, found.low, found.high) == pytest.approx(
+    assert sign_flip_p(copied(arm), copied(other)) == pytest.approx(sign_flip_p(arm, other))
+    clustered, single = difference_estimate(copied(arm), copied(other)), difference_estimate(arm, other)
+    assert (clustered.standard_error, clustered.low, clustered.high) == pytest.approx(
         (single.standard_error, single.low, single.high)
     )
     # A document of ten questions is one observation: n / (n - 1) of the variance of one question each.
-    assert design_effect(copied(one)) == pytest.approx(10 * 199 / 200 * 20 / 19)
-    assert design_effect(one) is None
+    assert design_effect(copied(arm)) == pytest.approx(10 * 199 / 200 * 20 / 19)
+    assert design_effect(arm) is None
 
 
 def test_intervals_of_independent_questions_are_those_of_the_textbooks():
-    one, other = alone([1.0] * 30 + [0.0] * 20), alone([1.0] * 18 + [0.0] * 22 + [1.0] * 10)
-    found = bounded_accuracy(one)
-    assert (found.low, found.high) == wilson(30, 50)
+    arm, other = alone([1.0] * 30 + [0.0] * 20), alone([1.0] * 18 + [0.0] * 22 + [1.0] * 10)
+    accuracy = bounded_accuracy(arm)
+    assert (accuracy.low, accuracy.high) == wilson(30, 50)
     gained, lost = 13 / 52, 11 / 52  # 12 and 10 changed, one more each way
     middle, half = gained - lost, t.ppf(0.975, 49) * math.sqrt((gained + lost - (gained - lost) ** 2) / 52)
     # Bonett and Price 2012, but for the quantile; the variance has n - 1 below, so that 49 questions count
-    estimate = difference_estimate(one, other)
+    estimate = difference_estimate(arm, other)
     assert (estimate.low, estimate.high) == pytest.approx((middle - half, middle + half), abs=0.004)
 
 
 def test_an_interval_of_all_right_answers_is_that_of_the_documents():
     low, high = wilson(12, 12)
-    found = bounded_accuracy(CorrectnessMatrix(np.ones((3, 60)), tuple(map(str, range(60))), tuple("abcdefghijkl" * 5)))
-    assert found.value == found.high == high == 1.0
-    assert low - 0.06 < found.low < low  # Student's quantile is a little larger
+    estimate = bounded_accuracy(
+        CorrectnessMatrix(np.ones((3, 60)), tuple(map(str, range(60))), tuple("abcdefghijkl" * 5))
+    )
+    assert estimate.value == estimate.high == high == 1.0
+    assert low - 0.06 < estimate.low < low  # Student's quantile is a little larger
 
 
 def test_with_one_document_there_is_no_p_and_nothing_is_bounded():
-    one, other = sheet([[1, 1, 1, 0]], "aaaa"), sheet([[0, 0, 0, 1]], "aaaa")
-    contrast = make_contrast(one, other, "base")
+    arm, other = sheet([[1, 1, 1, 0]], "aaaa"), sheet([[0, 0, 0, 1]], "aaaa")
+    contrast = make_contrast(arm, other, "base")
     assert contrast is not None
     assert (contrast.low, contrast.high, contrast.p, contrast.p_holm, contrast.smallest) == (None,) * 5
     assert (contrast.too_few, contrast.is_significant, contrast.unit) == (True, False, "documents")
-    assert (bounded_accuracy(one).low, bounded_accuracy(one).high) == (0.0, 1.0)
-    assert (bounded_mean(one, -2.0, 3.0).low, bounded_mean(one, -2.0, 3.0).high) == (-2.0, 3.0)
-    assert chance_p(one) is None
-    assert near_p(one, 0.5) is None
-    assert relative_gain(one, other) is None
-    assert trend([other, one, one]) is None
+    assert (bounded_accuracy(arm).low, bounded_accuracy(arm).high) == (0.0, 1.0)
+    assert (bounded_mean(arm, -2.0, 3.0).low, bounded_mean(arm, -2.0, 3.0).high) == (-2.0, 3.0)
+    assert chance_p(arm) is None
+    assert near_p(arm, 0.5) is None
+    assert relative_gain(arm, other) is None
+    assert trend([other, arm, arm]) is None
 
 
 def test_nine_documents_are_too_few_whatever_p_is_ten_are_not():
@@ -289,9 +291,9 @@ def test_variance_of_seeds_counts_in_p_and_interval():
 
 
 def test_one_clear_seed_each_is_judged_by_documents_alone():
-    one, other = simulated(1, 1, 60, 2, 0.9), simulated(2, 1, 60, 2, 0.5)
-    assert difference_p(one, other) == sign_flip_p(one, other)
-    contrast = make_contrast(one, other, "base")
+    arm, other = simulated(1, 1, 60, 2, 0.9), simulated(2, 1, 60, 2, 0.5)
+    assert difference_p(arm, other) == sign_flip_p(arm, other)
+    contrast = make_contrast(arm, other, "base")
     assert contrast is not None
     assert (contrast.test, contrast.n, contrast.n_clusters, contrast.unit) == ("sign flips", 120, 60, "documents")
 
@@ -316,9 +318,9 @@ def test_the_smallest_difference_is_found_with_the_power_it_promises():
 @pytest.mark.parametrize("family", [1, 120, 2655, 100_000])
 def test_the_detectable_difference_of_any_family_and_any_degrees_of_freedom_is_a_number(family, df):
     alpha = 0.05 / family
-    found, quantile = _detectable(alpha, df), t.isf(alpha / 2, df)
+    detectable, quantile = _detectable(alpha, df), t.isf(alpha / 2, df)
     normal, square = np.random.default_rng(1).normal(size=20_000), np.random.default_rng(2).chisquare(df, 20_000) / df
-    assert float(((normal + found) / np.sqrt(square) > quantile).mean()) == pytest.approx(0.8, abs=0.012)
+    assert float(((normal + detectable) / np.sqrt(square) > quantile).mean()) == pytest.approx(0.8, abs=0.012)
 
 
 def test_trend_is_pages_both_ways_and_its_direction_is_not_that_of_the_ends():
@@ -339,10 +341,10 @@ def test_a_trend_that_the_seeds_do_not_bear_is_none():
     for step in range(4):
         rows = [[float(i < 50 + 3 * step + shift) for i in range(100)] for shift in (-15, 0, 15)]
         arms.append(CorrectnessMatrix(np.array(rows), ids, ids))
-    found = trend(arms)
-    assert found is not None
-    assert found.rises
-    assert found.p > 0.2
+    result = trend(arms)
+    assert result is not None
+    assert result.rises
+    assert result.p > 0.2
 
 
 def test_trend_p_is_pages_l_by_its_normal_approximation():
@@ -353,9 +355,9 @@ def test_trend_p_is_pages_l_by_its_normal_approximation():
     big_l = float((ranks.sum(0) * np.arange(1, k + 1)).sum())
     z = (12 * big_l - 3 * n * k * (k + 1) ** 2) / (k * (k + 1) * math.sqrt(n * (k - 1)))
     wanted = 0.5 * math.erfc(z / math.sqrt(2))
-    found = trend(sheets)
-    assert found is not None
-    assert found.p == pytest.approx(2 * wanted, rel=0.35)
+    result = trend(sheets)
+    assert result is not None
+    assert result.p == pytest.approx(2 * wanted, rel=0.35)
 
 
 def test_near_chance_needs_evidence_not_ignorance():
@@ -371,36 +373,36 @@ def test_near_chance_needs_evidence_not_ignorance():
 
 def test_equivalence_to_another_arm_is_rarely_found_where_the_arms_differ_by_the_margin():
     """At the margin itself at most 5% of studies may find it, and without a difference most should."""
-    found = {0.0: 0, 0.1: 0}
-    for gap in found:
+    n_equivalent = {0.0: 0, 0.1: 0}
+    for gap in n_equivalent:
         for seed in range(60):
-            one, other = simulated(seed, 3, 150, 3, 0.6), simulated(1000 + seed, 3, 150, 3, 0.6 + gap)
-            p = near_p(one, 0.1, other)
-            found[gap] += p is not None and p < 0.05
-    assert found[0.1] <= 6
-    assert found[0.0] >= 50
+            arm, other = simulated(seed, 3, 150, 3, 0.6), simulated(1000 + seed, 3, 150, 3, 0.6 + gap)
+            p = near_p(arm, 0.1, other)
+            n_equivalent[gap] += p is not None and p < 0.05
+    assert n_equivalent[0.1] <= 6
+    assert n_equivalent[0.0] >= 50
 
 
 def test_equivalence_is_the_interval_of_90_percent_inside_the_margin():
-    one, other = simulated(1, 3, 100, 2, 0.6), simulated(2, 3, 100, 2, 0.63)
-    means = (one.correct - other.correct).reshape(3, 100, 2).mean(2)
-    seeds = sum(np.var(m.correct.mean(1), ddof=1) / 3 for m in (one, other))
+    arm, other = simulated(1, 3, 100, 2, 0.6), simulated(2, 3, 100, 2, 0.63)
+    means = (arm.correct - other.correct).reshape(3, 100, 2).mean(2)
+    seeds = sum(np.var(m.correct.mean(1), ddof=1) / 3 for m in (arm, other))
     documents = np.var(means.mean(0), ddof=1) / 100
     df = (documents + seeds) ** 2 / (
-        documents**2 / 99 + sum((np.var(m.correct.mean(1), ddof=1) / 3) ** 2 / 2 for m in (one, other))
+        documents**2 / 99 + sum((np.var(m.correct.mean(1), ddof=1) / 3) ** 2 / 2 for m in (arm, other))
     )
     edge = abs(means.mean()) + t.isf(0.05, df) * math.sqrt(documents + seeds)
-    assert near_p(one, edge + 1e-6, other) < 0.05 < near_p(one, edge - 1e-6, other)
+    assert near_p(arm, edge + 1e-6, other) < 0.05 < near_p(arm, edge - 1e-6, other)
 
 
 def test_against_chance_each_question_has_its_own():
     matrix = replace(simulated(5, 2, 80, 3, 0.5), chances=(0.5,) * 120 + (0.25,) * 120)
-    found = chance_p(matrix)
+    p_value = chance_p(matrix)
     means = (matrix.correct - np.array([0.5] * 120 + [0.25] * 120)).reshape(2, 80, 3).mean(2)
     documents, seeds = np.var(means.mean(0), ddof=1) / 80, np.var(means.mean(1), ddof=1) / 2
     df = (documents + seeds) ** 2 / (documents**2 / 79 + seeds**2)
-    assert found == pytest.approx(2 * t.sf(means.mean() / math.sqrt(documents + seeds), df))
-    assert found < 1e-4
+    assert p_value == pytest.approx(2 * t.sf(means.mean() / math.sqrt(documents + seeds), df))
+    assert p_value < 1e-4
 
 
 def test_headline_and_the_rest_are_two_families():
@@ -412,7 +414,7 @@ def test_headline_and_the_rest_are_two_families():
     corrected = correct_families([result, other, second])
     p = result.to_base.p
     assert p == pytest.approx(2 / 2**20)
-    assert [one.to_base.p_holm for one in corrected] == pytest.approx([p, 2 * p, 2 * p])
+    assert [item.to_base.p_holm for item in corrected] == pytest.approx([p, 2 * p, 2 * p])
 
 
 def test_changes_count_what_most_seeds_say_and_a_tie_is_none():
@@ -426,10 +428,10 @@ def test_changes_count_what_most_seeds_say_and_a_tie_is_none():
 
 def test_memory_does_not_grow_with_the_square_of_documents():
     """A matrix of 3,000 questions by documents would hold 72 MB."""
-    one, other = simulated(1, 1, 3000, 1, 0.6), simulated(2, 1, 3000, 1, 0.5)
+    arm, other = simulated(1, 1, 3000, 1, 0.6), simulated(2, 1, 3000, 1, 0.5)
     tracemalloc.start()
     try:
-        make_contrast(one, other, "base")
+        make_contrast(arm, other, "base")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -437,8 +439,8 @@ def test_memory_does_not_grow_with_the_square_of_documents():
 
 
 def test_a_question_without_a_score_in_one_arm_is_no_pair():
-    one, other = sheet([[1, 0, 1, 1]], "aabb"), sheet([[0, 0, 1, 0]], "aabb")
-    first, second = aligned(one, other.part([0, 2, 3]))
+    arm, other = sheet([[1, 0, 1, 1]], "aabb"), sheet([[0, 0, 1, 0]], "aabb")
+    first, second = aligned(arm, other.part([0, 2, 3]))
     assert first.question_ids == second.question_ids == tuple(other.question_ids[i] for i in (0, 2, 3))
     assert (first.mean(), second.mean()) == (1.0, pytest.approx(1 / 3))
 
@@ -477,8 +479,8 @@ def crossed(
     shared = random.normal(0, math.sqrt(0.3), (n_documents, 1)) + random.normal(0, math.sqrt(0.35), (n_documents, 5))
     of_seeds = np.asarray(seed_sd) / scipy.stats.norm.pdf(level)
     shift = random.normal(0, 1, (len(level), 3)) * of_seeds[:, None] + (level * np.sqrt(1 + of_seeds**2))[:, None]
-    own = random.normal(0, math.sqrt(0.35), (len(level), 3, n_documents, 5))
-    right = (shared + own + shift[:, :, None, None] > 0).reshape(len(level), 3, -1).astype(float)
+    noise = random.normal(0, math.sqrt(0.35), (len(level), 3, n_documents, 5))
+    right = (shared + noise + shift[:, :, None, None] > 0).reshape(len(level), 3, -1).astype(float)
     ids = tuple(map(str, range(5 * n_documents)))
     documents = tuple(f"d{i // 5}" for i in range(5 * n_documents))
     return [CorrectnessMatrix(rows, ids, documents, (0.25,) * len(ids)) for rows in right]
@@ -486,10 +488,10 @@ def crossed(
 
 def test_the_variance_counts_the_noise_of_answers_once_in_the_interval_and_twice_in_the_test():
     """Two crossed factors written out: documents, seeds, and what is left over."""
-    one, other = crossed(np.random.default_rng(4), [0.6, 0.7], 0.08)
-    contrast = make_contrast(one, other, "base", "method")
+    arm, other = crossed(np.random.default_rng(4), [0.6, 0.7], 0.08)
+    contrast = make_contrast(arm, other, "base", "method")
     assert contrast is not None
-    documents = one.correct.reshape(3, 20, 5).mean(2), other.correct.reshape(3, 20, 5).mean(2)
+    documents = arm.correct.reshape(3, 20, 5).mean(2), other.correct.reshape(3, 20, 5).mean(2)
     between = np.var(documents[0].mean(0) - documents[1].mean(0), ddof=1) / 20
     seeds = sum(np.var(table.mean(1), ddof=1) / 3 for table in documents)
     noise = 0.0
@@ -511,10 +513,10 @@ def test_intervals_of_differences_cover_and_null_differences_are_rarely_found():
     """300 studies; 1,000 of other sizes are in docs/studies.md."""
     random, covered, false = np.random.default_rng(11), 0, 0
     for _ in range(300):
-        one, other = crossed(random, [0.6, 0.6], 0.02)
-        found = difference_estimate(one, other)
-        covered += found.low <= 0 <= found.high
-        false += difference_p(one, other) < 0.05
+        arm, other = crossed(random, [0.6, 0.6], 0.02)
+        estimate = difference_estimate(arm, other)
+        covered += estimate.low <= 0 <= estimate.high
+        false += difference_p(arm, other) < 0.05
     assert 0.93 <= covered / 300 <= 0.985
     assert false / 300 <= 0.05
 
@@ -527,10 +529,10 @@ def test_variances_are_drawn_towards_each_other_as_far_as_they_are_alike():
     for value, df in moderated(alike)[:5]:
         assert df > 100
         assert value == pytest.approx(4e-4, rel=0.25)
-    found = moderated(apart)
-    assert found[0][1] == pytest.approx(5, abs=0.8)
-    prior = found[0][1] - 2
-    assert (found[0][0] * found[0][1] - 2 * apart[0][0]) / prior == pytest.approx(4e-4, rel=0.2)
+    shrunk = moderated(apart)
+    assert shrunk[0][1] == pytest.approx(5, abs=0.8)
+    prior = shrunk[0][1] - 2
+    assert (shrunk[0][0] * shrunk[0][1] - 2 * apart[0][0]) / prior == pytest.approx(4e-4, rel=0.2)
     assert moderated([(1e-4, 2.0)]) == [(1e-4, 2.0)]
     assert moderated([(0.0, 2.0), (0.0, 2.0)]) == [(0.0, 2.0), (0.0, 2.0)]
 
@@ -543,7 +545,9 @@ def test_seeds_of_other_arms_keep_ten_arms_from_being_found_against_an_untrained
         base = replace(base, correct=base.correct[:1])
         pooled = moderated([arm.seed_variance for arm in arms])
         for name, variances in (("alone", [None] * 10), ("pooled", pooled)):
-            ps = (difference_p(replace(arm, pooled=own), base) for arm, own in zip(arms, variances, strict=True))
+            ps = (
+                difference_p(replace(arm, pooled=variance), base) for arm, variance in zip(arms, variances, strict=True)
+            )
             false[name] += min(p for p in ps if p is not None) * 10 < 0.05
     assert false["pooled"] <= 0.07 * 100
     assert false["pooled"] <= false["alone"]
@@ -552,44 +556,44 @@ def test_seeds_of_other_arms_keep_ten_arms_from_being_found_against_an_untrained
 def test_the_gain_is_fiellers_ratio_above_chance():
     """One seed, no document with two questions: the quadratic of Fieller (1954) written out, one answer more each way."""
     random = np.random.default_rng(3)
-    base, own = (random.random(200) < 0.6).astype(float), (random.random(200) < 0.75).astype(float)
-    found = relative_gain(*(replace(alone(list(v)), chances=(0.25,) * 200) for v in (own, base)))
-    assert found is not None
-    x, y = own.mean() - 0.25, base.mean() - 0.25
-    covariance = np.cov(own, base) / 200
-    effective = [p * (1 - p) / v for p, v in zip((own.mean(), base.mean()), covariance.diagonal(), strict=True)]
+    base, arm = (random.random(200) < 0.6).astype(float), (random.random(200) < 0.75).astype(float)
+    gain = relative_gain(*(replace(alone(list(v)), chances=(0.25,) * 200) for v in (arm, base)))
+    assert gain is not None
+    x, y = arm.mean() - 0.25, base.mean() - 0.25
+    covariance = np.cov(arm, base) / 200
+    effective = [p * (1 - p) / v for p, v in zip((arm.mean(), base.mean()), covariance.diagonal(), strict=True)]
     (v11, v12), (_, v22) = covariance + np.diag([(n + 2) ** -2 for n in effective])
     q = t.ppf(0.975, 199) ** 2
     roots = sorted(np.roots([y**2 - q * v22, -2 * (x * y - q * v12), x**2 - q * v11]))
-    assert (found.value, found.low, found.high) == pytest.approx((x / y - 1, roots[0] - 1, roots[1] - 1))
+    assert (gain.value, gain.low, gain.high) == pytest.approx((x / y - 1, roots[0] - 1, roots[1] - 1))
 
 
 def test_a_base_that_guesses_has_no_gain_over_it_and_each_question_its_own_chance():
-    own = alone([1.0] * 60 + [0.0] * 40)
+    arm = alone([1.0] * 60 + [0.0] * 40)
     base = alone([1.0] * 30 + [0.0] * 70)
-    assert relative_gain(replace(own, chances=(0.25,) * 100), replace(base, chances=(0.25,) * 100)) is None
-    assert relative_gain(own, base) is not None
+    assert relative_gain(replace(arm, chances=(0.25,) * 100), replace(base, chances=(0.25,) * 100)) is None
+    assert relative_gain(arm, base) is not None
     chances = (0.5,) * 50 + (0.25,) * 50
-    found = relative_gain(replace(own, chances=chances), replace(own, chances=chances))
-    assert found is not None
-    assert found.low < found.value == 0.0 < found.high
+    gain = relative_gain(replace(arm, chances=chances), replace(arm, chances=chances))
+    assert gain is not None
+    assert gain.low < gain.value == 0.0 < gain.high
 
 
 def test_a_gain_over_a_perfect_base_is_bounded():
-    one, other = (replace(alone([1.0] * 30), chances=(0.25,) * 30) for _ in range(2))
-    found = relative_gain(one, other)
-    assert found is not None
-    assert -0.2 < found.low < 0.0 < found.high < 0.2
+    arm, other = (replace(alone([1.0] * 30), chances=(0.25,) * 30) for _ in range(2))
+    gain = relative_gain(arm, other)
+    assert gain is not None
+    assert -0.2 < gain.low < 0.0 < gain.high < 0.2
 
 
 def test_intervals_of_gains_cover():
     random, covered, n_bounded = np.random.default_rng(6), 0, 0
     for _ in range(400):
-        own, base = crossed(random, [0.75, 0.6], [0.02, 0.0])
-        found = relative_gain(own, replace(base, correct=base.correct[:1]))
-        if found is not None:
+        arm, base = crossed(random, [0.75, 0.6], [0.02, 0.0])
+        gain = relative_gain(arm, replace(base, correct=base.correct[:1]))
+        if gain is not None:
             n_bounded += 1
-            covered += found.low <= 0.5 / 0.35 - 1 <= found.high
+            covered += gain.low <= 0.5 / 0.35 - 1 <= gain.high
     assert n_bounded > 390
     assert 0.93 <= covered / n_bounded <= 0.985
 

@@ -42,14 +42,14 @@ def rows() -> list[tuple[str, list[str]]]:
     rng = random.Random(0)
     golds = [json.loads(line)["answers"] for line in SQUAD.read_text().splitlines()] if SQUAD.exists() else []
     golds = golds or [[" ".join(rng.choices(WORDS, k=rng.randint(1, 5))) for _ in range(3)] for _ in range(1000)]
-    found = []
+    cases = []
     for i in range(1000):
         accepted = golds[i % len(golds)]
         words = (rng.choice(accepted) if accepted else "").split()
         kept = [word.upper() if rng.random() < 0.2 else word for word in words if rng.random() < 0.8]
         extra = rng.choices(WORDS, k=rng.choice((0, 0, 1, 3)))
-        found.append((" ".join([*extra, *kept]) if i % 7 else " ".join(words) + ".", accepted))
-    return found
+        cases.append((" ".join([*extra, *kept]) if i % 7 else " ".join(words) + ".", accepted))
+    return cases
 
 
 def test_exact_match_and_f1_are_those_of_squad_on_a_thousand_rows():

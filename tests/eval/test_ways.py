@@ -81,8 +81,8 @@ def test_formats_are_written_as_documented():
 
 def test_a_template_of_ones_own_writes_the_context():
     source = "{% for s in shots %}{{ s.question }} {{ s.answer }};{% endfor %}{{ passages|join('+') }}|{{ question }}="
-    ask = PromptRequest(QUESTION, "texts", (QUESTION,), ("p1", "p2"), template=source)
-    prompt = render_prompt(ask)
+    request = PromptRequest(QUESTION, "texts", (QUESTION,), ("p1", "p2"), template=source)
+    prompt = render_prompt(request)
     assert (prompt.context, prompt.continuations) == ("Where? c;p1+p2|Where?=", (" a b", " c"))
 
 
@@ -109,14 +109,14 @@ def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
 def test_each_rotation_is_a_task_of_its_own_in_the_harness_layout(recipe, tmp_path):
     run(recipe(formats=["rotations"]))
     folder = tmp_path / "run" / "harness" / "base"
-    found = {}
+    by_task = {}
     for n in range(3):
         (path,) = folder.glob(f"samples_new_rotations_0shot_r{n}_*.jsonl")
-        found[n] = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["target"] for row in found[1]] == [str((i % 3 - 1) % 3) for i in range(4)]
-    assert found[1][0]["doc"]["choices"] == ["the mill", "town of Farrow", "Lowmere"]
+        by_task[n] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["target"] for row in by_task[1]] == [str((i % 3 - 1) % 3) for i in range(4)]
+    assert by_task[1][0]["doc"]["choices"] == ["the mill", "town of Farrow", "Lowmere"]
     answers = stored(tmp_path)
-    assert [row[1] for row in found[2][3]["filtered_resps"]] == [
+    assert [row[1] for row in by_task[2][3]["filtered_resps"]] == [
         str(x) for x in answers["rotations", 0, 2, "q3"].greedy
     ]
 
@@ -156,12 +156,12 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     template += "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     tiny_tokenizer.chat_template = template.replace("X", str(refuses).lower())
     encoder = Encoder(tiny_tokenizer, chat=ChatStyle())
-    found = encoder.apply_chat_template(render_prompt(PromptRequest(QUESTION, "letters", (QUESTION,))))
+    rendered = encoder.apply_chat_template(render_prompt(PromptRequest(QUESTION, "letters", (QUESTION,))))
     header = "The following are multiple choice questions (with answers) about some towns.\n\n"
     middle = f"<user>{header}" if refuses else f"<system>{header}<user>"
-    asked = "Where?\nA. a b\nB. c\nAnswer:"
-    assert found.context == f"{middle}{asked} B\n\n{asked}<assistant>"
-    assert found.continuations == ("A", "B")
+    question = "Where?\nA. a b\nB. c\nAnswer:"
+    assert rendered.context == f"{middle}{question} B\n\n{question}<assistant>"
+    assert rendered.continuations == ("A", "B")
     assert encoder.notes == (
         ["the chat template takes no system turn; its text is part of the user's"] if refuses else []
     )
@@ -214,7 +214,7 @@ def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_
     documents = write_rows("documents.jsonl", [{"id": name, "text": f"{name} was born in Lowmere."} for name in NAMES])
     run(recipe(formats=["letters", "rotations"], retrieval={"documents": [str(documents)], "k": [1, 2]}))
     rows = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
-    found = {(row["k"], row["question_id"]): row for row in rows if row["format"] == "letters"}
+    flips = {(row["k"], row["question_id"]): row for row in rows if row["format"] == "letters"}
     answers = stored(tmp_path)
     expected = {}
     for k in (1, 2):
@@ -223,8 +223,8 @@ def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_
             if (now == i % 3) != (was == i % 3):
                 expected[k, f"q{i}"] = (int(now), int(was), "wrong to right" if now == i % 3 else "right to wrong")
     assert expected
-    assert {key: (r["chosen"], r["base_chosen"], r["change"]) for key, r in found.items()} == expected
-    for (k, name), row in found.items():
+    assert {key: (r["chosen"], r["base_chosen"], r["change"]) for key, r in flips.items()} == expected
+    for (k, name), row in flips.items():
         assert [item["id"] for item in row["passages"]] == list(answers["letters", k, 0, name].context_ids)
         assert row["choices"] == ROWS[0]["choices"]
         assert row["gold"] == int(name[1]) % 3
@@ -239,15 +239,15 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     loaded, total, n = load_model(str(tiny_model)), 0.0, 0
     for text in texts:
         ids = [loaded.tokenizer.bos_token_id, *loaded.tokenizer(text, add_special_tokens=False).input_ids]
-        for at in range(1, len(ids), 256):
-            part = ids[at - 1 : at + 256]
+        for start in range(1, len(ids), 256):
+            part = ids[start - 1 : start + 256]
             with torch.no_grad():
                 log_probs = loaded.model.double()(torch.tensor([part])).logits[0].log_softmax(-1)
             total += sum(float(log_probs[i - 1, part[i]]) for i in range(1, len(part)))
             n += len(part) - 1
-    (found,) = report.perplexities
-    assert (found.n_tokens, found.n_texts) == (n, 2)
-    assert found.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
+    (perplexity,) = report.perplexities
+    assert (perplexity.n_tokens, perplexity.n_texts) == (n, 2)
+    assert perplexity.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
     assert "held-out perplexity on held_out" in render_summary(report)
     assert run(recipe(perplexity_corpus=str(path))) == report
     assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].result.n == 4
@@ -350,12 +350,12 @@ def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
         formats=["rotations", "texts", "texts-no-question"], models={"base": str(tiny_model), "b": str(tiny_model)}
     )
     run(path)
-    asked = [answer for answer in read_answers(tmp_path / "run" / "answers.jsonl") if answer.arm == "base"]
+    base_answers = [answer for answer in read_answers(tmp_path / "run" / "answers.jsonl") if answer.arm == "base"]
     known = set()
     for name in {row["id"] for row in ROWS}:
-        own = [a for a in asked if a.question_id == name and a.format != "texts-no-question"]
-        assert len(own) == 4
-        if sum(a.log_probs.index(max(a.log_probs)) == a.gold for a in own) / 4 > 1 / 3:
+        answers = [a for a in base_answers if a.question_id == name and a.format != "texts-no-question"]
+        assert len(answers) == 4
+        if sum(a.log_probs.index(max(a.log_probs)) == a.gold for a in answers) / 4 > 1 / 3:
             known.add(name)
     assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 0
     rows = {
@@ -365,8 +365,8 @@ def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
     assert rows["unknown"] == [row for row in ROWS if row["id"] not in known]
     assert known
     luck = 4 * (6 * (1 / 3) ** 2 * (2 / 3) ** 2 + 4 * (1 / 3) ** 3 * (2 / 3) + (1 / 3) ** 4)
-    said = capsys.readouterr().out
-    assert f"the base knows {len(known)} of 4 questions (4 prompts each, by guessing alone {luck:.0f})" in said
+    output = capsys.readouterr().out
+    assert f"the base knows {len(known)} of 4 questions (4 prompts each, by guessing alone {luck:.0f})" in output
     (tmp_path / "questions.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 2
     assert "is not the file that" in capsys.readouterr().err

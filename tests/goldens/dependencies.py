@@ -27,10 +27,10 @@ PLACED = (3.0, 1.0, 2.0, 4.0), (2.0, 1.0, 3.0, 4.0), (1.0, 3.0, 2.0, 4.0), (2.0,
 
 @dataclass(frozen=True)
 class Case:
-    """`ask` returns what `package` says; numbers may differ by `tolerance` of their size (of 1 where they are smaller)."""
+    """`compute` returns numbers of `package`; they may differ by `tolerance` of their size (of 1 where they are smaller)."""
 
     package: str
-    ask: Callable[[], list[float]]
+    compute: Callable[[], list[float]]
     tolerance: float = 0.0
 
 
@@ -50,8 +50,8 @@ def _llama() -> list[float]:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
     with torch.no_grad():
-        found = model(torch.tensor([IDS[:-1]]), use_cache=False).logits[0].log_softmax(-1)
-    return [float(found[at, token]) for at, token in enumerate(IDS[1:])]
+        log_probs = model(torch.tensor([IDS[:-1]]), use_cache=False).logits[0].log_softmax(-1)
+    return [float(log_probs[index, token]) for index, token in enumerate(IDS[1:])]
 
 
 def _schedules() -> list[float]:
@@ -155,12 +155,12 @@ def _eight_bit() -> list[float]:
 
     weight = torch.nn.Parameter(torch.full((4096,), START[0]))
     optimizer = AdamW8bit([weight], lr=RATE, weight_decay=DECAY)
-    found = []
+    steps = []
     for gradient in (0.5, -0.25, 0.125):
         weight.grad = torch.full((4096,), gradient)
         optimizer.step()
-        found.append(float(weight.detach().mean()))
-    return found
+        steps.append(float(weight.detach().mean()))
+    return steps
 
 
 def _lora() -> list[float]:
@@ -189,13 +189,13 @@ def _row_order() -> list[float]:
 
     Accelerator(cpu=True)
     torch.manual_seed(3)
-    rows: Any = [float(at) for at in range(10)]
+    rows: Any = [float(index) for index in range(10)]
     loader = prepare_data_loader(DataLoader(rows, batch_size=3, shuffle=True), use_seedable_sampler=True, data_seed=5)
-    found = []
+    order = []
     for epoch in range(2):
         loader.set_epoch(epoch)
-        found += [float(value) for batch in loader for value in batch]
-    return found
+        order += [float(value) for batch in loader for value in batch]
+    return order
 
 
 def _numpy_stream() -> list[float]:

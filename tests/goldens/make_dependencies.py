@@ -39,9 +39,9 @@ def _words(text: str) -> list[str]:
     """GPT-2's split for such a text: a space begins the word after it; digits, letters and signs stand apart."""
     kinds = ["d" if c.isdigit() else "l" if c.isalpha() else "s" if c == " " else "p" for c in text]
     words: list[str] = []
-    for at, (sign, kind) in enumerate(zip(text, kinds, strict=True)):
-        after_space = at > 0 and kinds[at - 1] == "s" and kind != "d"
-        goes_on = at > 0 and kinds[at - 1] == kind and kind != "d"
+    for index, (sign, kind) in enumerate(zip(text, kinds, strict=True)):
+        after_space = index > 0 and kinds[index - 1] == "s" and kind != "d"
+        goes_on = index > 0 and kinds[index - 1] == kind and kind != "d"
         if words and (after_space or goes_on):
             words[-1] += sign
         else:
@@ -61,38 +61,38 @@ def bpe() -> list[float]:
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merges.append((best, numpy_llama.VOCABULARY + number))
         words = Counter({_joined(word, *merges[-1]): count for word, count in words.items()})
-    found = [numpy_llama.BOS]
+    token_ids = [numpy_llama.BOS]
     for word in _words(TEXT + " Kelm é"):
         ids = tuple(numpy_llama.byte_ids(word))
         for pair, whole in merges:
             ids = _joined(ids, pair, whole)
-        found.extend(ids)
-    return list(map(float, found))
+        token_ids.extend(ids)
+    return list(map(float, token_ids))
 
 
 def _joined(word: tuple[int, ...], pair: tuple[int, int], whole: int) -> tuple[int, ...]:
-    found: list[int] = []
-    at = 0
-    while at < len(word):
-        if word[at : at + 2] == pair:
-            found.append(whole)
-            at += 2
+    joined: list[int] = []
+    index = 0
+    while index < len(word):
+        if word[index : index + 2] == pair:
+            joined.append(whole)
+            index += 2
         else:
-            found.append(word[at])
-            at += 1
-    return tuple(found)
+            joined.append(word[index])
+            index += 1
+    return tuple(joined)
 
 
 def llama() -> list[float]:
     each = numpy_llama.log_probs(numpy_llama.draw(0), IDS[:-1])
-    return [float(each[at, token]) for at, token in enumerate(IDS[1:])]
+    return [float(each[index, token]) for index, token in enumerate(IDS[1:])]
 
 
 def trl_loss() -> list[float]:
     total, count = 0.0, 0
     for row in (IDS, [*IDS, *IDS[3:]]):
         each = numpy_llama.log_probs(numpy_llama.draw(0), row[:-1])
-        total -= sum(float(each[at - 1, row[at]]) for at in range(2, len(row)))
+        total -= sum(float(each[index - 1, row[index]]) for index in range(2, len(row)))
         count += len(row) - 2
     return [total / count]
 
@@ -122,14 +122,14 @@ def adamw() -> list[float]:
 
 
 def eight_bit() -> list[float]:
-    weight, first, second, found = START[0], 0.0, 0.0, []
+    weight, first, second, values = START[0], 0.0, 0.0, []
     for step, gradient in enumerate((0.5, -0.25, 0.125), start=1):
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         weight -= (
             RATE * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.999**step)) + 1e-8) + RATE * DECAY * weight
         )
-        found.append(weight)
-    return found
+        values.append(weight)
+    return values
 
 
 def clipping() -> list[float]:
@@ -142,7 +142,7 @@ def cross_entropy() -> list[float]:
     losses = []
     for row, label in ((GRADIENTS[0], 1), (GRADIENTS[2], 3)):
         whole = math.log(sum(map(math.exp, row)))
-        losses.append(sum((0.9 * (at == label) + 0.1 / 4) * (whole - value) for at, value in enumerate(row)))
+        losses.append(sum((0.9 * (index == label) + 0.1 / 4) * (whole - value) for index, value in enumerate(row)))
     return [sum(losses) / 2]
 
 
@@ -155,25 +155,27 @@ def tests_and_intervals() -> list[float]:
     """Binomial tails in whole numbers; Wilson (1927); Page's L (1963) over every order; z, and t by its closed form for 2."""
     tail = Fraction(2 * sum(math.comb(12, k) for k in range(9, 13)), 2**12)
     z = 1.959963984540054
-    share, spread = 7 / 9, 1 + z * z / 9
-    half = z * math.sqrt(share * (1 - share) / 9 + z * z / (4 * 81)) / spread
-    middle = (share + z * z / 18) / spread
-    ways = Counter({0: 1})
+    fraction, spread = 7 / 9, 1 + z * z / 9
+    half = z * math.sqrt(fraction * (1 - fraction) / 9 + z * z / (4 * 81)) / spread
+    middle = (fraction + z * z / 18) / spread
+    counts = Counter({0: 1})
     for _ in PLACED:
-        one = Counter(sum(place * rank for place, rank in enumerate(order, 1)) for order in permutations(range(1, 5)))
-        ways = _convolved(ways, one)
-    seen = sum(place * rank for row in PLACED for place, rank in enumerate(row, 1))
-    page = Fraction(sum(n for total, n in ways.items() if total >= seen), sum(ways.values()))
-    share = 0.95  # t with 2 degrees: p / sqrt((1 - p^2) / 2), p the share inside
-    return [float(tail), middle - half, middle + half, float(page), z, share / math.sqrt((1 - share**2) / 2)]
+        of_order = Counter(
+            sum(rank_index * rank for rank_index, rank in enumerate(order, 1)) for order in permutations(range(1, 5))
+        )
+        counts = _convolved(counts, of_order)
+    seen = sum(rank_index * rank for row in PLACED for rank_index, rank in enumerate(row, 1))
+    page = Fraction(sum(n for total, n in counts.items() if total >= seen), sum(counts.values()))
+    fraction = 0.95  # t with 2 degrees: p / sqrt((1 - p^2) / 2), p the share inside
+    return [float(tail), middle - half, middle + half, float(page), z, fraction / math.sqrt((1 - fraction**2) / 2)]
 
 
-def _convolved(one: Counter[int], other: Counter[int]) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for a, n in one.items():
+def _convolved(first: Counter[int], other: Counter[int]) -> Counter[int]:
+    sums: Counter[int] = Counter()
+    for a, n in first.items():
         for b, m in other.items():
-            found[a + b] += n * m
-    return found
+            sums[a + b] += n * m
+    return sums
 
 
 def bm25() -> list[float]:
@@ -202,11 +204,11 @@ def main() -> None:
     """Compute, compare with what is installed, and write."""
     computed = {name: ANSWERS[name]() for name in COMPUTED}
     for name, case in COMPUTED.items():
-        found = case.ask()
-        off = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(found, computed[name], strict=True)), default=0.0)
+        values = case.compute()
+        off = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(values, computed[name], strict=True)), default=0.0)
         print(f"{case.package}, {name}: off by {off:.1e}, allowed {case.tolerance:.1e}")
         if off > case.tolerance:
-            raise SystemExit(f"{name}: found {found}, computed {computed[name]}")
+            raise SystemExit(f"{name}: found {values}, computed {computed[name]}")
     cases = (*COMPUTED.values(), *OBSERVED.values())
     versions = {
         name: platform.python_version() if name == "python" else metadata.version(name)
@@ -215,7 +217,7 @@ def main() -> None:
     gold = {
         "versions": versions,
         "computed": computed,
-        "observed": {name: case.ask() for name, case in OBSERVED.items()},
+        "observed": {name: case.compute() for name, case in OBSERVED.items()},
     }
     Path(__file__).with_name("dependencies.json").write_text(json.dumps(gold, indent=1) + "\n", "utf-8")
 

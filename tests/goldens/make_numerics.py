@@ -50,17 +50,17 @@ def loss_of(weights: Mapping[str, Array]) -> float:
 
 def gradient(weights: Weights) -> Weights:
     """Return the central differences of `loss_of`."""
-    found = {}
+    gradients = {}
     for name, weight in weights.items():
-        found[name] = np.zeros_like(weight)
-        for at in np.ndindex(weight.shape):
-            held = weight[at]
-            weight[at] = held + STEP
+        gradients[name] = np.zeros_like(weight)
+        for index in np.ndindex(weight.shape):
+            original = weight[index]
+            weight[index] = original + STEP
             above = loss_of(weights)
-            weight[at] = held - STEP
-            found[name][at] = (above - loss_of(weights)) / (2 * STEP)
-            weight[at] = held
-    return found
+            weight[index] = original - STEP
+            gradients[name][index] = (above - loss_of(weights)) / (2 * STEP)
+            weight[index] = original
+    return gradients
 
 
 def train(weights: Weights) -> tuple[list[float], list[float]]:
@@ -84,15 +84,15 @@ def train(weights: Weights) -> tuple[list[float], list[float]]:
 
 def scored(weights: Mapping[str, Array], context: str, continuations: Sequence[str]) -> list[float]:
     """Return the summed log-prob of each of `continuations` after BOS and `context`."""
-    found = []
+    scores = []
     for continuation in continuations:
         ids, n = [BOS, *byte_ids(context + continuation)], len(byte_ids(continuation))
         each = log_probs(weights, ids[:-1])[np.arange(len(ids) - 1), ids[1:]]
-        found.append(float(each[-n:].sum()))
-    return found
+        scores.append(float(each[-n:].sum()))
+    return scores
 
 
-def asked(weights: Mapping[str, Array]) -> dict[str, dict[str, list[float]]]:
+def log_probs_of(weights: Mapping[str, Array]) -> dict[str, dict[str, list[float]]]:
     """Return format -> question -> log-probs of its choices, in the layouts that docs and lm-evaluation-harness have."""
     texts, letters = {}, {}
     for row in QUESTIONS:
@@ -105,13 +105,13 @@ def asked(weights: Mapping[str, Array]) -> dict[str, dict[str, list[float]]]:
 
 def main() -> None:
     """Compute and write."""
-    found: dict[str, Any] = {}
+    golds: dict[str, Any] = {}
     for seed in SEEDS:
-        before = asked(draw(seed))
+        before = log_probs_of(draw(seed))
         losses, norms = train(draw(seed))
-        found[str(seed)] = {"losses": losses, "gradient_norms": norms, "log_probs": before}
+        golds[str(seed)] = {"losses": losses, "gradient_norms": norms, "log_probs": before}
         print(seed, losses, norms, flush=True)
-    Path(__file__).with_name("numerics.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    Path(__file__).with_name("numerics.json").write_text(json.dumps(golds, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

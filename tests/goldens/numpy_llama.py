@@ -39,21 +39,21 @@ def config() -> dict[str, object]:
 
 def shapes() -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight by its name in a checkpoint, in the order in which they are drawn."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
+    by_name: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
     for layer in range(LAYERS):
-        at = f"model.layers.{layer}"
-        found |= {
-            f"{at}.input_layernorm.weight": (WIDTH,),
-            f"{at}.self_attn.q_proj.weight": (HEADS * HEAD, WIDTH),
-            f"{at}.self_attn.k_proj.weight": (GROUPS * HEAD, WIDTH),
-            f"{at}.self_attn.v_proj.weight": (GROUPS * HEAD, WIDTH),
-            f"{at}.self_attn.o_proj.weight": (WIDTH, HEADS * HEAD),
-            f"{at}.post_attention_layernorm.weight": (WIDTH,),
-            f"{at}.mlp.gate_proj.weight": (INNER, WIDTH),
-            f"{at}.mlp.up_proj.weight": (INNER, WIDTH),
-            f"{at}.mlp.down_proj.weight": (WIDTH, INNER),
+        prefix = f"model.layers.{layer}"
+        by_name |= {
+            f"{prefix}.input_layernorm.weight": (WIDTH,),
+            f"{prefix}.self_attn.q_proj.weight": (HEADS * HEAD, WIDTH),
+            f"{prefix}.self_attn.k_proj.weight": (GROUPS * HEAD, WIDTH),
+            f"{prefix}.self_attn.v_proj.weight": (GROUPS * HEAD, WIDTH),
+            f"{prefix}.self_attn.o_proj.weight": (WIDTH, HEADS * HEAD),
+            f"{prefix}.post_attention_layernorm.weight": (WIDTH,),
+            f"{prefix}.mlp.gate_proj.weight": (INNER, WIDTH),
+            f"{prefix}.mlp.up_proj.weight": (INNER, WIDTH),
+            f"{prefix}.mlp.down_proj.weight": (WIDTH, INNER),
         }
-    return {**found, "model.norm.weight": (WIDTH,)}
+    return {**by_name, "model.norm.weight": (WIDTH,)}
 
 
 def draw(seed: int) -> Weights:
@@ -63,13 +63,13 @@ def draw(seed: int) -> Weights:
     products and sums that no rounding touches: uniform in (-0.7, 0.7); norms in (0.8, 1.2).
     """
     bits = np.random.PCG64(seed)
-    found = {}
+    weights = {}
     for name, shape in shapes().items():
         words = bits.random_raw(int(np.prod(shape))) >> np.uint64(44)  # 20 bits: float32 has 24
         even = (words.astype(np.float64) - 2.0**19) / 2.0**19
         values = 1 + even * 0.1875 if name.endswith("norm.weight") else even * 0.6875
-        found[name] = values.astype(np.float32).astype(np.float64).reshape(shape)
-    return found
+        weights[name] = values.astype(np.float32).astype(np.float64).reshape(shape)
+    return weights
 
 
 def write_checkpoint(folder: Path, weights: Mapping[str, Array]) -> None:
@@ -91,13 +91,15 @@ def log_probs(weights: Mapping[str, Array], ids: Sequence[int]) -> Array:
     """Return [tokens, vocabulary]: the log-probability of each token of the vocabulary after each token of `ids`."""
     hidden = weights["model.embed_tokens.weight"][list(ids)]
     for layer in range(LAYERS):
-        at = f"model.layers.{layer}"
-        own = {name.removeprefix(f"{at}."): value for name, value in weights.items() if name.startswith(f"{at}.")}
-        hidden = hidden + _attention(own, _norm(hidden, own["input_layernorm.weight"]))
-        inner = _norm(hidden, own["post_attention_layernorm.weight"])
-        gate = inner @ own["mlp.gate_proj.weight"].T
-        opened = gate / (1 + np.exp(-gate)) * (inner @ own["mlp.up_proj.weight"].T)
-        hidden = hidden + opened @ own["mlp.down_proj.weight"].T
+        prefix = f"model.layers.{layer}"
+        layer_weights = {
+            name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")
+        }
+        hidden = hidden + _attention(layer_weights, _norm(hidden, layer_weights["input_layernorm.weight"]))
+        inner = _norm(hidden, layer_weights["post_attention_layernorm.weight"])
+        gate = inner @ layer_weights["mlp.gate_proj.weight"].T
+        opened = gate / (1 + np.exp(-gate)) * (inner @ layer_weights["mlp.up_proj.weight"].T)
+        hidden = hidden + opened @ layer_weights["mlp.down_proj.weight"].T
     logits = _norm(hidden, weights["model.norm.weight"]) @ weights["model.embed_tokens.weight"].T
     top = logits.max(1, keepdims=True)
     return np.asarray(logits - top - np.log(np.exp(logits - top).sum(1, keepdims=True)))
@@ -107,19 +109,19 @@ def _norm(x: Array, scale: Array) -> Array:
     return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * scale)
 
 
-def _attention(own: Mapping[str, Array], x: Array) -> Array:
+def _attention(layer_weights: Mapping[str, Array], x: Array) -> Array:
     n = len(x)
-    queries = _turned((x @ own["self_attn.q_proj.weight"].T).reshape(n, HEADS, HEAD))
-    keys = _turned((x @ own["self_attn.k_proj.weight"].T).reshape(n, GROUPS, HEAD))
-    values = (x @ own["self_attn.v_proj.weight"].T).reshape(n, GROUPS, HEAD)
+    queries = _turned((x @ layer_weights["self_attn.q_proj.weight"].T).reshape(n, HEADS, HEAD))
+    keys = _turned((x @ layer_weights["self_attn.k_proj.weight"].T).reshape(n, GROUPS, HEAD))
+    values = (x @ layer_weights["self_attn.v_proj.weight"].T).reshape(n, GROUPS, HEAD)
     ahead = np.triu(np.full((n, n), -np.inf), 1)
     mixed = np.zeros((n, HEADS, HEAD))
     for head in range(HEADS):
         group = head * GROUPS // HEADS
         scores = queries[:, head] @ keys[:, group].T / HEAD**0.5 + ahead
-        shares = np.exp(scores - scores.max(1, keepdims=True))
-        mixed[:, head] = shares / shares.sum(1, keepdims=True) @ values[:, group]
-    return np.asarray(mixed.reshape(n, -1) @ own["self_attn.o_proj.weight"].T)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        mixed[:, head] = weights / weights.sum(1, keepdims=True) @ values[:, group]
+    return np.asarray(mixed.reshape(n, -1) @ layer_weights["self_attn.o_proj.weight"].T)
 
 
 def _turned(x: Array) -> Array:
@@ -127,8 +129,8 @@ def _turned(x: Array) -> Array:
     half = x.shape[-1] // 2
     angle = np.arange(len(x))[:, None] * THETA ** (-np.arange(half) / half)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-    one, two = x[..., :half], x[..., half:]
-    return np.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
+    first, second = x[..., :half], x[..., half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def byte_ids(text: str) -> list[int]:
@@ -141,5 +143,5 @@ def byte_ids(text: str) -> list[int]:
     for byte in range(256):
         signs[byte] = byte if byte in printable else spare
         spare += byte not in printable
-    place = {byte: at for at, byte in enumerate(sorted(signs, key=signs.__getitem__))}
-    return [SPECIAL + place[byte] for byte in text.encode()]
+    rank = {byte: index for index, byte in enumerate(sorted(signs, key=signs.__getitem__))}
+    return [SPECIAL + rank[byte] for byte in text.encode()]

@@ -21,18 +21,18 @@ def installed(package: str) -> str:
     return platform.python_version() if package == "python" else metadata.version(package)
 
 
-def hold(name: str, case: Case, found: list[float]) -> None:
-    """Fail, naming the package, its version and that of the goldens, where `found` is not what it was."""
+def hold(name: str, case: Case, values: list[float]) -> None:
+    """Fail, naming the package, its version and that of the goldens, where `values` is not what it was."""
     wanted = {**GOLD["computed"], **GOLD["observed"]}[name]
-    close = len(found) == len(wanted) and all(
-        abs(a - b) <= case.tolerance * max(1.0, abs(b)) for a, b in zip(found, wanted, strict=True)
+    close = len(values) == len(wanted) and all(
+        abs(a - b) <= case.tolerance * max(1.0, abs(b)) for a, b in zip(values, wanted, strict=True)
     )
     if close:
         return
     pytest.fail(
         f"{case.package} {installed(case.package)} gives other numbers ({name}) than {case.package} "
         f"{GOLD['versions'][case.package]}, with which the goldens were made: runs before and after it cannot be compared. "
-        f"Found {found}, expected {wanted}. Pin the older one in constraints.txt; or, where the change is right, say so in "
+        f"Found {values}, expected {wanted}. Pin the older one in constraints.txt; or, where the change is right, say so in "
         "CHANGELOG.md and run tests/goldens/make_dependencies.py.",
         pytrace=False,
     )
@@ -40,7 +40,7 @@ def hold(name: str, case: Case, found: list[float]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_dependency_says_what_it_said_when_the_goldens_were_made(name: str) -> None:
-    hold(name, CASES[name], CASES[name].ask())
+    hold(name, CASES[name], CASES[name].compute())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,11 +16,11 @@ ABOUT = f"drawn with matplotlib {metadata.version('matplotlib')}; where the chan
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_figure_draws_the_numbers_it_drew(seed: int) -> None:
-    found, wanted = drawn(seed), GOLD[str(seed)]
-    assert set(found) == set(wanted) >= {of.__name__ for of in FIGURES}
+    figures, wanted = drawn(seed), GOLD[str(seed)]
+    assert set(figures) == set(wanted) >= {of.__name__ for of in FIGURES}
     for name, panels in wanted.items():
-        assert [len(panel) for panel in found[name]] == [len(panel) for panel in panels], f"{name}: {ABOUT}"
-        for panel, parts in zip(found[name], panels, strict=True):
+        assert [len(panel) for panel in figures[name]] == [len(panel) for panel in panels], f"{name}: {ABOUT}"
+        for panel, parts in zip(figures[name], panels, strict=True):
             for part, numbers in zip(panel, parts, strict=True):
                 assert part == pytest.approx(numbers, abs=2e-9, nan_ok=True), f"{name}: {ABOUT}"
 
@@ -30,9 +30,9 @@ def test_the_stored_accuracies_are_right_answers_over_questions(seed: int) -> No
     """Counted here from the simulated answers: the base and each trained arm without context, on the first set."""
     n_right = []
     with answers_of(seed):
-        for arm, (_, shares) in study_results.ARMS.items():
-            at = list(study_results.ARMS).index(arm)
-            right = study_results.draw(shares[0], 300, at, 1 if arm == "base" else 3)
+        for arm, (_, accuracies) in study_results.ARMS.items():
+            index = list(study_results.ARMS).index(arm)
+            right = study_results.draw(accuracies[0], 300, index, 1 if arm == "base" else 3)
             n_right.append(sum(map(sum, right)) / len(right) / 300)
     panel = GOLD[str(seed)]["accuracy_by_arm"][0]
     points: dict[float, float] = {}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy_llama
 import pytest
 import yaml
-from make_numerics import CLIP, DECAY, QUESTIONS, RATE, SEEDS, TEXTS, UPDATES, asked
+from make_numerics import CLIP, DECAY, QUESTIONS, RATE, SEEDS, TEXTS, UPDATES, log_probs_of
 
 from kinject.disk import read_jsonl, write_jsonl
 from kinject.eval.run import evaluate
@@ -78,9 +78,9 @@ def test_log_probs_of_an_evaluation_are_those_of_numpy(seed: int, format: str, b
     sections = {"models": {"base": str(byte_model(seed))}, "questions": {"new": str(tmp_path / "questions.jsonl")}}
     path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "eval"), "eval": {**sections, "formats": [format]}}))
     report = evaluate(read_recipe(path, verb="eval"))
-    found = {row["question_id"]: row["log_probs"] for _, row in read_jsonl(tmp_path / "eval" / "answers.jsonl")}
+    log_probs = {row["question_id"]: row["log_probs"] for _, row in read_jsonl(tmp_path / "eval" / "answers.jsonl")}
     wanted = GOLD[str(seed)]["log_probs"][format]
-    assert found == {name: pytest.approx(values, abs=TOLERANCE) for name, values in wanted.items()}
+    assert log_probs == {name: pytest.approx(values, abs=TOLERANCE) for name, values in wanted.items()}
     right = [max(range(len(values)), key=values.__getitem__) == 0 for values in wanted.values()]
     assert (report.results[0].n_correct, report.results[0].accuracy) == (sum(right), pytest.approx(sum(right) / 3))
 
@@ -88,20 +88,20 @@ def test_log_probs_of_an_evaluation_are_those_of_numpy(seed: int, format: str, b
 def test_the_tolerance_tells_a_change_of_meaning_from_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a wrong position, epsilon, pairing of queries or token makes is at least a hundred times the tolerance."""
     weights, wanted = numpy_llama.draw(0), GOLD["0"]["log_probs"]["texts"]["a"]
-    assert asked(weights)["texts"]["a"] == pytest.approx(wanted, abs=1e-10)
+    assert log_probs_of(weights)["texts"]["a"] == pytest.approx(wanted, abs=1e-10)
     for name, other in (("THETA", 9_000.0), ("EPSILON", 1e-3), ("BOS", 1)):
         with monkeypatch.context() as changed:
             changed.setattr("make_numerics.BOS" if name == "BOS" else f"numpy_llama.{name}", other)
-            found = asked(weights)["texts"]["a"]
-        assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) > 100 * TOLERANCE, name
+            log_probs = log_probs_of(weights)["texts"]["a"]
+        assert max(abs(a - b) for a, b in zip(log_probs, wanted, strict=True)) > 100 * TOLERANCE, name
 
 
 def test_the_same_recipe_gives_the_same_bytes_of_weights_twice(byte_model: Any, tmp_path: Path) -> None:
     model = byte_model(0)
-    one, two = (
+    first, second = (
         Path(train(_recipe(tmp_path, model, name, 7, per_device_train_batch_size=2)).model_dir) / "model.safetensors"
         for name in ("one", "two")
     )
-    assert one.read_bytes() == two.read_bytes()
+    assert first.read_bytes() == second.read_bytes()
     other = train(_recipe(tmp_path, model, "three", 8, per_device_train_batch_size=2))
-    assert (Path(other.model_dir) / "model.safetensors").read_bytes() != one.read_bytes()  # the seed is what decides
+    assert (Path(other.model_dir) / "model.safetensors").read_bytes() != first.read_bytes()  # the seed is what decides

@@ -39,12 +39,12 @@ def _exact_bootstrap(values: Sequence[int], n: int | None = None) -> dict[float,
     sums: Counter[int] = Counter({0: 1})
     for _ in range(size):
         longer: Counter[int] = Counter()
-        for total, ways in sums.items():
+        for total, n_ways in sums.items():
             for value in values:
-                longer[total + value] += ways
+                longer[total + value] += n_ways
         sums = longer
     whole = len(values) ** size
-    return {total / size: float(Fraction(ways, whole)) for total, ways in sorted(sums.items())}
+    return {total / size: float(Fraction(n_ways, whole)) for total, n_ways in sorted(sums.items())}
 
 
 def test_students_interval_is_that_of_his_own_sleep_data() -> None:
@@ -67,10 +67,10 @@ def test_flipping_signs_gives_fishers_p_of_darwins_maize() -> None:
 
 def test_mcnemars_p_is_a_sum_of_binomials_in_whole_numbers() -> None:
     """The first counts are those of Agresti's prime minister (Categorical Data Analysis): 150 approve no more, 86 do now."""
-    for one, other in ((150, 86), (86, 150), (7, 2), (30, 30)):
-        n, least = one + other, min(one, other)
+    for gained, lost in ((150, 86), (86, 150), (7, 2), (30, 30)):
+        n, least = gained + lost, min(gained, lost)
         tail = Fraction(2 * sum(math.comb(n, k) for k in range(least + 1)), 2**n)
-        after, before = _matrix([1.0] * one + [0.0] * other), _matrix([0.0] * one + [1.0] * other)
+        after, before = _matrix([1.0] * gained + [0.0] * lost), _matrix([0.0] * gained + [1.0] * lost)
         assert sign_flip_p(after, before) == pytest.approx(min(1.0, float(tail)), rel=1e-9)
 
 
@@ -79,13 +79,13 @@ def test_the_bootstrap_of_efrons_mice_is_the_exact_one_within_its_draws(seed: in
     """Efron and Tibshirani 1993, table 2.1: the seven treated mice; their ideal bootstrap, all 7^7 samples counted."""
     days = [94, 197, 16, 38, 99, 141, 23]
     exact = _exact_bootstrap(days)
-    means, shares = np.array(list(exact)), np.cumsum(list(exact.values()))
+    means, cumulative = np.array(list(exact)), np.cumsum(list(exact.values()))
     low, high = bootstrap_interval(days, [""] * 7, seed=seed)  # type: ignore[misc]
-    for found, share in ((low, 0.025), (high, 0.975)):
-        slack = 4 * math.sqrt(share * (1 - share) / 4000)
-        bounds = np.interp([share - slack, share + slack], shares, means)
-        assert bounds[0] <= found <= bounds[1]
-    variance = sum(share * mean**2 for mean, share in exact.items()) - (sum(days) / 7) ** 2
+    for bound, quantile in ((low, 0.025), (high, 0.975)):
+        slack = 4 * math.sqrt(quantile * (1 - quantile) / 4000)
+        bounds = np.interp([quantile - slack, quantile + slack], cumulative, means)
+        assert bounds[0] <= bound <= bounds[1]
+    variance = sum(weight * mean**2 for mean, weight in exact.items()) - (sum(days) / 7) ** 2
     assert math.sqrt(variance) == pytest.approx(23.36, abs=0.005)  # as their table 6.1 has it for endless resamples
 
 
@@ -94,10 +94,10 @@ def test_intervals_of_right_and_wrong_are_binomial(n_right: int, n: int) -> None
     """Drawing n of n answers with replacement draws a binomial number of right ones."""
     values = [1.0] * n_right + [0.0] * (n - n_right)
     low, high = bootstrap_interval(values, [""] * n)  # type: ignore[misc]
-    for found, share in ((low, 0.025), (high, 0.975)):
-        slack = 4 * math.sqrt(share * (1 - share) / 4000)
-        least, most = (binom.ppf(share + sign * slack, n, n_right / n) for sign in (-1, 1))
-        assert least <= round(found * n, 6) <= most
+    for bound, tail in ((low, 0.025), (high, 0.975)):
+        slack = 4 * math.sqrt(tail * (1 - tail) / 4000)
+        least, most = (binom.ppf(tail + sign * slack, n, n_right / n) for sign in (-1, 1))
+        assert least <= round(bound * n, 6) <= most
 
 
 def test_nearness_is_two_t_tests() -> None:
@@ -111,32 +111,32 @@ def test_nearness_is_two_t_tests() -> None:
 def test_pages_p_is_that_of_every_order_counted() -> None:
     """Page 1963, JASA 58:216: four conditions, six documents without ties; his table has L = 163 at 5%."""
     ranks = [(1, 2, 3, 4), (1, 3, 2, 4), (2, 1, 3, 4), (1, 2, 4, 3), (3, 1, 2, 4), (2, 3, 1, 4)]
-    sheets = [_matrix([row[at] / 4 for row in ranks]) for at in range(4)]
-    one = _exact_l(1)
-    ways = _exact_l(6)
-    seen = sum(place * rank for row in ranks for place, rank in enumerate(row, 1))
-    exact = sum(n for total, n in ways.items() if total >= seen) / sum(ways.values())
-    assert sum(one.values()) == 24
-    found = trend(sheets)
-    assert found is not None
-    assert found.rises
-    assert found.p == pytest.approx(2 * exact, rel=1e-9)
-    tail = {least: sum(n for total, n in ways.items() if total >= least) / 24**6 for least in (162, 163)}
+    sheets = [_matrix([row[index] / 4 for row in ranks]) for index in range(4)]
+    of_row = _exact_l(1)
+    counts = _exact_l(6)
+    seen = sum(column * rank for row in ranks for column, rank in enumerate(row, 1))
+    exact = sum(n for total, n in counts.items() if total >= seen) / sum(counts.values())
+    assert sum(of_row.values()) == 24
+    result = trend(sheets)
+    assert result is not None
+    assert result.rises
+    assert result.p == pytest.approx(2 * exact, rel=1e-9)
+    tail = {least: sum(n for total, n in counts.items() if total >= least) / 24**6 for least in (162, 163)}
     assert tail[163] <= 0.05 < tail[162]
 
 
 def _exact_l(n_blocks: int) -> Counter[int]:
     from itertools import permutations
 
-    one = Counter(sum(at * rank for at, rank in enumerate(order, 1)) for order in permutations(range(1, 5)))
-    ways: Counter[int] = Counter({0: 1})
+    of_row = Counter(sum(column * rank for column, rank in enumerate(order, 1)) for order in permutations(range(1, 5)))
+    counts: Counter[int] = Counter({0: 1})
     for _ in range(n_blocks):
         longer: Counter[int] = Counter()
-        for a, n in ways.items():
-            for b, m in one.items():
+        for a, n in counts.items():
+            for b, m in of_row.items():
                 longer[a + b] += n * m
-        ways = longer
-    return ways
+        counts = longer
+    return counts
 
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(12, 4, 80), (0, 7, 40)])
@@ -144,7 +144,9 @@ def test_the_interval_of_a_paired_difference_is_bonett_and_prices(gained: int, l
     """Bonett and Price 2012, JEBS 37:479, equation 4, with Student's quantile; each discordant count one more."""
     after = _matrix([1.0] * gained + [0.0] * lost + [1.0] * (n - gained - lost))
     before = _matrix([0.0] * gained + [1.0] * lost + [1.0] * (n - gained - lost))
-    one, other = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
-    half = float(t.ppf(0.975, n - 1)) * math.sqrt((one + other - (one - other) ** 2) / (n + 2))
+    p_gained, p_lost = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = float(t.ppf(0.975, n - 1)) * math.sqrt((p_gained + p_lost - (p_gained - p_lost) ** 2) / (n + 2))
     estimate = difference_estimate(after, before)
-    assert (estimate.low, estimate.high) == pytest.approx((one - other - half, one - other + half), abs=2 / n**1.5)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (p_gained - p_lost - half, p_gained - p_lost + half), abs=2 / n**1.5
+    )

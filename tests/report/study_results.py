@@ -58,15 +58,15 @@ CURVES: dict[str, tuple[str, str, bool, bool, dict[Any, tuple[float, float, floa
 }  # fmt: skip
 
 
-def draw(share: float, n: int, seed: int, n_seeds: int) -> Right:
+def draw(fraction: float, n: int, seed: int, n_seeds: int) -> Right:
     """Return answers that are right with about that probability; a question is about as hard for every seed."""
     hard = random.Random(n)
     hardness = [hard.random() for _ in range(n)]
-    found = []
-    for at in range(n_seeds):
-        noise = random.Random(1000 * seed + at)
-        found.append([(own if noise.random() < 0.8 else noise.random()) < share for own in hardness])
-    return found
+    rows = []
+    for seed_index in range(n_seeds):
+        noise = random.Random(1000 * seed + seed_index)
+        rows.append([(threshold if noise.random() < 0.8 else noise.random()) < fraction for threshold in hardness])
+    return rows
 
 
 def mean(right: Right) -> float:
@@ -82,11 +82,11 @@ def by_question(right: Right) -> list[float]:
 def make_contrast(right: Right, other: Right, name: str) -> Contrast:
     """Return the difference, its interval and p from the normal approximation over questions."""
     ours, theirs = by_question(right), by_question(other)
-    differences = [one - two for one, two in zip(ours, theirs, strict=True)]
+    differences = [our - their for our, their in zip(ours, theirs, strict=True)]
     n, delta = len(differences), sum(differences) / len(differences)
     error = math.sqrt(max(sum((d - delta) ** 2 for d in differences), 0.25) / n / n) + 0.004
     p = max(math.erfc(abs(delta) / error / math.sqrt(2)), 5e-5)
-    flips = [(one > 0.5) - (two > 0.5) for one, two in zip(ours, theirs, strict=True)]
+    flips = [(our > 0.5) - (their > 0.5) for our, their in zip(ours, theirs, strict=True)]
     return Contrast(
         name, delta, delta - 1.96 * error, delta + 1.96 * error, p, min(1.0, 20 * p), flips.count(1), flips.count(-1),
         delta / mean(other) if mean(other) else None, 2.8 * error, "t over documents and seeds", n, n // 2, error, n // 2 - 1.0,
@@ -95,13 +95,13 @@ def make_contrast(right: Right, other: Right, name: str) -> Contrast:
 
 def make_score(question_set: str, arm: str, right: Right, base: Right | None, **changes: Any) -> ArmResult:
     """Return the score of one arm from what it had right; `base` is None for the base itself."""
-    share, n = mean(right), len(right[0])
-    error = math.sqrt(share * (1 - share) / n) + 0.008
+    accuracy, n = mean(right), len(right[0])
+    error = math.sqrt(accuracy * (1 - accuracy) / n) + 0.008
     fields: dict[str, Any] = {
         "model": "sandbox", "arm": arm, "question_set": question_set, "role": SETS.get(question_set, ("learning",))[0],
         "format": "texts", "shots": 0, "k": 0, "n": n, "chance": 0.25,
-        "by_seed": tuple(sum(row) / n for row in right), "accuracy": share, "low": max(0.0, share - 1.96 * error),
-        "high": min(1.0, share + 1.96 * error), "to_base": base and make_contrast(right, base, "base"),
+        "by_seed": tuple(sum(row) / n for row in right), "accuracy": accuracy, "low": max(0.0, accuracy - 1.96 * error),
+        "high": min(1.0, accuracy + 1.96 * error), "to_base": base and make_contrast(right, base, "base"),
         "interval": "Wilson over documents and seeds",
     }  # fmt: skip
     return ArmResult(**(fields | changes))
@@ -111,25 +111,27 @@ def _sandbox_scores(n_seeds: int) -> tuple[list[ArmResult], dict[tuple[str, str]
     scores: list[ArmResult] = []
     right: dict[tuple[str, str], Right] = {}
     for which, (name, (_, n)) in enumerate(SETS.items()):
-        for at, (arm, (_, shares)) in enumerate(ARMS.items()):
-            right[name, arm] = draw(shares[which], n, 100 * which + at, 1 if arm == "base" else n_seeds)
-        for at, (arm, shares) in enumerate(WITH_CONTEXT.items()):
-            right[name, f"{arm}+rag"] = draw(shares[which], n, 100 * which + 50 + at, 1 if arm == "base" else n_seeds)
+        for index, (arm, (_, fractions)) in enumerate(ARMS.items()):
+            right[name, arm] = draw(fractions[which], n, 100 * which + index, 1 if arm == "base" else n_seeds)
+        for index, (arm, fractions) in enumerate(WITH_CONTEXT.items()):
+            right[name, f"{arm}+rag"] = draw(
+                fractions[which], n, 100 * which + 50 + index, 1 if arm == "base" else n_seeds
+            )
         base, retrieval = right[name, "base"], right[name, "base+rag"]
         for arm in ARMS:
-            own = right[name, arm]
+            arm_right = right[name, arm]
             trained = arm != "base"
-            beside = make_contrast(own, retrieval, "base+rag") if trained else None
-            scores.append(make_score(name, arm, own, base if trained else None, to_rag=beside))
+            beside = make_contrast(arm_right, retrieval, "base+rag") if trained else None
+            scores.append(make_score(name, arm, arm_right, base if trained else None, to_rag=beside))
         for arm in WITH_CONTEXT:
-            own, plain = right[name, f"{arm}+rag"], right[name, arm]
-            beside, added = make_contrast(own, retrieval, "base+rag"), make_contrast(own, plain, arm)
+            arm_right, plain = right[name, f"{arm}+rag"], right[name, arm]
+            beside, added = make_contrast(arm_right, retrieval, "base+rag"), make_contrast(arm_right, plain, arm)
             extra = {"to_rag": beside, "to_plain": added} if arm != "base" else {}
-            scores.append(make_score(name, arm, own, base, k=1, chosen_k=True, **extra))
-    for at, (arm, shares) in enumerate(BY_K.items()):
-        for k, share in enumerate(shares[1:], 2):
-            own = draw(share, SETS["new"][1], 700 + 10 * at + k, 1 if arm == "base" else n_seeds)
-            scores.append(make_score("new", arm, own, right["new", "base"], k=k))
+            scores.append(make_score(name, arm, arm_right, base, k=1, chosen_k=True, **extra))
+    for index, (arm, fractions) in enumerate(BY_K.items()):
+        for k, fraction in enumerate(fractions[1:], 2):
+            arm_right = draw(fraction, SETS["new"][1], 700 + 10 * index + k, 1 if arm == "base" else n_seeds)
+            scores.append(make_score("new", arm, arm_right, right["new", "base"], k=k))
     guess = draw(0.27, SETS["new"][1], 900, 1)
     scores.append(make_score("new", "base", guess, None, role="baseline", format="texts-no-question"))
     return scores, right
@@ -139,8 +141,8 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
     curves, arms, scores = [], [], []
     for number, (name, (key, about, log_x, frontier, values)) in enumerate(CURVES.items()):
         points = []
-        for at, (value, shares) in enumerate(values.items()):
-            same = shares == ARMS["ft-par"][1]
+        for index, (value, fractions) in enumerate(values.items()):
+            same = fractions == ARMS["ft-par"][1]
             arm = "ft-par" if same else f"{name}={value}"
             x = float(value) if isinstance(value, int | float) else None
             control = "repeated" if name == "paraphrases" else ""
@@ -149,8 +151,8 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
                 continue
             arms.append(ArmInfo(arm, "sandbox", f"{name} {value}", True, name, {key: value}))
             for which, (question_set, (_, n)) in enumerate(SETS.items()):
-                own = draw(shares[which], n, 1000 + 100 * number + 10 * at + which, n_seeds)
-                scores.append(make_score(question_set, arm, own, right[question_set, "base"]))
+                arm_right = draw(fractions[which], n, 1000 + 100 * number + 10 * index + which, n_seeds)
+                scores.append(make_score(question_set, arm, arm_right, right[question_set, "base"]))
         curves.append(Sweep(name, key, "sandbox", about, log_x, frontier, tuple(points)))
     return curves, arms, scores
 
@@ -158,13 +160,13 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
 def _questions(right: Mapping[tuple[str, str], Right]) -> list[QuestionResult]:
     lines = []
     for name, (_, n) in SETS.items():
-        shares = {arm: by_question(rows) for (of, arm), rows in right.items() if of == name}
+        fractions = {arm: by_question(rows) for (of, arm), rows in right.items() if of == name}
         lines += [
             QuestionResult(
-                name, f"{name}-{at:04}", "people", f"Where was person {at} of {name} born?",
-                ("Arvo", "Belin", "Corda", "Dunmar"), at % 4, {arm: own[at] for arm, own in shares.items()},
+                name, f"{name}-{index:04}", "people", f"Where was person {index} of {name} born?",
+                ("Arvo", "Belin", "Corda", "Dunmar"), index % 4, {arm: by_id[index] for arm, by_id in fractions.items()},
             )
-            for at in range(n)
+            for index in range(n)
         ]  # fmt: skip
     return lines
 
@@ -191,29 +193,29 @@ CHOICES = (
 
 
 def _costs(arms: Sequence[ArmInfo], n_seeds: int) -> tuple[Cost, ...]:
-    found = []
-    for at, arm in enumerate(arms):
+    costs = []
+    for index, arm in enumerate(arms):
         for seed in range(n_seeds if arm.trained else 1):
             of = seed if arm.trained else None
             if arm.trained:
-                found.append(Cost(arm.name, arm.model, of, "augment", 12.5, 81_000, 300 << 20, 0.012, 2 + n_seeds))
-                found.append(Cost(arm.name, arm.model, of, "train", 40.0 + 3 * at, 410_000, 900 << 20, 0.0, 1))
-            found.append(Cost(arm.name, arm.model, of, "eval", 9.0, 52_000, 700 << 20, 0.0, 1))
-    return tuple(found)
+                costs.append(Cost(arm.name, arm.model, of, "augment", 12.5, 81_000, 300 << 20, 0.012, 2 + n_seeds))
+                costs.append(Cost(arm.name, arm.model, of, "train", 40.0 + 3 * index, 410_000, 900 << 20, 0.0, 1))
+            costs.append(Cost(arm.name, arm.model, of, "eval", 9.0, 52_000, 700 << 20, 0.0, 1))
+    return tuple(costs)
 
 
 def _exposures() -> tuple[ExposureBin, ...]:
     bins = ((0.0, 1.0, 12), (1.0, 2.0, 30), (2.0, 4.0, 70), (4.0, 8.0, 110), (8.0, 16.0, 78))
     return tuple(
-        ExposureBin("sandbox", arm, "new", low, high, n, round(min(0.97, start + slope * at), 4))
+        ExposureBin("sandbox", arm, "new", low, high, n, round(min(0.97, start + slope * index), 4))
         for arm, start, slope in (("ft-reg", 0.24, 0.1), ("ft-par", 0.27, 0.19))
-        for at, (low, high, n) in enumerate(bins)
+        for index, (low, high, n) in enumerate(bins)
     )
 
 
 def make_logs(folder: Path, n_seeds: int = 3) -> tuple[tuple[str, str, int, str], ...]:
     """Write the logs of three arms: losses step down where an epoch ends."""
-    found = []
+    logs = []
     for arm, per_epoch in (("ft-reg", 20), ("ft-par", 100), ("repeated", 20)):
         for seed in range(n_seeds):
             noise = random.Random(seed)
@@ -223,8 +225,8 @@ def make_logs(folder: Path, n_seeds: int = 3) -> tuple[tuple[str, str, int, str]
                 for step in range(1, 101)
             ]  # fmt: skip
             path = write_log(folder / f"{arm}-{seed}" / "log.jsonl", rows)
-            found.append(("sandbox", arm, seed, str(path)))
-    return tuple(found)
+            logs.append(("sandbox", arm, seed, str(path)))
+    return tuple(logs)
 
 
 def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) -> Report:
@@ -267,18 +269,18 @@ def make_paper_study() -> Report:
     for m, (model, offset) in enumerate(PAPER_MODELS.items()):
         for t, (task, (n, level)) in enumerate(tasks.items()):
             for shots in (0, 5) if task in PAPER_TASKS else (0,):
-                way: dict[str, Any] = {"model": model, "shots": shots, "role": "learning", "format": "letters"}
+                setting: dict[str, Any] = {"model": model, "shots": shots, "role": "learning", "format": "letters"}
                 base = draw(level + offset, n, 10 * m + t + shots, 1)
                 retrieval = draw(level + offset + 0.08, n, 10 * m + t + shots + 500, 1)
                 for a, (arm, gain) in enumerate(PAPER_ARMS.items()):
                     trained = arm != "base"
-                    own = draw(level + offset + gain, n, 10 * m + t + 100 * a + shots, 3) if trained else base
-                    beside = make_contrast(own, retrieval, "base+rag") if trained else None
-                    scores.append(make_score(task, arm, own, base if trained else None, to_rag=beside, **way))
+                    arm_right = draw(level + offset + gain, n, 10 * m + t + 100 * a + shots, 3) if trained else base
+                    beside = make_contrast(arm_right, retrieval, "base+rag") if trained else None
+                    scores.append(make_score(task, arm, arm_right, base if trained else None, to_rag=beside, **setting))
                     for k in range(1, 6):
-                        share = level + offset + gain / 2 + 0.1 - 0.02 * abs(k - 3)
-                        context = draw(share, n, 100 * a + 7 * k + m + t, 3 if trained else 1)
-                        scores.append(make_score(task, arm, context, base, k=k, chosen_k=k == 3, **way))
+                        fraction = level + offset + gain / 2 + 0.1 - 0.02 * abs(k - 3)
+                        context = draw(fraction, n, 100 * a + 7 * k + m + t, 3 if trained else 1)
+                        scores.append(make_score(task, arm, context, base, k=k, chosen_k=k == 3, **setting))
     arms = tuple(
         ArmInfo(arm, model, arm, arm != "base", "", {}) for model in PAPER_MODELS for arm in PAPER_ARMS
     )  # fmt: skip

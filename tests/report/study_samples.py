@@ -77,11 +77,11 @@ def make_contrast(right: Sequence[bool], base: Sequence[bool], **changes: object
 def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: object) -> Report:
     """Return the report of an evaluation; trained arms are compared with the first K of base as if questions differed."""
     ks = {result.k for result in results if result.k}
-    found = []
+    evaluation_results = []
     for result in results:
-        place = (result.question_set, result.format, result.shots)
+        setting = (result.question_set, result.format, result.shots)
         rag = next(
-            (r for r in results if r.k and r.arm == "base" and (r.question_set, r.format, r.shots) == place), None
+            (r for r in results if r.k and r.arm == "base" and (r.question_set, r.format, r.shots) == setting), None
         )
         if rag is not None and result.arm != "base" and result.k in (0, rag.k):
             delta = result.accuracy - rag.accuracy
@@ -107,7 +107,7 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
                 result.n - 1.0,
             )
             result = replace(result, to_rag=contrast)
-        found.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))
+        evaluation_results.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))
     names = dict.fromkeys(result.arm for result in results)
     arms = tuple(ArmInfo(name, "base", name, trained=name != "base") for name in names)
     fields: dict[str, object] = {
@@ -115,7 +115,7 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
         "title": title,
         "models": ("base",),
         "arms": arms,
-        "results": tuple(found),
+        "results": tuple(evaluation_results),
     }
     return Report(**(fields | changes))  # type: ignore[arg-type]
 
@@ -125,10 +125,10 @@ def first(n_right: int, n: int) -> list[bool]:
     return [index < n_right for index in range(n)]
 
 
-def answers(share: float, n: int, seed: int) -> list[bool]:
-    """Return answers that are right with probability `share`."""
+def answers(fraction: float, n: int, seed: int) -> list[bool]:
+    """Return answers that are right with probability `fraction`."""
     draw = random.Random(seed)
-    return [draw.random() < share for _ in range(n)]
+    return [draw.random() < fraction for _ in range(n)]
 
 
 ARMS = {"base": (0.26, 0.98), "base+rag": (0.97, 0.985), "reg": (0.55, 0.9), "reg+rag": (0.93, 0.94),
@@ -138,12 +138,12 @@ SETS = {"new": ("learning", 600), "known": ("retention", 400), "reverse": ("lear
 
 def make_answers() -> dict[tuple[str, str], list[bool]]:
     """Return (question set, arm) -> which questions were right, for a realistic run."""
-    found = {}
+    by_set = {}
     for which, (name, (_, n)) in enumerate(SETS.items()):
         for index, (arm, (learned, kept)) in enumerate(ARMS.items()):
-            share = {"new": learned, "known": kept, "reverse": 0.25 + 0.6 * arm.endswith("+rag")}[name]
-            found[name, arm] = answers(share, n, 100 * which + index)
-    return found
+            fraction = {"new": learned, "known": kept, "reverse": 0.25 + 0.6 * arm.endswith("+rag")}[name]
+            by_set[name, arm] = answers(fraction, n, 100 * which + index)
+    return by_set
 
 
 def make_report(title: str = "Sandbox: 120 people the base model never read about", **changes: object) -> Report:

@@ -46,7 +46,7 @@ def run_dir(tmp_path: Path) -> Path:
         "failed": {"timeout": 1},
         "styles": {"plain": style},
     }
-    gone = {"sent": 5, "answered": 1, "share": 0.25, "latency_seconds": 2.0, "cost": 0.5, "faults": {"connection": 4}}
+    closed = {"sent": 5, "answered": 1, "share": 0.25, "latency_seconds": 2.0, "cost": 0.5, "faults": {"connection": 4}}
     other = {
         "sent": 3,
         "answered": 3,
@@ -57,7 +57,7 @@ def run_dir(tmp_path: Path) -> Path:
         "closed": "<401>",
     }
     unused = {**other, "sent": 0}
-    manifest["counts"]["this_run"]["endpoints"] = {"gpu1": gone, "rented": other, "spare": unused}
+    manifest["counts"]["this_run"]["endpoints"] = {"gpu1": closed, "rented": other, "spare": unused}
     manifest["counts"] |= {"cost_of_thinking": 0.25}
     endpoints = {"gpu1": {"base_url": "http://gpu1/v1"}, "rented": {"base_url": "http://r/v1", "model": "large"}}
     manifest["recipe"]["augment"]["generator"] = {"kind": "openai", "model": "small", "endpoints": endpoints}

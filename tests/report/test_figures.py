@@ -19,13 +19,13 @@ from kinject.report.view import View, arm_label
 
 def drawn_points(figure: Any) -> dict[tuple[int, int], tuple[float, float, float]]:
     """Return (panel, row) -> (accuracy, low, high) as drawn."""
-    found = {}
+    points = {}
     for index, panel in enumerate(figure.axes):
         for container in panel.containers:
             line, _, (bars,) = container
             ((low, row), (high, _)) = bars.get_segments()[0]
-            found[index, int(row)] = (float(line.get_xdata()[0]), float(low), float(high))
-    return found
+            points[index, int(row)] = (float(line.get_xdata()[0]), float(low), float(high))
+    return points
 
 
 def test_drawn_accuracies_and_intervals_equal_the_results() -> None:
@@ -35,8 +35,8 @@ def test_drawn_accuracies_and_intervals_equal_the_results() -> None:
     arms = list(dict.fromkeys(arm_label(result) for result in sorted(report.results, key=lambda result: result.k > 0)))
     assert len(points) == len(report.results)
     for result in report.results:
-        found = points[sets.index(result.question_set), arms.index(arm_label(result))]
-        assert found == pytest.approx((result.accuracy, result.low, result.high))
+        point = points[sets.index(result.question_set), arms.index(arm_label(result))]
+        assert point == pytest.approx((result.accuracy, result.low, result.high))
 
 
 def test_chance_and_base_lines_stand_where_the_results_say() -> None:
@@ -112,9 +112,9 @@ def test_a_long_log_keeps_its_mean_when_thinned() -> None:
 def test_of_many_losses_some_twenty_stand_behind_each(tmp_path: Path) -> None:
     logs = [
         read_training_log(
-            f"run {at}", write_log(tmp_path / f"{at}.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
+            f"run {index}", write_log(tmp_path / f"{index}.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
         )
-        for at in range(45)
+        for index in range(45)
     ]
     panels = loss_figure(logs).axes
     assert len(panels) == 45
@@ -134,14 +134,14 @@ def test_of_rows_with_one_step_the_last_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "message"),
     [({"step": "1", "loss": 1.0}, "step: found '1'"), ({"loss": 1.0}, "no step"),
      ({"step": 1, "loss": True}, "loss: found True"), ({"step": 1, "loss": 1.0, "epoch": math.inf}, "epoch: found inf"),
      ({"step": -1, "loss": 1.0}, "step: found -1")],
 )  # fmt: skip
-def test_a_damaged_log_is_named_with_its_line(tmp_path: Path, row: dict[str, object], says: str) -> None:
+def test_a_damaged_log_is_named_with_its_line(tmp_path: Path, row: dict[str, object], message: str) -> None:
     path = write_log(tmp_path / "log.jsonl", [{"step": 0, "loss": 1.0}, row])
-    with pytest.raises(InputError, match=says) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_training_log("damaged", path)
     assert str(caught.value).startswith(f"{path}:2: ")
 

@@ -44,8 +44,8 @@ def test_without_a_shown_difference_between_the_arms_none_is_called_the_best() -
         "None of 2 trained arms is shown to be the best: they learned in 2 and got worse in 1 of 4 comparisons; forgot in 1 "
         "and gained in 0 of 2 comparisons; did worse than retrieval alone in 4 and did better than it in 0 of 4 comparisons."
     )
-    said = [finding.text for finding in render_verdict(View(report))[0].findings if finding.arm == "par"]
-    assert "Against reg, the closest trained arm: +2" in said[0]
+    texts = [finding.text for finding in render_verdict(View(report))[0].findings if finding.arm == "par"]
+    assert "Against reg, the closest trained arm: +2" in texts[0]
     both = tuple(  # each is the best on another set: no ranking
         replace(result, to_closest=replace(result.to_closest, p=1e-9)) if result.to_closest else result
         for result in report.results
@@ -91,11 +91,11 @@ def test_several_base_models_are_counted() -> None:
     report = make_paper_study()
     text, sure = headline(report)
     view = View(report)
-    found = [f for f in render_verdict(view)[0].findings if f.tag in ("learned", "not above chance", "no learning shown",
+    findings = [f for f in render_verdict(view)[0].findings if f.tag in ("learned", "not above chance", "no learning shown",
                                                                       "got worse")]  # fmt: skip
-    n_learned = sum(finding.tag == "learned" for finding in found)
+    n_learned = sum(finding.tag == "learned" for finding in findings)
     assert text.startswith(f"The trained arms learned in {n_learned} and got worse in ")
-    assert f" of {len(found)} comparisons" in text
+    assert f" of {len(findings)} comparisons" in text
     assert sure.startswith("Each arm was trained 3 times, with different seeds")
 
 
@@ -167,10 +167,10 @@ def test_questions_without_an_answer_have_a_clause_and_a_question_of_their_own()
         results += [make_result("base", base, None, question_set="nobody", role="unanswerable"),
                     make_result("cpt", after, base, question_set="nobody", role="unanswerable")]  # fmt: skip
         report = make_evaluation(results)
-        asked = render_verdict(View(report))
-        assert [finding.question_set for finding in asked[0].findings] == ["new", "new"]
-        assert asked[3].question == "Does it answer what no document says?"
-        texts.append((headline(report)[0].split("; ")[-1], asked[3].lead, asked[3].findings[0].text))
+        verdict = render_verdict(View(report))
+        assert [finding.question_set for finding in verdict[0].findings] == ["new", "new"]
+        assert verdict[3].question == "Does it answer what no document says?"
+        texts.append((headline(report)[0].split("; ")[-1], verdict[3].lead, verdict[3].findings[0].text))
     assert [text for text, _, _ in texts] == [
         "it declines more questions that no document answers, of nobody (50.0% → 90.0%).",
         "it declines fewer questions that no document answers, of nobody (50.0% → 10.0%).",

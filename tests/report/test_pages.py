@@ -87,7 +87,7 @@ def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
 def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
     """Return `value` with a hostile text in place of every free one; what are keys of the page's logic stays."""
     if is_dataclass(value) and not isinstance(value, type):
-        held = {field.name: getattr(value, field.name) for field in fields(value)}
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
         kept = (
             "kind",
             "interval",
@@ -103,7 +103,9 @@ def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
             "axis",
             "unit",
         )
-        return replace(value, **{name: item if name in kept else poisoned(item, texts) for name, item in held.items()})
+        return replace(
+            value, **{name: item if name in kept else poisoned(item, texts) for name, item in values.items()}
+        )
     if isinstance(value, tuple):
         return tuple(poisoned(item, texts) for item in value)
     if isinstance(value, dict):
@@ -209,17 +211,17 @@ def hash_of(text: str) -> str:
 
 def script_faults(page: Page) -> list[str]:
     """Return what is wrong with the scripts of a page: it has kinject's own, last, and before it at most inert data."""
-    *data, own = page.scripts or [({}, "no script")]
-    found = [] if own[0] == {} and own[1].strip() == SCRIPT.strip() else [f"script: {own[1][:60]}"]
-    found += [f"script {attributes}" for attributes, _ in data if attributes != DATA]
-    found += ["the data hold a tag" for _, text in data if "<" in text]
-    return found + (["several scripts with data"] if len(data) > 1 else [])
+    *data, script = page.scripts or [({}, "no script")]
+    problems = [] if script[0] == {} and script[1].strip() == SCRIPT.strip() else [f"script: {script[1][:60]}"]
+    problems += [f"script {attributes}" for attributes, _ in data if attributes != DATA]
+    problems += ["the data hold a tag" for _, text in data if "<" in text]
+    return problems + (["several scripts with data"] if len(data) > 1 else [])
 
 
 def faults(html: str) -> list[str]:
     """Return what in a page could run, fetch, send or go anywhere; [] of an inert one."""
     page = Page(html)
-    found = [f"<{tag}>" for tag, _ in page.elements if tag not in TAGS]
+    problems = [f"<{tag}>" for tag, _ in page.elements if tag not in TAGS]
     for tag, attributes in page.elements:
         for name, value in attributes.items():
             plain = entities.unescape(value).strip().lower()
@@ -233,22 +235,24 @@ def faults(html: str) -> list[str]:
                 "ping",
                 "background",
             ):
-                found.append(f"{tag} {name}")
+                problems.append(f"{tag} {name}")
             elif name in ("href", "xlink:href") and not plain.startswith("#"):
-                found.append(f"{tag} {name}={value}")
+                problems.append(f"{tag} {name}={value}")
             elif name == "style" and re.search(r"url\((?!['\"]?#)|@import|expression\(|image-set", plain):
-                found.append(f"{tag} style={value}")
+                problems.append(f"{tag} style={value}")
             elif name == "http-equiv" and value != "Content-Security-Policy":
-                found.append(f"meta {value}")
+                problems.append(f"meta {value}")
     (policy,) = [
-        given["content"] for tag, given in page.elements if given.get("http-equiv") == "Content-Security-Policy"
+        attributes_of["content"]
+        for tag, attributes_of in page.elements
+        if attributes_of.get("http-equiv") == "Content-Security-Policy"
     ]
     (sheet,) = re.findall(r"<style[^>]*>(.*?)</style>", html, re.DOTALL)
     wanted = policy_of(sheet, page.scripts[-1][1] if page.scripts else "")
-    found += script_faults(page)
+    problems += script_faults(page)
     head = html[: html.index("<title>")]
-    found += [] if policy == wanted and policy in entities.unescape(head) else [f"policy: {policy}"]
-    return found + (["the sheet fetches"] if re.search(r"url\(|@import", sheet) else [])
+    problems += [] if policy == wanted and policy in entities.unescape(head) else [f"policy: {policy}"]
+    return problems + (["the sheet fetches"] if re.search(r"url\(|@import", sheet) else [])
 
 
 def policy_of(sheet: str, script: str) -> str:
@@ -265,19 +269,19 @@ Site = tuple[str, Path, list[str]]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    asked: list[str] = []
+    requested: list[str] = []
     folder = tmp_path_factory.mktemp("site")
 
     class Handler(SimpleHTTPRequestHandler):
         def log_request(self, *_: object) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
 
         def log_message(self, *_: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     Thread(target=server.serve_forever, args=(0.01,)).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", folder, asked
+    yield f"http://127.0.0.1:{server.server_address[1]}", folder, requested
     server.shutdown()
     server.server_close()
 
@@ -359,7 +363,7 @@ addEventListener("load", async () => {{
 def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
     site: Site, pages: dict[str, Path], tmp_path: Path
 ) -> None:
-    url, folder, asked = site
+    url, folder, requested = site
     for name, path in pages.items():
         (folder / f"{name}.html").write_bytes(path.read_bytes())
     body = "".join(evil(f"{url}/beacon-of-control")).replace("pwned", "control")
@@ -371,17 +375,17 @@ def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
     done = subprocess.run(command, capture_output=True, timeout=400, check=True)
     match = re.search(r'<p id="seen">(.+?)</p>', done.stdout.decode("utf-8"))
     assert match is not None
-    found = json.loads(entities.unescape(match[1]))
+    state = json.loads(entities.unescape(match[1]))
     for name in pages:
-        frame = found["frames"][name]
+        frame = state["frames"][name]
         assert frame["here"], name
         assert frame["address"] == f"/{name}.html"
         assert (frame["on"], frame["active"]) == (0, 0), name
         assert frame["scripts"] == len(Page(pages[name].read_text("utf-8")).scripts), name
         assert frame["styled"] != "none", name  # its own style sheet counts
     for name in ("eval", "study"):  # its own script ran, and wrote every hostile text
-        assert found["frames"][name]["rows"] > 3
-        assert found["frames"][name]["quotes"] > 3
-    assert not [path for path in asked if path.startswith("/beacon/")]
-    assert [path for path in asked if path.startswith("/beacon-of-control/")]  # else nothing could have been seen
-    assert (found["pwned"], found["control"]) == (0, 1)
+        assert state["frames"][name]["rows"] > 3
+        assert state["frames"][name]["quotes"] > 3
+    assert not [path for path in requested if path.startswith("/beacon/")]
+    assert [path for path in requested if path.startswith("/beacon-of-control/")]  # else nothing could have been seen
+    assert (state["pwned"], state["control"]) == (0, 1)

@@ -46,16 +46,16 @@ MANIFEST = {"format_version": 1, "inputs": {}, "counts": {}}
 
 def flip(arm: str, **change: object) -> dict[str, object]:
     """Return a row of flips.jsonl as kinject eval writes it."""
-    found: dict[str, object] = {
+    row: dict[str, object] = {
         "question_set": HOSTILE[0], "role": "learning", "base_arm": "base", "arm": arm, "format": "texts", "shots": 0,
         "k": 0, "change": "wrong to right", "question_id": "q1", "subject": "towns", "document_id": "", "question": "Who?",
         "choices": ["a", "b"], "gold": 1, "chosen": 1, "base_chosen": 0, "log_probs": [-2.0, -1.0],
         "base_log_probs": [-1.0, -2.0], "truncated": 0, "passages": [], **change,
     }  # fmt: skip
-    passages = found["passages"]
+    passages = row["passages"]
     assert isinstance(passages, list)
-    found["passages"] = [{"id": "p", "document_id": "d", "text": text} for text in passages]
-    return found
+    row["passages"] = [{"id": "p", "document_id": "d", "text": text} for text in passages]
+    return row
 
 
 def write_flips(folder: Path, *rows: dict[str, object]) -> None:
@@ -213,9 +213,9 @@ def test_tables_hold_every_result(written: Path) -> None:
 def data_of(html: str) -> dict[str, Any]:
     """Return the data of a page's script."""
     (text,) = re.findall(r'<script type="application/json" id="changed-answers">(.*?)</script>', html, flags=re.DOTALL)
-    found = json.loads(text)
-    assert isinstance(found, dict)
-    return found
+    data = json.loads(text)
+    assert isinstance(data, dict)
+    return data
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -388,7 +388,7 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"accuracy": "high"}, r"results\[0\]\.accuracy: found 'high', a number is needed"),
         ({"accuracy": 0.9}, r"results\[0\]\.accuracy: found 0.9, which disagrees"),
@@ -411,12 +411,12 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
         ({"by_seed": []}, r"results\[0\]\.n: found 600 questions, 0 seeds"),
     ],
 )
-def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[str, object], says: str) -> None:
+def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[str, object], message: str) -> None:
     value = to_json(make_report())
     value["results"][0].update(change)
     path = tmp_path / "report.json"
     path.write_text(json.dumps(value))
-    with pytest.raises(InputError, match=says) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_report(path)
     assert str(caught.value).startswith(f"{path}: damaged report: ")
     assert "\n" not in str(caught.value)

@@ -77,7 +77,7 @@ def test_a_curve_holds_each_points_accuracy_band_and_control() -> None:
 
 def test_a_control_for_each_point_is_a_line_of_its_own() -> None:
     arms = ("ft-reg", "repeated", "ft-par")
-    points = tuple(SweepPoint(at, str(at), float(at), "ft-par", arm) for at, arm in enumerate(arms))
+    points = tuple(SweepPoint(index, str(index), float(index), "ft-par", arm) for index, arm in enumerate(arms))
     figure = sweep_figure(VIEW, [Sweep("n", "n", "sandbox", "", False, False, points)])
     assert figure is not None
     (control,) = [line for line in figure.axes[0].lines if line.get_label() == "control"]
@@ -121,10 +121,10 @@ def test_the_frontier_has_a_point_for_each_value_at_what_was_kept_and_learned() 
     assert figure is not None
     (panel,) = figure.axes
     for curve in WHOLE.sweeps:
-        found = [(VIEW.point(curve, point, "known"), VIEW.point(curve, point, "new")) for point in curve.points]
-        expected = ([kept.accuracy for kept, _ in found if kept], [new.accuracy for _, new in found if new])
-        held = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines]
-        assert (expected in held) == curve.frontier
+        results = [(VIEW.point(curve, point, "known"), VIEW.point(curve, point, "new")) for point in curve.points]
+        expected = ([kept.accuracy for kept, _ in results if kept], [new.accuracy for _, new in results if new])
+        drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines]
+        assert (expected in drawn) == curve.frontier
     assert {name for name, (_, _, _, marked, _) in CURVES.items() if marked} == {
         "learning rate",
         "replay",
@@ -142,8 +142,8 @@ NEAR = {"plain": (0.973, 0.779), "best": (0.971, 0.989), "again": (0.968, 0.987)
 @pytest.mark.parametrize("columns", [2, 1])
 def test_labels_of_near_arms_cover_neither_each_other_nor_a_point(columns: int) -> None:
     results = [
-        replace(result, arm=arm, accuracy=share) for arm, shares in NEAR.items()
-        for name, share in zip(("new", "known"), shares, strict=True)
+        replace(result, arm=arm, accuracy=accuracy) for arm, accuracies in NEAR.items()
+        for name, accuracy in zip(("new", "known"), accuracies, strict=True)
         if (result := VIEW.result("sandbox", "ft-reg", name)) is not None
     ]  # fmt: skip
     arms = tuple(ArmInfo(arm, "sandbox", "", True) for arm in NEAR)
@@ -161,7 +161,7 @@ def test_labels_of_near_arms_cover_neither_each_other_nor_a_point(columns: int) 
     assert set(numbers) <= set(texts)
     points = {arm: panel.transData.transform((kept, learned)) for arm, (learned, kept) in NEAR.items()}
     boxes = list(texts.values())
-    assert not [(a, b) for at, a in enumerate(boxes) for b in boxes[:at] if a.overlaps(b)]
+    assert not [(a, b) for index, a in enumerate(boxes) for b in boxes[:index] if a.overlaps(b)]
     assert not [arm for arm, point in points.items() for box in boxes if box.contains(*point)]
 
 

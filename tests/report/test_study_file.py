@@ -40,20 +40,20 @@ def whole_text() -> str:
 def damaged(tmp_path: Path, *keys: Any, value: Any) -> Path:
     """Write a study in which the place `keys` holds `value`."""
     path = tmp_path / "report.json"
-    place = whole = json.loads(whole_text())
+    parent = whole = json.loads(whole_text())
     del whole["crc32"]  # whoever damages it by hand writes no other
     for key in keys[:-1]:
-        place = place[key]
+        parent = parent[key]
     if value is ...:
-        del place[keys[-1]]
+        del parent[keys[-1]]
     else:
-        place[keys[-1]] = value
+        parent[keys[-1]] = value
     path.write_text(json.dumps(whole))
     return path
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "says"),
+    ("keys", "value", "message"),
     [
         (("title",), 3, r"title: found 3, a string is needed"),
         (("results",), {}, r"results: found dict, a list is needed"),
@@ -72,9 +72,9 @@ def damaged(tmp_path: Path, *keys: Any, value: Any) -> Path:
         (("questions", 0, "fraction_correct", "base"), "x", r"questions\[0\]\.fraction_correct\.base: found 'x', a number is"),
     ],
 )  # fmt: skip
-def test_a_damaged_study_is_refused_by_the_place(tmp_path: Path, keys: Any, value: Any, says: str) -> None:
+def test_a_damaged_study_is_refused_by_the_place(tmp_path: Path, keys: Any, value: Any, message: str) -> None:
     path = damaged(tmp_path, *keys, value=value)
-    with pytest.raises(InputError, match=says) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_report(path)
     assert str(caught.value).startswith(f"{path}: damaged report: ")
     assert "\n" not in str(caught.value)

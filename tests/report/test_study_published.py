@@ -8,21 +8,21 @@ from kinject.report.tables import load_published, published_by_k, published_colu
 
 
 def test_each_row_has_a_value_for_each_column() -> None:
-    found = load_published()
+    published = load_published()
     for name, n_rows in (("table1", 30), ("table2", 3), ("table3", 30)):
-        assert len(found[name]) == n_rows
-        for _, _, model, *values in found[name]:
-            assert model in found["models"]
-            assert len(values) == len(found["columns"][name])
+        assert len(published[name]) == n_rows
+        for _, _, model, *values in published[name]:
+            assert model in published["models"]
+            assert len(values) == len(published["columns"][name])
             assert all(0 < value < 1 for value in values)
 
 
 def test_each_printed_accuracy_is_a_whole_number_of_questions() -> None:
     # Within the printed digits a share of n questions; a wrong digit would seldom be one for these n.
-    found = load_published()
+    published = load_published()
     for table in ("table1", "table3"):
-        for task, _, _, *values in found[table]:
-            n = found["sizes"][task]
+        for task, _, _, *values in published[table]:
+            n = published["sizes"][task]
             assert all(abs(round(value * n) / n - value) < 0.00051 for value in values), task
 
 
@@ -38,9 +38,9 @@ def test_a_model_is_found_by_its_usual_names(model: str) -> None:
 
 
 def test_current_events_hold_table_2_whatever_the_shots() -> None:
-    found = published_scores("Llama-2-7b-hf", "current-events", 5)
-    assert found["ft-reg"] == 0.219
-    assert found["ft-par+rag"] == 0.52
+    scores = published_scores("Llama-2-7b-hf", "current-events", 5)
+    assert scores["ft-reg"] == 0.219
+    assert scores["ft-par+rag"] == 0.52
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def hostile_study() -> Report:
         choices=tuple(replace(choice, key=texts) for choice in whole.choices),
         arms=tuple(replace(arm, description=texts, recipe={texts: texts}) for arm in whole.arms),
     )  # fmt: skip
-    found = renamed(short, HOSTILE)
-    assert isinstance(found, Report)
-    return found
+    study = renamed(short, HOSTILE)
+    assert isinstance(study, Report)
+    return study
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +212,10 @@ def test_published_numbers_stand_beside_those_of_the_same_model_task_and_shots()
     view = View(make_paper_study())
     (table,) = paper_tables(view)
     texts = [[cell.text for cell in line.cells] for line in table.lines]
-    at = next(i for i, line in enumerate(texts) if line[:3] == ["anatomy", "letters, 5 shots", "Llama-2-7B"])
+    index = next(i for i, line in enumerate(texts) if line[:3] == ["anatomy", "letters, 5 shots", "Llama-2-7B"])
     head = ["task", "asked", "model", "base", "base+rag", "ft-reg", "ft-par", "ft-reg+rag", "ft-par+rag"]
     assert list(table.columns) == head
-    assert texts[at + 1] == ["published", "5 shots", "Llama-2-7B", "46.7", "56.3", "49.6", "", "54.8", ""]
+    assert texts[index + 1] == ["published", "5 shots", "Llama-2-7B", "46.7", "56.3", "49.6", "", "54.8", ""]
     events = next(i for i, line in enumerate(texts) if line[0] == "current-events" and line[2] == "Orca-2-7B")
     assert texts[events + 1][3:] == ["45.6", "87.6", "51.1", "56.6", "82.0", "82.6"]
     source, agreement = published_notes(view, [table])
@@ -225,14 +225,16 @@ def test_published_numbers_stand_beside_those_of_the_same_model_task_and_shots()
         for model in view.report.models for name in view.sets() for form in view.formats(name)
     ]  # fmt: skip
     known = [(result, printed) for result, printed in bases if result is not None and printed is not None]
-    inside = [result for result, printed in known if result.low <= printed <= result.high]
-    assert 0 < len(inside) < len(known)
-    assert agreement.startswith(f"Base models: {len(inside)} of {len(known)} published accuracies lie within")
-    assert agreement.count("published") == 1 + len(known) - len(inside)
+    agreeing = [result for result, printed in known if result.low <= printed <= result.high]
+    assert 0 < len(agreeing) < len(known)
+    assert agreement.startswith(f"Base models: {len(agreeing)} of {len(known)} published accuracies lie within")
+    assert agreement.count("published") == 1 + len(known) - len(agreeing)
     (by_k,) = k_tables(view)
     lines = [[cell.text for cell in line.cells] for line in by_k.lines]
-    at = next(i for i, line in enumerate(lines) if line[:4] == ["prehistory", "letters, 0 shots", "Mistral-7B", "base"])
-    assert lines[at + 1][4:] == ["", "72.8", "72.5", "75.0", "73.5", "72.8"]
+    index = next(
+        i for i, line in enumerate(lines) if line[:4] == ["prehistory", "letters, 0 shots", "Mistral-7B", "base"]
+    )
+    assert lines[index + 1][4:] == ["", "72.8", "72.5", "75.0", "73.5", "72.8"]
 
 
 @pytest.mark.parametrize("fixture", ["written", "hostile"])
@@ -322,11 +324,11 @@ def test_figures_take_the_colours_of_the_page(written: Path) -> None:
 )  # fmt: skip
 def test_what_a_study_lacks_is_said(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     key = repr(sorted(changes))
-    found = _PAGES.get(key)
-    if found is None:
+    text = _PAGES.get(key)
+    if text is None:
         path = write_report(tmp_path, make_small(**changes))
-        found = _PAGES[key] = Elements(path.read_text("utf-8")).text
-    assert sentence in found
+        text = _PAGES[key] = Elements(path.read_text("utf-8")).text
+    assert sentence in text
 
 
 _PAGES: dict[str, str] = {}

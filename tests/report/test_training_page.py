@@ -50,8 +50,10 @@ def test_the_panels_draw_what_was_logged_with_epochs_marked(run_dir: Path) -> No
     loss = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert loss["training text"] == [4 / step for step in range(1, 21)]
     assert loss["held-out text"] == [2.5]
-    said = [[text.get_text() for text in panel.get_legend().get_texts()] for panel in (figure.axes[0], figure.axes[3])]
-    assert said == [["training text", "held-out text"], ["new: to be learned", "known: to be kept"]]
+    legends = [
+        [text.get_text() for text in panel.get_legend().get_texts()] for panel in (figure.axes[0], figure.axes[3])
+    ]
+    assert legends == [["training text", "held-out text"], ["new: to be learned", "known: to be kept"]]
 
 
 def test_the_page_holds_the_numbers_and_escapes_the_rest(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

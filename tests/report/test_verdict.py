@@ -15,7 +15,7 @@ from kinject.report.view import View
 from kinject.results import ArmResult, UnscoredResult
 
 
-def one(answered: AnsweredQuestion, arm: str, question_set: str = "new") -> Finding:
+def finding_of(answered: AnsweredQuestion, arm: str, question_set: str = "new") -> Finding:
     (finding,) = [c for c in answered.findings if (c.arm, c.question_set) == (arm, question_set)]
     return finding
 
@@ -33,7 +33,7 @@ def test_numbers_of_the_verdict_agree_with_the_answers(arm: str, question_set: s
     gained = sum(a and not b for a, b in zip(after, before, strict=True))
     lost = sum(b and not a for a, b in zip(after, before, strict=True))
     p = binomtest(gained, gained + lost).pvalue
-    text = one(render_verdict(View(make_report()))[section], arm, question_set).text
+    text = finding_of(render_verdict(View(make_report()))[section], arm, question_set).text
     n = len(after)
     assert f"from {100 * sum(before) / n:.1f}% to {100 * sum(after) / n:.1f}%" in text
     assert f"{100 * (gained - lost) / n:+.1f} points".replace("-", "−").replace("+0.0", "0.0") in text
@@ -92,7 +92,7 @@ def test_retention_says_what_loss_remains_possible() -> None:
     contrast = results[1].to_base
     assert contrast is not None
     low, high = contrast.low, contrast.high
-    assert one(forgot, "par", "known").tag == "no loss shown"
+    assert finding_of(forgot, "par", "known").tag == "no loss shown"
     assert f"changes of {format_points(low)} to {format_points(high)} points remain possible" in forgot.findings[1].text
     assert learned.lead.startswith("This evaluation cannot say")
     assert retrieval.lead.startswith("This evaluation cannot say")
@@ -117,20 +117,20 @@ def test_retrieval_is_compared_with_training_by_its_own_contrast() -> None:
     results += [make_result("par", first(150, 200), base), make_result("par+rag", first(192, 200), base, k=3)]
     results += [make_result("best", first(200, 200), base)]
     _, _, retrieval = verdict_on(*results)
-    assert one(retrieval, "base+rag").tag == "retrieval helps"
-    assert one(retrieval, "par").tag == "retrieval better"
-    assert one(retrieval, "par+rag").tag == "no addition shown"
-    assert one(retrieval, "best").tag == "better than retrieval"
-    assert "75.0% against 95.0% for base+rag: −20.0 points" in one(retrieval, "par").text
+    assert finding_of(retrieval, "base+rag").tag == "retrieval helps"
+    assert finding_of(retrieval, "par").tag == "retrieval better"
+    assert finding_of(retrieval, "par+rag").tag == "no addition shown"
+    assert finding_of(retrieval, "best").tag == "better than retrieval"
+    assert "75.0% against 95.0% for base+rag: −20.0 points" in finding_of(retrieval, "par").text
 
 
 def test_nine_questions_are_too_few_to_judge_whatever_the_change() -> None:
     base = first(0, 9)
     results = [make_result("base", base, None), make_result("par", first(9, 9), base)]
     learned, _, _ = verdict_on(*results)
-    assert one(learned, "par").tag == "too few questions to tell"
+    assert finding_of(learned, "par").tag == "too few questions to tell"
     assert learned.lead == "On new, par (+100.0 points) cannot be judged: the questions are too few to tell."
-    assert "9 questions are too few to tell; 10 are needed." in one(learned, "par").text
+    assert "9 questions are too few to tell; 10 are needed." in finding_of(learned, "par").text
     known = [replace(result, question_set="known", role="retention") for result in results]
     _, forgot, _ = verdict_on(*known)
     assert "no loss" not in forgot.lead
@@ -138,7 +138,7 @@ def test_nine_questions_are_too_few_to_judge_whatever_the_change() -> None:
     assert contrast is not None
     clustered = replace(results[1], n=90, to_base=replace(contrast, n=90, test="sign flips"))
     learned, _, _ = verdict_on(results[0], clustered)
-    assert one(learned, "par").tag == "too few documents to tell"
+    assert finding_of(learned, "par").tag == "too few documents to tell"
 
 
 def test_the_headline_is_the_first_way_of_asking_and_the_others_are_summed_up() -> None:
@@ -150,8 +150,8 @@ def test_the_headline_is_the_first_way_of_asking_and_the_others_are_summed_up() 
     ]
     results += [make_result("base", base, None, shots=5), make_result("par", first(90, 200), base, shots=5)]
     learned, _, _ = verdict_on(*results)
-    assert "from 25.0% to 60.0%" in one(learned, "par").text
-    assert "In the other 2 formats: +0.5 to +20.0 points, significant in 1 of 2." in one(learned, "par").text
+    assert "from 25.0% to 60.0%" in finding_of(learned, "par").text
+    assert "In the other 2 formats: +0.5 to +20.0 points, significant in 1 of 2." in finding_of(learned, "par").text
 
 
 def test_several_k_are_several_arms_and_the_first_is_the_headline() -> None:

@@ -112,15 +112,15 @@ def test_every_kind_of_difference_has_only_the_words_that_it_bears() -> None:
 
 
 def test_many_sets_in_one_line_are_those_of_these_models_too() -> None:
-    one = made(200, 1, 0.0001, 0.3, 0.5, "these models", "learning")
-    results = [replace(result, question_set=f"set {i}") for i in range(6) for result in one.results]
-    lead = render_verdict(View(replace(one, results=tuple(results))))[0].lead
+    single = made(200, 1, 0.0001, 0.3, 0.5, "these models", "learning")
+    results = [replace(result, question_set=f"set {i}") for i in range(6) for result in single.results]
+    lead = render_verdict(View(replace(single, results=tuple(results))))[0].lead
     assert lead.startswith("ft, on 6 sets, in these models: learned 6")
 
 
 def test_one_arm_with_one_seed_beside_others_is_marked() -> None:
-    one = made(200, 1, 0.0001, 0.3, 0.5, "method", "learning")
-    base, ft = one.results[:2]
+    single = made(200, 1, 0.0001, 0.3, 0.5, "method", "learning")
+    base, ft = single.results[:2]
     assert ft.to_base is not None
     alone = replace(ft, arm="alone", to_base=replace(ft.to_base, scope="these models"))
     report = make_evaluation((base, ft, alone))
@@ -140,8 +140,8 @@ def test_a_seed_that_diverged_is_named_and_a_model_without_a_score_is_not_said_t
     lost = UnscoredResult("base", "ft", "new", "retention", "texts", 0, 0, 200, seed=2)
     lead = render_verdict(View(replace(report, unscored=(lost,))))[1].lead
     assert lead == "On new, no loss is shown for ft (−30.0 points); ft (seed 2) diverged: no question has a score."
-    gone = replace(report, results=report.results[:1], unscored=(lost,))
-    assert render_verdict(View(gone))[1].lead == "On new, ft diverged: no question has a score."
+    diverged = replace(report, results=report.results[:1], unscored=(lost,))
+    assert render_verdict(View(diverged))[1].lead == "On new, ft diverged: no question has a score."
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -177,10 +177,10 @@ def test_what_was_tuned_and_whose_model_chose_is_said_with_its_numbers() -> None
     base, ft = report.results[:2]
     ft = replace(ft, by_seed=(0.8, 0.7, 0.72), accuracy=0.74)
     other, point = replace(ft, arm="other"), replace(ft, arm="point")
-    found = make_evaluation((base, ft, other, point), seeds=(0, 1, 2), choices=(choice,))
-    arms = tuple(replace(arm, sweep="s" if arm.name == "point" else "") for arm in found.arms)
+    evaluation = make_evaluation((base, ft, other, point), seeds=(0, 1, 2), choices=(choice,))
+    arms = tuple(replace(arm, sweep="s" if arm.name == "point" else "") for arm in evaluation.arms)
     sweep = Sweep("s", "key", "base", "", False, False, (SweepPoint(1, "1", 1.0, "point"),))
-    lines = render_limitations(View(replace(found, arms=arms, sweeps=(sweep,))))
+    lines = render_limitations(View(replace(evaluation, arms=arms, sweeps=(sweep,))))
     (optimism,) = [line for line in lines if line.startswith("Optimism")]
     assert optimism.endswith("expect a little less of other seeds. On new: 80.0%, the other seeds 71.0%.")
     assert (

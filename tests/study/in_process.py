@@ -11,7 +11,7 @@ class InProcess:
     """Does stages at once, here; keeps what it was given. `stop_after` interrupts as Ctrl-C would."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.given: list[Stage] = []
+        self.submitted: list[Stage] = []
         self.outcomes: list[Outcome] = []
         self.stop_after = stop_after
 
@@ -19,9 +19,9 @@ class InProcess:
         return not self.outcomes
 
     def submit(self, stage: Stage) -> None:
-        if len(self.given) == self.stop_after:
+        if len(self.submitted) == self.stop_after:
             raise KeyboardInterrupt
-        self.given.append(stage)
+        self.submitted.append(stage)
         stage.folder.mkdir(parents=True, exist_ok=True)
         try:
             self.outcomes.append(Outcome(stage, run_stage(stage)))
@@ -29,8 +29,8 @@ class InProcess:
             self.outcomes.append(Outcome(stage, None, error_line(error)))
 
     def wait(self) -> list[Outcome]:
-        found, self.outcomes = self.outcomes, []
-        return found
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
 
     def __enter__(self) -> InProcess:
         return self

@@ -47,9 +47,9 @@ def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_betwe
         tune={"rate": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": "new"}},
         arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 7.0}}},
     )  # fmt: skip
-    found = {arm.name: arm for arm in expand_arms(read_recipe(path, (), "study"), {("tiny", "rate"): 1e-3}).arms}
-    assert found["ft"].train_overrides == {"trainer.learning_rate": 1e-3, "trainer.max_steps": 3}
-    assert found["own"].train_overrides == {"trainer.learning_rate": 7.0, "trainer.max_steps": 3}
+    by_name = {arm.name: arm for arm in expand_arms(read_recipe(path, (), "study"), {("tiny", "rate"): 1e-3}).arms}
+    assert by_name["ft"].train_overrides == {"trainer.learning_rate": 1e-3, "trainer.max_steps": 3}
+    assert by_name["own"].train_overrides == {"trainer.learning_rate": 7.0, "trainer.max_steps": 3}
 
 
 def test_an_arm_is_matched_only_to_arms_on_its_own_base_models(tmp_path, tiny_model):
@@ -93,7 +93,7 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
         tune={"r": {"key": "trainer.learning_rate", "values": [1.0], "arm": "ft", "question_sets": "nw"}},
         claims={"x": {"statement": "s", "test": "difference", "arm": "ft", "question_set": "new"}},
     )  # fmt: skip
-    told = "\n".join(faults(path))
+    messages = "\n".join(faults(path))
     for words in (
         "study.arms.ft.match_steps_of: found 'od'. Did you mean odd?",
         "study.arms.base: this name is the untouched model's",
@@ -103,13 +103,13 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
         "study.claims.x: baseline: missing; test difference needs it.",
         "study.arms.both: match_steps_of and match_seconds_of exclude each other. Keep one.",
     ):
-        assert words in told
+        assert words in messages
     with pytest.raises(RecipeError, match=r"study\.arms\.ft\.match_steps_of") as caught:
         check_names(read_recipe(path, (), "study"), check_inputs=False)
     assert "nowhere.jsonl" not in str(caught.value)  # as any input that is not there yet
     lines = path.read_text("utf-8").splitlines()
-    at = next(number for number, line in enumerate(lines, 1) if "match_steps_of" in line)
-    assert f"{path}:{at}: study.arms.ft.match_steps_of" in told
+    line_number = next(number for number, line in enumerate(lines, 1) if "match_steps_of" in line)
+    assert f"{path}:{line_number}: study.arms.ft.match_steps_of" in messages
 
 
 def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, tiny_model):
@@ -141,10 +141,10 @@ def test_missing_documents_and_questions_are_told_before_anything_is_trained(tmp
     (tmp_path / "documents.jsonl").unlink()
     with pytest.raises(RecipeError) as caught:
         check_inputs(recipe)
-    told = str(caught.value)
-    assert "known.jsonl', but nothing is there" in told
-    assert "augment.documents" in told
-    assert "eval.retrieval.documents" in told
+    message = str(caught.value)
+    assert "known.jsonl', but nothing is there" in message
+    assert "augment.documents" in message
+    assert "eval.retrieval.documents" in message
 
 
 def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_that_say_so(monkeypatch):
@@ -155,8 +155,8 @@ def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_
         return trainer["max_steps"] * trainer["per_device_train_batch_size"] * trainer["max_length"]
 
     study = read_recipe("recipes/studies/frontier.yaml", (), "study")
-    own = [arm for arm in expand_arms(study).arms if arm.trained and not arm.match_seconds_of]
-    read = {arm.name: n_tokens(study.study.train, arm.train_overrides) for arm in own}
+    trained = [arm for arm in expand_arms(study).arms if arm.trained and not arm.match_seconds_of]
+    read = {arm.name: n_tokens(study.study.train, arm.train_overrides) for arm in trained}
     full = n_tokens("recipes/cpt.yaml", {})
     twice = {name for name, tokens in read.items() if tokens == full}
     assert twice == {"cpt.yaml", "best.yaml", "fact first at twice the tokens", "Muon at twice the tokens"}

@@ -20,7 +20,7 @@ def test_every_kind_of_file_of_a_damaged_study_is_mended_or_named(tmp_path: Path
     bad, refused = [], 0
     for pattern in ("train/*/exposures.json", "eval/*/answers.jsonl"):  # the others: tests/soak/test_disk.py
         path = sorted(ground.folder.glob(pattern))[0]
-        found, _, n_refused = ground.faults(path, sample(path, 1, 1, 0)[:1])
-        bad, refused = bad + found, refused + n_refused
+        faults, _, n_refused = ground.faults(path, sample(path, 1, 1, 0)[:1])
+        bad, refused = bad + faults, refused + n_refused
     assert bad == []
     assert refused == 2

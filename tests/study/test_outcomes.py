@@ -53,9 +53,9 @@ def graded(outcomes: str, arm: str = "base", **kinds: str) -> list[Answer]:
 
 
 def test_outcomes_are_parts_of_a_whole_and_to_abstain_is_right_where_there_is_no_answer() -> None:
-    found = graded("rwarwa", answerable="+++---")
-    assert [outcome_of(answer) for answer in found] == ["right", "wrong", "abstained", "wrong", "wrong", "right"]
-    result = summarize_arm(found, None, model="base", arm="base")
+    answers = graded("rwarwa", answerable="+++---")
+    assert [outcome_of(answer) for answer in answers] == ["right", "wrong", "abstained", "wrong", "wrong", "right"]
+    result = summarize_arm(answers, None, model="base", arm="base")
     assert (result.accuracy, result.wrong.rate, result.abstained.rate) == pytest.approx((2 / 6, 3 / 6, 1 / 6))
     assert (result.answered.rate, result.answered.n) == (pytest.approx(2 / 3), 3)
     assert [item.outcome for item in summarize_arm(graded("rr"), None, model="b", arm="b").outcomes] == [
@@ -71,13 +71,13 @@ def test_each_outcome_is_compared_question_by_question_and_corrected_in_a_family
     base = [
         replace(answer, document_id="") for answer in graded("".join(random.choice(list("rwa"), 80, p=[0.2, 0.2, 0.6])))
     ]
-    own = [
+    family = [
         replace(answer, document_id="")
         for answer in graded("".join(random.choice(list("rwa"), 80, p=[0.5, 0.4, 0.1])), "ft")
     ]
-    result = summarize_arm(own, base, model="base", arm="ft")
+    result = summarize_arm(family, base, model="base", arm="ft")
     for item in result.outcomes:
-        now, before = ([outcome_of(answer) == item.outcome for answer in of] for of in (own, base))
+        now, before = ([outcome_of(answer) == item.outcome for answer in of] for of in (family, base))
         came = sum(a and not b for a, b in zip(now, before, strict=True))
         went = sum(b and not a for a, b in zip(now, before, strict=True))
         contrast = item.to_base
@@ -99,15 +99,15 @@ def simulate(seed: int, gap: float, *, n_seeds: int = 3, n_documents: int = 60, 
     random = np.random.default_rng(seed)
     shift = np.repeat(random.uniform(-0.2, 0.2, n_documents), 2)
 
-    def asked(arm: str, level: float) -> list[Answer]:
+    def answers_of(arm: str, level: float) -> list[Answer]:
         abstains = random.random(2 * n_documents) < np.clip(level + shift, 0, 1)
         outcomes = np.where(abstains, "a", np.where(random.random(2 * n_documents) < 0.5, "r", "w"))
         return [replace(item, correct=name == "r") for item, name in zip(answers(outcomes, arm), outcomes, strict=True)]
 
     records = Records(["match"])
-    records.by_run["m", "base", 0] = {SETTING: asked("base", 0.5)}
+    records.by_run["m", "base", 0] = {SETTING: answers_of("base", 0.5)}
     for number in range(n_seeds):
-        records.by_run["m", "ft", number] = {SETTING: asked("ft", 0.5 + gap + random.normal(0, spread))}
+        records.by_run["m", "ft", number] = {SETTING: answers_of("ft", 0.5 + gap + random.normal(0, spread))}
     return records
 
 
@@ -123,9 +123,9 @@ def test_claims_on_an_outcome_keep_their_level_and_find_a_known_difference() -> 
     assert sum(claim.p < 0.05 for claim in null) <= 8  # 3 are expected; more than 8 of 60 come once in a hundred times
     covered = [claim_on(simulate(1000 + seed, -0.2)) for seed in range(40)]
     assert sum(claim.low <= -0.2 <= claim.high for claim in covered) >= 34
-    found = [claim_on(simulate(2000 + seed, -0.3, spread=0.02), direction="lower") for seed in range(10)]
-    assert sum(claim.verdict == "shown" for claim in found) >= 9
-    assert all("abstained on set" in claim.finding for claim in found)
+    claims = [claim_on(simulate(2000 + seed, -0.3, spread=0.02), direction="lower") for seed in range(10)]
+    assert sum(claim.verdict == "shown" for claim in claims) >= 9
+    assert all("abstained on set" in claim.finding for claim in claims)
     same = claim_on(simulate(3, 0.0, spread=0.0, n_documents=300), test="equivalence", margin=0.15)
     assert same.verdict == "shown"
     assert (
@@ -189,7 +189,7 @@ def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_mode
     executor = InProcess()
     overrides = ['study.overrides={"eval.scores": ["exact"]}']
     again, _, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
-    assert not executor.given
+    assert not executor.submitted
     assert {item.score for item in again.results} == {"exact"}
     rows = (tmp_path / "study" / "flips.jsonl").read_text("utf-8").splitlines()
     assert all(json.loads(row)["choices"] for row in rows)
@@ -221,13 +221,13 @@ def test_k_and_tuned_values_are_chosen_by_an_outcome(tmp_path, tiny_model) -> No
 
 def rescored_by_k(folder: Path, question_set: str) -> set[tuple[str, bool, float, int]]:
     """Return (outcome, with passages, rate, number of questions) of each K of a stored evaluation."""
-    found = set()
+    rescored_outcomes = set()
     stored = [answer for answer in read_answers(folder / "answers.jsonl") if answer.question_set == question_set]
     for k in {answer.k for answer in stored}:
         outcomes = [outcome_of(answer) for answer in rescored([a for a in stored if a.k == k], "match")]
         for name in ("wrong", "abstained"):
-            found.add((name, k > 0, round(outcomes.count(name) / len(outcomes), 6), len(outcomes)))
-    return found
+            rescored_outcomes.add((name, k > 0, round(outcomes.count(name) / len(outcomes), 6), len(outcomes)))
+    return rescored_outcomes
 
 
 def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report(
@@ -237,16 +237,21 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     grade_of: dict[object, str] = {}
 
     def planted(questions: Sequence[Question], seed: int) -> list[PlantedAnswer]:
-        found = plant_answers(questions, seed)
-        grade_of.update({(one.question.question, one.question.accepted, one.text): one.grade for one in found})
-        return found
+        planted_answers = plant_answers(questions, seed)
+        grade_of.update(
+            {
+                (answer.question.question, answer.question.accepted, answer.text): answer.grade
+                for answer in planted_answers
+            }
+        )
+        return planted_answers
 
-    def ask(judge: AnswerJudge, items: Sequence[object], label: str) -> dict[object, str]:
+    def request_grades(judge: AnswerJudge, items: Sequence[object], label: str) -> dict[object, str]:
         labels.append(label)
         return {item: grade_of.get(item, "wrong") for item in items}
 
     monkeypatch.setattr("kinject.eval.judge.plant_answers", planted)
-    monkeypatch.setattr(AnswerJudge, "_ask_all", ask)
+    monkeypatch.setattr(AnswerJudge, "_request_grades", request_grades)
     for name in ("endpoint", "run"):
         monkeypatch.setattr(f"kinject.eval.{name}.money_spent", lambda *_: 0.25)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -256,7 +261,7 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     recipe = read_recipe(path, (), "study")
     executor = InProcess()
     result, page, _ = run_study(recipe, lambda: executor)
-    kinds = [stage.kind for stage in executor.given]
+    kinds = [stage.kind for stage in executor.submitted]
     assert (kinds.count("judge"), kinds.count("eval") >= 3) == (1, True)
     assert kinds.index("judge") < kinds.index("train")
     assert labels.count("planted answers") == 1
@@ -265,17 +270,17 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     assert sum(kind.planted for kind in result.judge.kinds) == len(grade_of)
     assert "The judge, a-judge" in page.read_text("utf-8")
     assert {item.score for item in result.results} == {"judge"}
-    spent = {one.stage: 0.0 for one in result.costs}
-    for one in result.costs:
-        spent[one.stage] += one.money / one.shared_by
+    spent = {cost.stage: 0.0 for cost in result.costs}
+    for cost in result.costs:
+        spent[cost.stage] += cost.money / cost.shared_by
     paid = {stage: money for stage, money in spent.items() if money}
     assert paid == pytest.approx({"setup": 0.25, "eval": 0.25 * kinds.count("eval")})
-    monkeypatch.setattr(AnswerJudge, "_ask_all", lambda *_: {})
+    monkeypatch.setattr(AnswerJudge, "_request_grades", lambda *_: {})
     refused = read_recipe(path, [f"study.cache_dir={tmp_path / 'others'}", f"run_dir={tmp_path / 'other'}"], "study")
     untouched = InProcess()
     with pytest.raises(InputError, match=r"eval\.judge: on \d+ planted answers its precision of 'correct' 0\.00"):
         run_study(refused, lambda: untouched)
-    assert [stage.kind for stage in untouched.given] == ["judge"]  # nothing was trained
+    assert [stage.kind for stage in untouched.submitted] == ["judge"]  # nothing was trained
 
 
 def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_path, tiny_model) -> None:
@@ -287,9 +292,9 @@ def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_pat
     evidence = Evidence(records, "m", "generate", 0, {}, {"rate": sweep})
     values = {"test": "difference", "outcome": "abstained", "direction": "lower", "baseline": "base"}
     claim = ClaimSection("claim", question_set="set", arm={"rate": 0.1}, **values)
-    found = judge_claims({"claim": claim}, evidence)[0]
-    assert found.verdict == "shown"
-    assert found.finding.startswith("ft, rate 0.1 ")
+    claim_result = judge_claims({"claim": claim}, evidence)[0]
+    assert claim_result.verdict == "shown"
+    assert claim_result.finding.startswith("ft, rate 0.1 ")
     missing = judge_claims({"claim": replace(claim, arm={"rate": 1})}, evidence)[0]
     assert missing.finding == "no scored answers of ft on set"
 
@@ -375,8 +380,8 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     frame = report.to_rows()[1]
     assert frame["abstained.to_base.delta"] == abstained.to_base.delta
     assert "abstained" in render_summary(report)
-    (asked,) = render_outcomes(View(report))
-    assert asked.lead == f"More wrong answers: ft on set ({100 * results[1].wrong.to_base.delta:+.1f} points)."
+    (section,) = render_outcomes(View(report))
+    assert section.lead == f"More wrong answers: ft on set ({100 * results[1].wrong.to_base.delta:+.1f} points)."
 
 
 def test_a_task_that_generates_is_a_question_set_graded_by_its_own_filters(tmp_path, tiny_model) -> None:

@@ -46,29 +46,29 @@ Go = Callable[..., tuple[Report, InProcess]]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the shipped recipes, documents where they look for them, and tiny models."""
-    place = tmp_path_factory.mktemp("paper")
-    shutil.copytree(ROOT / "recipes", place / "recipes")
+    root = tmp_path_factory.mktemp("paper")
+    shutil.copytree(ROOT / "recipes", root / "recipes")
     documents = create_documents(PEOPLE, "new")
     for name in ("current-events", "mmlu-wikipedia"):
-        write_jsonl(place / "data" / name / "documents.jsonl", documents)
+        write_jsonl(root / "data" / name / "documents.jsonl", documents)
     rows = [{"prompt": f"Question: What is {i} and {i}?\nAnswer:", "completion": f" {2 * i}"} for i in range(20)]
-    write_jsonl(place / "data" / "instructions.jsonl", rows)
+    write_jsonl(root / "data" / "instructions.jsonl", rows)
     general = create_questions(PEOPLE, 1)
     for split, part in (("dev", general[4:10]), ("test", general[:4])):
-        _write_csv(place / "data" / "mmlu" / split / f"miscellaneous_{split}.csv", part)
+        _write_csv(root / "data" / "mmlu" / split / f"miscellaneous_{split}.csv", part)
     tokenizer = train_tokenizer([document.text for document in documents], 400)
     for seed, (name, kind) in enumerate((("mistral", "mistral"), ("llama2", "llama"), ("orca2", "llama"))):
-        new_model({"model_type": kind, **TINY}, tokenizer, seed=seed).save_pretrained(place / name)
-        tokenizer.save_pretrained(place / name)
-    return place
+        new_model({"model_type": kind, **TINY}, tokenizer, seed=seed).save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root
 
 
 @pytest.fixture
-def go(place: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
+def go(root: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
     """Run a shipped study with the named arms and models: go(name, models, arms, grid)."""
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(root)
 
     def run(name: str, models: Sequence[str], arms: Sequence[str], grid: Sequence[float]) -> Any:
         path = Path("recipes/studies") / f"{name}.yaml"
@@ -104,19 +104,19 @@ def _write_csv(path: Path, questions: Sequence[Question]) -> None:
             csv.writer(file).writerow([question.question, *question.choices, "ABCD"[question.answer]])
 
 
-def test_the_study_of_current_events_compares_both_corpora_with_every_control(place: Path, go: Go) -> None:
+def test_the_study_of_current_events_compares_both_corpora_with_every_control(root: Path, go: Go) -> None:
     recipe = read_recipe(
         Path("recipes/studies/paper/questions.yaml"), ["questions.generator.kind=sandbox", "questions.validation=0.4"]
     )
-    asked = make_questions(recipe)
-    assert asked.got == asked.asked == 12
+    questions_result = make_questions(recipe)
+    assert questions_result.got == questions_result.asked == 12
     arms = ("ft-reg", "ft-par", "repeat steps", "repeat tokens", "random text", "instruction tuning")
     result, executor = go("paper-current-events", ("mistral",), arms, [1e-5])
     assert {s.arm for s in result.results} == {"base", *arms}
     assert {s.k for s in result.results if s.arm == "ft-par"} == {0, 1, 2}
     assert {s.format for s in result.results} == {"letters", "texts", "texts-no-question"}
     assert {choice.arm for choice in result.choices if choice.key == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
-    steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.given if stage.kind == "train"}
+    steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.submitted if stage.kind == "train"}
     assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"] == steps["instruction tuning"]
     assert {s.role for s in result.results if (s.question_set, s.format) == ("general", "texts")} == {"retention"}
     assert {claim.name for claim in result.claims} == {
@@ -130,14 +130,14 @@ def _steps(folder: Path) -> int:
 
 
 def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their_validation_files(
-    place: Path, go: Go
+    root: Path, go: Go
 ) -> None:
     questions = create_questions(PEOPLE, 0)
     for index, subject in enumerate(SUBJECTS):
-        own = questions[6 * index : 6 * index + 6]
+        subject_rows = questions[6 * index : 6 * index + 6]
         others = questions[6 * (index + 1) % 30 :][:6]
-        for split, part in (("dev", others), ("val", own[:2]), ("test", own[2:4])):
-            _write_csv(place / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
+        for split, part in (("dev", others), ("val", subject_rows[:2]), ("test", subject_rows[2:4])):
+            _write_csv(root / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
     result, _ = go("paper-mmlu", ("llama2",), ("ft-reg",), [1e-5])
     assert {(s.model, s.arm) for s in result.results} == {(m, arm) for m in result.models for arm in ("base", "ft-reg")}
     assert {s.question_set for s in result.results} == {*SUBJECTS, "general"}
@@ -153,10 +153,10 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
 
 @pytest.mark.parametrize("name", ["paper-mmlu", "paper-current-events"])
 def test_the_variant_for_small_gpus_trains_adapters_on_4_bits_and_scores_in_them(
-    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the command in the comment of the study has it; tests/plan/test_recipes.py plans the memory of its training."""
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(root)
     path = Path("recipes/studies") / f"{name}.yaml"
     lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
     start = next(number for number, line in enumerate(lines) if line.startswith(f"kinject study {path}"))
@@ -175,10 +175,10 @@ def test_the_variant_for_small_gpus_trains_adapters_on_4_bits_and_scores_in_them
 
 
 def test_a_plan_tells_which_questions_a_shipped_recipe_has_still_to_write(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("recipes", "data"):
-        shutil.copytree(place / name, tmp_path / name)
+        shutil.copytree(root / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     recipe = read_recipe("recipes/studies/paper-current-events.yaml", verb="study")
     awaited = find_awaited(recipe)
@@ -186,7 +186,10 @@ def test_a_plan_tells_which_questions_a_shipped_recipe_has_still_to_write(
     assert awaited == {
         f"{folder}/{name}.jsonl": "recipes/studies/paper/questions.yaml" for name in ("test", "validation")
     }
-    assert [one.name for one in open_study(recipe, awaited).question_sets] == ["current events", "general"]
+    assert [question_set.name for question_set in open_study(recipe, awaited).question_sets] == [
+        "current events",
+        "general",
+    ]
     with pytest.raises(DiskError, match=r"validation\.jsonl: cannot be read"):
         open_study(recipe)
     (tmp_path / "data/mmlu/test/miscellaneous_test.csv").unlink()  # nobody writes this one

@@ -106,9 +106,9 @@ def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_p
         folder = tmp_path / str(seed)
         folder.mkdir()
         with AnswerStore(folder / "answers.jsonl") as store:
-            asked = Answer("q", "set", "m", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1), n_chars=(1, 1))
+            answer = Answer("q", "set", "m", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1), n_chars=(1, 1))
             read = Answer("t", "stories", "m", PERPLEXITY_FORMAT, 0, 0, (), 0, (-5.0,), (3,), (9,), n_chars=(9,))
-            store.add("a", asked)
+            store.add("a", answer)
             store.add("b", read)
         measured = Perplexity("model", "stories", 1, 3, per_token, bits)
         report = Report("evaluation", "", ("model",), (), (), perplexities=(measured,))

@@ -93,8 +93,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -
 def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
     result, executor = finished.result, finished.executor
     assert result.failures == ()
-    assert max(Counter(stage.id for stage in executor.given).values()) == 1
-    kinds = Counter(stage.kind for stage in executor.given)
+    assert max(Counter(stage.id for stage in executor.submitted).values()) == 1
+    kinds = Counter(stage.kind for stage in executor.submitted)
     # two rates with seed 0 (one of them is an arm's), then ft with seed 1, rep; one merge
     assert kinds["train"] == 4
     assert kinds["merge"] == 1
@@ -112,20 +112,20 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
 
 def test_accuracies_are_those_of_the_stored_answers(finished):
     result, executor = finished.result, finished.executor
-    stage = next(s for s in executor.given if s.kind == "eval" and s.label == "test questions to base")
+    stage = next(s for s in executor.submitted if s.kind == "eval" and s.label == "test questions to base")
     rows = [json.loads(line) for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()]
     for score in (score for score in result.results if score.arm == "base"):
-        own = [row for row in rows if (row["question_set"], row["k"]) == (score.question_set, score.k)]
-        right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in own]
+        set_rows = [row for row in rows if (row["question_set"], row["k"]) == (score.question_set, score.k)]
+        right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in set_rows]
         assert score.accuracy == pytest.approx(sum(right) / len(right))
-        assert score.n == len(own)
+        assert score.n == len(set_rows)
     stored = read_report(stage.folder / "report.json")
     assert result.recalls == stored.recalls != ()
     assert (stage.folder.parents[2] / "study/flips.jsonl").read_text("utf-8") == "", (
         "so small a model changes no answer"
     )
     assert result.written == max(
-        manifest_of(s.folder)["written"] for s in executor.given if s.parameters.get("split") == "test"
+        manifest_of(s.folder)["written"] for s in executor.submitted if s.parameters.get("split") == "test"
     )
 
 
@@ -134,13 +134,15 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     splits = {
         part: (folder / f"study/questions/new.{part}.jsonl").read_text("utf-8") for part in ("validation", "test")
     }
-    asked = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
-    assert not asked["validation"] & asked["test"]
-    assert len(asked["validation"] | asked["test"]) == 8
+    documents = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
+    assert not documents["validation"] & documents["test"]
+    assert len(documents["validation"] | documents["test"]) == 8
     known = [json.loads(line) for line in (folder / "study/questions/known.test.jsonl").read_text("utf-8").splitlines()]
-    assert {row["document_id"] for row in known} == asked["test"], "a document that chose is asked about in another set"
+    assert {row["document_id"] for row in known} == documents["test"], (
+        "a document that chose is asked about in another set"
+    )
     assert f"known: {8 - len(known)} questions left out, on documents that other sets choose with" in result.notes
-    order = [stage.parameters["split"] for stage in executor.given if stage.kind == "eval"]
+    order = [stage.parameters["split"] for stage in executor.submitted if stage.kind == "eval"]
     assert order.index("test") == order.count("validation"), "a test question was asked before the last choice"
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
@@ -154,7 +156,7 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
 
 
 def train_folder_of_arm(executor: InProcess, label: str) -> Path:
-    return next(stage.folder for stage in executor.given if stage.kind == "train" and stage.label == label)
+    return next(stage.folder for stage in executor.submitted if stage.kind == "train" and stage.label == label)
 
 
 def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(finished):
@@ -244,7 +246,7 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
     late = "{statement: it helps here too, test: difference, arm: ft, baseline: base, question_set: known}"
     executor = InProcess()
     with_late, _, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
-    assert not executor.given
+    assert not executor.submitted
     assert {claim.name: claim.declared_late for claim in with_late.claims} == {"c": False, "late": True}
     assert "it helps here too" in render_summary(with_late)
     assert "(declared late)" in render_summary(with_late)
@@ -262,10 +264,10 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, fini
         part = InProcess(stop_after)
         with pytest.raises(KeyboardInterrupt):
             go(whole, part)
-        done += [stage.id for stage in part.given]
+        done += [stage.id for stage in part.submitted]
     result, last = go(whole)
-    done += [stage.id for stage in last.given]
-    assert len(done) == len(set(done)) == len(executor.given)
+    done += [stage.id for stage in last.submitted]
+    assert len(done) == len(set(done)) == len(executor.submitted)
     for name in ("results", "choices", "claims", "sweeps", "questions", "exposures", "failures", "arms", "notes"):
         assert str(getattr(result, name)).replace(str(whole.parent), str(finished.folder)) == str(
             getattr(undisturbed, name)
@@ -289,7 +291,7 @@ def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, t
     empty.write_text('{"text": "Arden was born in Lowmere."}\n', encoding="utf-8")
     mended, executor = go(path)
     assert mended.failures == ()
-    assert [stage.kind for stage in executor.given] == ["train", "eval"]
+    assert [stage.kind for stage in executor.submitted] == ["train", "eval"]
 
 
 def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_model):
@@ -297,7 +299,7 @@ def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_mod
     _, executor = go(path)
     corpora = {
         stage.kind: [json.loads(line)["text"].split() for line in (stage.folder / "corpus.jsonl").read_text("utf-8").splitlines()]
-        for stage in executor.given if stage.kind in ("augment", "corpus")
+        for stage in executor.submitted if stage.kind in ("augment", "corpus")
     }  # fmt: skip
     assert [len(row) for row in corpora["corpus"]] == [len(row) for row in corpora["augment"]]
     assert {word for row in corpora["corpus"] for word in row} <= {word for row in corpora["augment"] for word in row}
@@ -326,9 +328,9 @@ def test_the_command_line_tells_the_plan_and_takes_overrides_behind_flags(tmp_pa
 
     path = write_study(tmp_path, tiny_model, seeds=[0])
     assert main(["study", str(path), "--dry-run", "study.seeds=[0, 1]", "study.title=Twice"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("Twice")
-    assert "0,1" in told
+    output = capsys.readouterr().out
+    assert output.startswith("Twice")
+    assert "0,1" in output
     assert main(["study", str(path), "--executor", "ray", "--jobs", "2"]) == 2
     assert "--jobs is for --executor local" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:

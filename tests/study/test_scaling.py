@@ -47,9 +47,9 @@ def test_a_line_is_numpys_and_its_interval_scipys() -> None:
     xs, ys = [1000, 1000, 2000, 4000, 8000, 8000], [0.3, 0.34, 0.45, 0.5, 0.71, 0.66]
     slope, low, high, intercept, r_squared = fit_line(xs, ys)
     assert (slope, intercept) == pytest.approx(tuple(np.polyfit(np.log2(xs), ys, 1)))
-    found = linregress(np.log2(xs), ys)
-    half = t.ppf(0.975, 4) * found.stderr
-    assert (low, high) == pytest.approx((found.slope - half, found.slope + half))
+    fit = linregress(np.log2(xs), ys)
+    half = t.ppf(0.975, 4) * fit.stderr
+    assert (low, high) == pytest.approx((fit.slope - half, fit.slope + half))
     assert r_squared == pytest.approx(np.corrcoef(np.log2(xs), ys)[0, 1] ** 2)
     assert fit_line([2, 4, 8], [0.1, 0.2, 0.3])[:3] == pytest.approx((0.1, 0.1, 0.1))
     assert fit_line([2, 4, 8], [0.2, 0.2, 0.2]) == (0.0, 0.0, 0.0, 0.2, None)
@@ -129,9 +129,9 @@ def test_names_that_stand_for_nothing_are_refused(
 ) -> None:
     path = write_study(tmp_path, tmp_path, scaling={**SCALING, **changed}, sweeps=CURVES)
     recipe = read_recipe(path)
-    with pytest.raises(RecipeError) as found:
+    with pytest.raises(RecipeError) as caught:
         check(recipe)
-    assert fault in str(found.value)
+    assert fault in str(caught.value)
 
 
 def test_weights_that_are_not_there_cannot_be_counted(tmp_path: Path) -> None:

@@ -21,17 +21,17 @@ def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
     return {(arm.name, seed): Planner(recipe).arm_run(arm, seed, by_name) for arm in arms for seed in arm.seeds}
 
 
-def ids(found: ArmRun) -> dict[str, str]:
-    return {stage.kind: stage.id for stage in found.stages}
+def ids(run: ArmRun) -> dict[str, str]:
+    return {stage.kind: stage.id for stage in run.stages}
 
 
 def test_seeds_share_rewritings_unless_they_are_drawn_anew(tmp_path, tiny_model):
     path = write_study(tmp_path, tiny_model)
-    found = planned(path)
-    assert ids(found["ft", 0])["augment"] == ids(found["ft", 1])["augment"]
-    assert ids(found["ft", 0])["train"] != ids(found["ft", 1])["train"]
-    anew = planned(path, "study.new_paraphrases_per_seed=true")
-    assert ids(anew["ft", 0])["augment"] != ids(anew["ft", 1])["augment"]
+    shared = planned(path)
+    assert ids(shared["ft", 0])["augment"] == ids(shared["ft", 1])["augment"]
+    assert ids(shared["ft", 0])["train"] != ids(shared["ft", 1])["train"]
+    redrawn = planned(path, "study.new_paraphrases_per_seed=true")
+    assert ids(redrawn["ft", 0])["augment"] != ids(redrawn["ft", 1])["augment"]
 
 
 def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_where_the_study_writes(
@@ -68,10 +68,10 @@ def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model
     path = write_study(
         tmp_path, tiny_model, arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match_steps_of": "ft"}}
     )
-    found = planned(path)
-    train = found["ft", 0].train
+    runs = planned(path)
+    train = runs["ft", 0].train
     assert train is not None
-    matched = found["rep", 0].train
+    matched = runs["rep", 0].train
     assert matched is not None
     assert train.id in matched.dependencies
     assert matched.parameters == {"match_steps_of": str(train.folder)}
@@ -82,8 +82,8 @@ def test_an_arm_matched_in_seconds_needs_its_own_unmatched_training_too(tmp_path
     path = write_study(
         tmp_path, tiny_model, arms={"ft": {}, "slow": slow, "matched": {**slow, "match_seconds_of": "ft"}}
     )
-    found = planned(path)
-    train, unmatched, matched = (found[name, 0].train for name in ("ft", "slow", "matched"))
+    runs = planned(path)
+    train, unmatched, matched = (runs[name, 0].train for name in ("ft", "slow", "matched"))
     assert train is not None
     assert unmatched is not None
     assert matched is not None
@@ -111,8 +111,8 @@ def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_a
     )
     arms = {"vector": {"through": str(instruct)}, "after": {"then": str(recipe)}}
     path = write_study(tmp_path, tiny_model)
-    found = planned(path, *(f"study.arms.{name}={json.dumps(arm)}" for name, arm in arms.items()))
-    vector, after = found["vector", 0], found["after", 0]
+    runs = planned(path, *(f"study.arms.{name}={json.dumps(arm)}" for name, arm in arms.items()))
+    vector, after = runs["vector", 0], runs["after", 0]
     assert [stage.kind for stage in vector.stages][-2:] == ["train", "merge"]
     assert f'model.path="{instruct}"' in vector.stages[-2].overrides
     merging = vector.stages[-1].parameters

@@ -126,7 +126,7 @@ class BenchResult(Tabular):
         return [
             {
                 "strategy": row.label,
-                **{name: (one := getattr(row, name)) and one.mean for name in means},
+                **{name: (estimate := getattr(row, name)) and estimate.mean for name in means},
                 "reason": row.reason,
             }
             for row in self.rows
@@ -202,7 +202,7 @@ def summarize(row: StrategyResult, runs: Sequence[Measurement], vanilla: Sequenc
         return row
     bases = [references[run.round] for run in runs]
     seconds, base_seconds = [run.seconds for run in runs], [base.seconds for base in bases]
-    whole, base_whole = [run.run_seconds for run in runs], [base.run_seconds for base in bases]
+    run_seconds, base_run_seconds = [run.run_seconds for run in runs], [base.run_seconds for base in bases]
     peaks, base_peaks = [run.peak_bytes for run in runs], [base.peak_bytes for base in bases]
     sets = [name for name in runs[0].accuracy if all(name in run.accuracy for run in [*runs, *bases])]  # scored in each
     ones = [1.0] * len(runs)
@@ -211,7 +211,7 @@ def summarize(row: StrategyResult, runs: Sequence[Measurement], vanilla: Sequenc
         time=ratio_estimate(seconds, ones), time_ratio=ratio_estimate(seconds, base_seconds),
         spread=vanilla_noise(every) if row.name == "vanilla" else relative_range(seconds, base_seconds),
         first_seconds=max(run.first_seconds for run in runs),
-        run_time=ratio_estimate(whole, ones), run_ratio=ratio_estimate(whole, base_whole),
+        run_time=ratio_estimate(run_seconds, ones), run_ratio=ratio_estimate(run_seconds, base_run_seconds),
         peak=ratio_estimate(peaks, ones), peak_ratio=ratio_estimate(peaks, base_peaks),
         tokens=fmean(run.tokens for run in runs), loss=mean_estimate([run.loss for run in runs]),
         accuracy={name: _clamp_to_fraction(mean_estimate([run.accuracy[name] for run in runs])) for name in sets},
@@ -252,8 +252,8 @@ def render_bench(bench: BenchResult) -> str:
 
 def _table_cells(bench: BenchResult) -> list[tuple[str, ...]]:
     """Return the head of the table and its rows."""
-    several, whole = bench.repeats > 1, bench.steps is None
-    head = ["strategy", *(["whole run", "of vanilla"] if whole else []), "s / 1,000 tokens", "of vanilla",
+    several, whole_runs = bench.repeats > 1, bench.steps is None
+    head = ["strategy", *(["whole run", "of vanilla"] if whole_runs else []), "s / 1,000 tokens", "of vanilla",
             *(["spread"] if several else []), "first steps", "peak memory", "of vanilla", "loss",
             *map(format_name, bench.question_sets)]  # fmt: skip
     lines = [tuple(head)]
@@ -264,7 +264,7 @@ def _table_cells(bench: BenchResult) -> list[tuple[str, ...]]:
         accuracy = row.accuracy or {}
         lines.append((
             row.label, *([_with_range(row.run_time, _seconds), _with_range(row.run_ratio, _percent)]
-                         if whole and row.run_time and row.run_ratio else []),
+                         if whole_runs and row.run_time and row.run_ratio else []),
             _with_range(row.time, lambda x: f"{x:.3g}"), _with_range(row.time_ratio, _percent),
             *([f"{row.spread or 0:.0%}"] if several else []), f"{row.first_seconds or 0:.1f} s",
             f"{row.peak.mean / _GIB:.2f} GiB", _with_range(row.peak_ratio, _percent), f"{row.loss.mean:.3f}",

@@ -140,8 +140,8 @@ def choose_strategies(options: BenchOptions, recipe: TrainRecipe) -> list[Strate
         )
     if options.steps is not None and recipe.bench.whole_runs:
         raise InputError("--steps: bench.whole_runs gives each run the recipe's own length. Keep one.")
-    kept = [item for item in every if item.name == "vanilla" or not options.only or item.name in options.only]
-    return [item for item in kept if item.name not in options.skip]
+    selected = [item for item in every if item.name == "vanilla" or not options.only or item.name in options.only]
+    return [item for item in selected if item.name not in options.skip]
 
 
 def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
@@ -149,8 +149,8 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
     if strategy.name in run.failures:
         return
     stage = _stage(run, strategy, number, copy)
-    done = stage.read_done()
-    if done is None:
+    counts = stage.read_done()
+    if counts is None:
         on_cpu = run.setting.device == "cpu"
         with LocalExecutor(1, _n_gpus(run.setting.device, strategy), CPU_PRELOAD if on_cpu else ()) as executor:
             executor.submit(stage)
@@ -314,7 +314,7 @@ def run_values(
     values = {key: value for key, value in recipe.raw.items() if key not in (*_OTHER_SECTIONS, "run_dir")}
     values["trainer"] = {key: list(item) if isinstance(item, tuple) else item for key, item in recipe.trainer.items()}
     values["seed"] = seed
-    probes = _probe_values(recipe, whole=steps is None)
+    probes = _probe_values(recipe, whole_run=steps is None)
     if probes is not None:
         values["probes"] = probes
     if steps is None:
@@ -329,8 +329,8 @@ def run_values(
     return _merge(values, nest_overrides(overrides))
 
 
-def _probe_values(recipe: TrainRecipe, *, whole: bool) -> dict[str, Any] | None:
-    if recipe.probes is not None and whole:
+def _probe_values(recipe: TrainRecipe, *, whole_run: bool) -> dict[str, Any] | None:
+    if recipe.probes is not None and whole_run:
         return dict(recipe.raw["probes"])
     if recipe.probes is not None:
         return {key: value for key, value in recipe.raw["probes"].items() if key not in ("patience", "max_forgetting")}

@@ -142,17 +142,17 @@ def custom_strategies(recipe: Recipe) -> list[Strategy]:
     taken = {item.name for item in (*STRATEGIES, COMBINED, *device_strategies(recipe))}
     faults: list[Fault] = []
     for name, changes in recipe.bench.strategies.items():
-        place = ("bench", "strategies", name)
+        key_path = ("bench", "strategies", name)
         if name in taken:
-            faults.append(recipe.fault(place, "bench already has a strategy of this name. Rename it."))
+            faults.append(recipe.fault(key_path, "bench already has a strategy of this name. Rename it."))
         refused = "a strategy cannot change this section. It changes how a model is trained."
-        faults += [recipe.fault((*place, key), refused) for key in changes if key.split(".")[0] in _FORBIDDEN]
+        faults += [recipe.fault((*key_path, key), refused) for key in changes if key.split(".")[0] in _FORBIDDEN]
         words = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
         try:
             read_recipe(recipe.path, (*recipe.overrides, *words))
         except RecipeError as error:
             faults += [
-                replace(fault, location=recipe.location(place), key=f"{name}: {fault.key}") for fault in error.faults
+                replace(fault, location=recipe.location(key_path), key=f"{name}: {fault.key}") for fault in error.faults
             ]
     if faults:
         raise RecipeError(faults)

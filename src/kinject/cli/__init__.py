@@ -126,8 +126,8 @@ def _report_errors(words: Sequence[str]) -> int:
         show(f"kinject {_verb(words)}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
     except Exception as error:
         if isinstance(error, OSError) and is_system_failure(error):
-            place = f"{error.filename}: " if error.filename else ""
-            message = f"{place}{error.strerror}. {fix_for(error)}"
+            prefix = f"{error.filename}: " if error.filename else ""
+            message = f"{prefix}{error.strerror}. {fix_for(error)}"
         elif is_shortage(error):
             message = _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
         else:
@@ -139,11 +139,11 @@ def _report_errors(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     """Parse and run a command; return its exit code."""
     parser = _parser()
-    arguments, rest = parser.parse_known_args(words)
-    if rest and (not hasattr(arguments, "arguments") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:  # argparse takes no overrides after an option
-        arguments.arguments = [*arguments.arguments, *rest]
+    arguments, overrides = parser.parse_known_args(words)
+    if overrides and (not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)):
+        parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+    if overrides:  # argparse takes no overrides after an option
+        arguments.arguments = [*arguments.arguments, *overrides]
     _quieten_libraries()
     if arguments.verb is None:
         show(render_next_step())
@@ -183,12 +183,12 @@ def _quieten_libraries() -> None:
 
 def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt) -> str:
     """Return the message for a user whose command, `words` after ``kinject``, was stopped."""
-    how = _STOPPED[signal.Signals(exit_code(stop) - 128)]
+    status = _STOPPED[signal.Signals(exit_code(stop) - 128)]
     again = list(words)
     if verb == "train":
         again = [*(word for word in again if word not in ("--overwrite", "--resume")), "--resume"]
     launcher = " (under the same launcher)" if is_launched() else ""
-    return f"{how}. Finished work is kept. Resume with{launcher}: {shlex.join(['kinject', *again])}"
+    return f"{status}. Finished work is kept. Resume with{launcher}: {shlex.join(['kinject', *again])}"
 
 
 def render_next_step() -> str:
@@ -199,14 +199,14 @@ def render_next_step() -> str:
     ]  # fmt: skip
     runs = {run.run_dir: run for run in find_runs()}
     of_main_job = [parent for output, _, _ in _STEPS for parent in Path(output).parents]
-    own = [
+    own_runs = [
         run for run in runs.values() if run.run_dir not in of_main_job and (run.state != "not started" or _is_own(run))
     ]
     blocks = []
     if Path("recipes/augment.yaml").exists():
         blocks.append(_render_main_job(runs))
-    if own:
-        blocks.append(_render_own(own))
+    if own_runs:
+        blocks.append(_render_own(own_runs))
     if not blocks:
         blocks.append(
             "Next: kinject demo                the whole job on embedded documents: 2 minutes\n"
@@ -237,16 +237,18 @@ def _render_main_job(runs: Mapping[Path, FoundRun]) -> str:
     return "\n".join(lines)
 
 
-def _render_own(own: Sequence[FoundRun]) -> str:
+def _render_own(own_runs: Sequence[FoundRun]) -> str:
     order = ("augment", "questions", "train", "eval")
-    own = sorted(own, key=lambda run: (run.run_dir.parent, order.index(run.verb) if run.verb in order else len(order)))
-    following = next((run for run in own if run.state == "unfinished" and run.command), None)
-    following = following or next((run for run in own if run.state == "not started"), None)
-    rows = [(run.state, str(run.run_dir), run.command) for run in own[:_MOST_RUNS]]
+    own_runs = sorted(
+        own_runs, key=lambda run: (run.run_dir.parent, order.index(run.verb) if run.verb in order else len(order))
+    )
+    following = next((run for run in own_runs if run.state == "unfinished" and run.command), None)
+    following = following or next((run for run in own_runs if run.state == "not started"), None)
+    rows = [(run.state, str(run.run_dir), run.command) for run in own_runs[:_MOST_RUNS]]
     lines = ["Your runs in this folder:", aligned(rows, frozenset())]
-    if len(own) > _MOST_RUNS:
-        lines.append(f"  and {len(own) - _MOST_RUNS} more")
-    if any(run.state == "short" for run in own):
+    if len(own_runs) > _MOST_RUNS:
+        lines.append(f"  and {len(own_runs) - _MOST_RUNS} more")
+    if any(run.state == "short" for run in own_runs):
         lines.append("short: some requested texts are missing; the same command requests them again.")
     return "\n".join([*lines, *([f"\nNext: {following.command}"] if following else [])])
 

@@ -134,7 +134,7 @@ def _get(arguments: argparse.Namespace) -> int:
     for data in find_data(arguments.names):
         show("\n".join(describe(data, arguments.into)), flush=True)
         if not arguments.dry_run:
-            found = get_data(data, arguments.into, arguments.copy)
-            state = "were there, unchanged" if found.was_there else "written and recorded"
-            show(f"{data.name}: {len(found.paths):,} files {state}")
+            data_files = get_data(data, arguments.into, arguments.copy)
+            state = "were there, unchanged" if data_files.was_there else "written and recorded"
+            show(f"{data.name}: {len(data_files.paths):,} files {state}")
     return 0

@@ -239,6 +239,6 @@ def _answer(chat: Chat, line: str) -> None:
         show(f"{line}: unknown; there are /reset, /passages and /quit")
     else:
         try:
-            chat.ask(line, lambda text: show(text, end="", flush=True))
+            chat.answer(line, lambda text: show(text, end="", flush=True))
         except InputError as error:
             show(f"\n{error}")

@@ -117,18 +117,18 @@ def _copy(arguments: argparse.Namespace) -> int:
     def write(root: Path) -> list[Path]:
         return [*write_sandbox(root), *write_chat_questions(root)]
 
-    done = copy_recipes(recipes, arguments.into, write)
-    for path in done.written:
+    copied = copy_recipes(recipes, arguments.into, write)
+    for path in copied.written:
         show(arguments.into / path)
-    if done.unchanged:
-        show(f"{len(done.unchanged)} more {'was' if len(done.unchanged) == 1 else 'were'} there already, the same")
+    if copied.unchanged:
+        show(f"{len(copied.unchanged)} more {'was' if len(copied.unchanged) == 1 else 'were'} there already, the same")
     for recipe in recipes:
         show(f"\n{recipe.path}: {recipe.purpose}")
         for label, text in (("needs", recipe.needs), ("run", recipe.run)):
             if text:
                 show(f"  {label}: {text}")
-    if done.missing_inputs:
-        show(f"\nyours to bring (or name others in the recipe): {', '.join(done.missing_inputs)}")
+    if copied.missing_inputs:
+        show(f"\nyours to bring (or name others in the recipe): {', '.join(copied.missing_inputs)}")
     return 0
 
 
@@ -156,13 +156,13 @@ def _check(arguments: argparse.Namespace) -> int:
     from kinject.api import check, recipe_files
 
     paths = arguments.recipes or [Path("recipes")]
-    found = check(*paths)
-    n_skipped = len(recipe_files(paths)) - len(found)
-    faults = [error for error in found.values() if error is not None]
+    errors = check(*paths)
+    n_skipped = len(recipe_files(paths)) - len(errors)
+    faults = [error for error in errors.values() if error is not None]
     for error in faults:
         show(error, file=sys.stderr)
     skipped = f"; {n_skipped} files are accelerate's" if n_skipped else ""
-    show(f"{len(found) - len(faults)} of {len(found)} recipes are valid{skipped}")
+    show(f"{len(errors) - len(faults)} of {len(errors)} recipes are valid{skipped}")
     return 2 if faults else 0
 
 

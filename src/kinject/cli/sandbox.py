@@ -106,8 +106,10 @@ def _model(arguments: argparse.Namespace) -> int:
     run = INSTRUCT if arguments.action == "instruct" else BASE
     folder = arguments.out or run.run_dir
     written = run.write(folder)
-    kept = f"the {run.name} model that ships" if run.is_in(folder) else f"a model of {run.recipe} that was trained here"
-    show(f"{folder / 'model'}: {'' if written else 'already there: '}{kept}")
+    model = (
+        f"the {run.name} model that ships" if run.is_in(folder) else f"a model of {run.recipe} that was trained here"
+    )
+    show(f"{folder / 'model'}: {'' if written else 'already there: '}{model}")
     return 0
 
 

@@ -58,7 +58,7 @@ def _study(arguments: argparse.Namespace) -> int:
     result, page, was_there = run_study(recipe, executor_factory(arguments.executor, arguments.jobs))
     show(render_summary(result))
     show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
-    return 1 if result.failures or result.unscored or any(one.n_unscored for one in result.results) else 0
+    return 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0
 
 
 _BENCH = """\

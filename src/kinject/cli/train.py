@@ -100,7 +100,7 @@ def add_merge(verbs: Any) -> None:
 
 
 def _run_merge(arguments: argparse.Namespace) -> int:
-    _check_way(arguments)
+    _check_form(arguments)
     out = arguments.out or Path(arguments.tuned or arguments.base).parent / "merged"
     probe = None if arguments.probe is None else _probe_recipe(arguments.probe, out)
     models = {"base": arguments.onto or arguments.base}
@@ -117,20 +117,20 @@ def _run_merge(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_way(arguments: argparse.Namespace) -> None:
-    """Raise `InputError` unless the arguments are those of one of the three ways."""
-    ways = {"TUNED": arguments.tuned, "--add": arguments.add, "--onto": arguments.onto}
-    given = [name for name, value in ways.items() if value is not None]
-    if len(given) != 1:
+def _check_form(arguments: argparse.Namespace) -> None:
+    """Raise `InputError` unless the arguments are those of one of the three forms."""
+    forms = {"TUNED": arguments.tuned, "--add": arguments.add, "--onto": arguments.onto}
+    found_forms = [name for name, value in forms.items() if value is not None]
+    if len(found_forms) != 1:
         raise InputError(
-            f"kinject merge: found {' and '.join(given) or 'one model'}. Give BASE TUNED (an average), MODEL --add INSTRUCT "
-            "--minus BASE (chat vector), or ADAPTER --onto INSTRUCT."
+            f"kinject merge: found {' and '.join(found_forms) or 'one model'}. Give BASE TUNED (an average), MODEL --add "
+            "INSTRUCT --minus BASE (chat vector), or ADAPTER --onto INSTRUCT."
         )
     if (arguments.add is None) != (arguments.minus is None):
         raise InputError("--add and --minus belong together: an instruct model, and the base that it was made from.")
-    for flag, value, way in (("--alpha", arguments.alpha, "TUNED"), ("--scale", arguments.scale, "--add")):
-        if value is not None and given != [way]:
-            raise InputError(f"{flag}: is for {way} only, found with {given[0]}.")
+    for flag, value, form in (("--alpha", arguments.alpha, "TUNED"), ("--scale", arguments.scale, "--add")):
+        if value is not None and found_forms != [form]:
+            raise InputError(f"{flag}: is for {form} only, found with {found_forms[0]}.")
 
 
 def _merge(arguments: argparse.Namespace, out: Path) -> dict[str, Path]:
@@ -142,8 +142,8 @@ def _merge(arguments: argparse.Namespace, out: Path) -> dict[str, Path]:
         return {"onto": apply_adapter(arguments.base, arguments.onto, out)}
     if arguments.add is not None:
         scales = sorted(set(arguments.scale or (1.0,)))
-        done = add_difference(arguments.base, arguments.add, arguments.minus, scales, out)
-        return {f"scale {scale:g}": folder for scale, folder in done.items()}
+        folders = add_difference(arguments.base, arguments.add, arguments.minus, scales, out)
+        return {f"scale {scale:g}": folder for scale, folder in folders.items()}
     alphas = sorted(set(arguments.alpha or (0.0, 0.25, 0.5, 0.75, 1.0)))
     return {f"alpha {alpha:g}": folder for alpha, folder in merge(arguments.base, arguments.tuned, alphas, out).items()}
 

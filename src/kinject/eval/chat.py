@@ -18,7 +18,7 @@ from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
 
 Write = Callable[[str], None]
-"""Gets each piece of a text as it comes. A model wrote it: characters that control a terminal are still in it."""
+"""Gets each part of a text as it comes. A model wrote it: characters that control a terminal are still in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class Chat:
         """Return the passages for `question`, the best first; [] if they are off."""
         if self.retriever is None or not self.with_passages:
             return []
-        (found,) = self.retriever.rank([question], min(self.setup.k, len(self.retriever.passages)))
-        return [self.retriever.passages[index].shown for index in found]
+        (ranking,) = self.retriever.rank([question], min(self.setup.k, len(self.retriever.passages)))
+        return [self.retriever.passages[index].shown for index in ranking]
 
-    def ask(self, question: str, write: Write) -> None:
+    def answer(self, question: str, write: Write) -> None:
         """Write the answer of each model to `question`, each below its label, as the tokens come.
 
         The history keeps the question without its passages. Raises `InputError` if a question does not fit the window.
@@ -130,30 +130,30 @@ def _tokens(
     tokenizer: Any, system: str, history: Sequence[Message], question: str, passages: Sequence[str]
 ) -> list[int]:
     if tokenizer.chat_template:
-        asked = with_passages(passages, question)
+        user_text = with_passages(passages, question)
         turns = [*([{"role": "system", "content": system}] if system else []), *history]
-        turns.append({"role": "user", "content": asked})
+        turns.append({"role": "user", "content": user_text})
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
-    asked = with_passages(passages, question_prompt(question))
-    return list(tokenizer(f"{system}\n\n{asked}" if system else asked)["input_ids"])
+    prompt = with_passages(passages, question_prompt(question))
+    return list(tokenizer(f"{system}\n\n{prompt}" if system else prompt)["input_ids"])
 
 
 def _streamer(tokenizer: Any, write: Write) -> Any:
     from transformers import TextStreamer
 
-    pieces: list[str] = []
+    words: list[str] = []
 
-    class _Pieces(TextStreamer):  # type: ignore[misc]
+    class _Words(TextStreamer):  # type: ignore[misc]
         """Gives each finished word to `write`."""
 
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            piece = text if pieces else text.lstrip()
-            pieces.extend([piece] if piece else [])
-            write(piece.rstrip("\n") if stream_end else piece)
+            word = text if words else text.lstrip()
+            words.extend([word] if word else [])
+            write(word.rstrip("\n") if stream_end else word)
 
-    return _Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    return _Words(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def open_chat(setup: ChatSetup) -> Chat:

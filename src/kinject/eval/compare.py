@@ -72,7 +72,7 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     if path.is_dir() and not answers.exists() and (path / "report.json").exists():
         raise InputError(f"{answers}: gone, though the evaluation's report.json is there. Run kinject eval again.")
     if answers.name == "answers.jsonl" and answers.exists():
-        found = [answer for answer in read_answers(answers) if answer.format != PERPLEXITY_FORMAT]
+        all_answers = [answer for answer in read_answers(answers) if answer.format != PERPLEXITY_FORMAT]
     else:
         files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
         if not files or not files[0].exists():
@@ -80,17 +80,19 @@ def read_run(path: Path, score: Score = "sum") -> Run:
                 f"{path}: no run. Expected a folder with answers.jsonl (kinject eval) or samples_*.jsonl "
                 "(lm-evaluation-harness, --log_samples), or one such file."
             )
-        found = [answer for file in files for answer in read_samples(file)]
+        all_answers = [answer for file in files for answer in read_samples(file)]
     settings: dict[_Setting, dict[str, list[Answer]]] = {}
-    for answer in found:
+    for answer in all_answers:
         setting = (answer.question_set, answer.format, answer.shots, answer.k)
         settings.setdefault(setting, {}).setdefault(answer.arm, []).append(answer)
     if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
     for setting, arms in settings.items():
-        for arm, own in arms.items():
+        for arm, arm_answers in arms.items():
             try:
-                arms[arm] = rescored(own, score, _without(settings, setting, arm) if score == "pmi" else ())
+                arms[arm] = rescored(
+                    arm_answers, score, _pmi_baseline(settings, setting, arm) if score == "pmi" else ()
+                )
             except InputError as error:
                 raise InputError(f"{path}: {error}") from error
     return Run(path.name or str(path), settings)
@@ -133,8 +135,8 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     for line in unscored:
         show(f"not compared: {line}", file=sys.stderr)
     if not pairs:
-        asked = "; ".join(sorted({f"{name}: {setting[0]}, {setting[1]}" for name, setting in _all_settings(runs)}))
-        raise InputError(f"nothing to compare: no question set and format in common. Found {asked}.")
+        available = "; ".join(sorted({f"{name}: {setting[0]}, {setting[1]}" for name, setting in _all_settings(runs)}))
+        raise InputError(f"nothing to compare: no question set and format in common. Found {available}.")
     results = correct_family([pair.result for pair in pairs])
     return [
         replace(pair, result=result, contrast=result.to_base or pair.contrast)
@@ -146,13 +148,13 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
     """Return the comparisons as text, a block for each question set; with `seeds`, runs after the first as one."""
     blocks = []
     for name in dict.fromkeys(pair.result.question_set for pair in pairs):
-        own = [pair for pair in pairs if pair.result.question_set == name]
-        rows = [_HEAD, *(_row(pair) for pair in own)]
+        set_pairs = [pair for pair in pairs if pair.result.question_set == name]
+        rows = [_HEAD, *(_row(pair) for pair in set_pairs)]
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
-        if any(pair.result.outcomes for pair in own):
-            blocks.append(_outcome_block(own))
+        if any(pair.result.outcomes for pair in set_pairs):
+            blocks.append(_outcome_block(set_pairs))
         if seeds:
-            blocks.append(_seed_block(own))
+            blocks.append(_seed_block(set_pairs))
     n_left_out = max(pair.n_left_out for pair in pairs)
     blocks.append(_LEGEND.format(n=len(pairs)))
     if n_left_out:
@@ -175,20 +177,20 @@ _LEGEND = (
 )
 
 
-def _outcome_block(own: Sequence[Pair]) -> str:
+def _outcome_block(set_pairs: Sequence[Pair]) -> str:
     """Return the changes of wrong, abstained and answered, Holm-corrected as a family of their own."""
     rows: list[tuple[str, ...]] = [
         ("arm", "to", "outcome", "n", "share", "change", "95% interval", "came", "went", "p Holm")
     ]
-    for pair in own:
+    for pair in set_pairs:
         for item in pair.result.outcomes:
-            found = item.to_base
-            if found is not None:
-                bounds = "" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
-                p = "" if found.p_holm is None else format_p(found.p_holm)
-                counts = (str(found.wrong_to_right), str(found.right_to_wrong))
-                rows.append((pair.name, pair.base_name, item.outcome, str(found.n), f"{item.rate:.3f}",
-                             f"{found.delta:+.3f}", bounds, *counts, p))  # fmt: skip
+            contrast = item.to_base
+            if contrast is not None:
+                bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
+                p = "" if contrast.p_holm is None else format_p(contrast.p_holm)
+                counts = (str(contrast.wrong_to_right), str(contrast.right_to_wrong))
+                rows.append((pair.name, pair.base_name, item.outcome, str(contrast.n), f"{item.rate:.3f}",
+                             f"{contrast.delta:+.3f}", bounds, *counts, p))  # fmt: skip
     return columns(rows, frozenset(range(3, 10)))
 
 
@@ -198,15 +200,15 @@ def _by_questions(base: Run, setting: _Setting, arms: dict[str, list[Answer]]) -
     The harness has only task names. Of several settings, the one whose question set begins the other's name.
     """
     ids = {answer.question_id for answers in arms.values() for answer in answers}
-    found = [
+    matching = [
         (other, there)
         for other, there in base.settings.items()
         if (setting[0] == setting[1]) != (other[0] == other[1])
         and any(answer.question_id in ids for answers in there.values() for answer in answers)
     ]
-    if len(found) > 1:
-        found = [(o, there) for o, there in found if setting[0].startswith(o[0]) or o[0].startswith(setting[0])]
-    return found[0][1] if len(found) == 1 else {}
+    if len(matching) > 1:
+        matching = [(o, there) for o, there in matching if setting[0].startswith(o[0]) or o[0].startswith(setting[0])]
+    return matching[0][1] if len(matching) == 1 else {}
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
@@ -232,24 +234,24 @@ def _row(pair: Pair) -> tuple[str, ...]:
     )
 
 
-def _seed_block(own: Sequence[Pair]) -> str:
+def _seed_block(set_pairs: Sequence[Pair]) -> str:
     """Return the change over runs that differ in their seed, for each arm and setting asked in several, as in a study."""
     import numpy as np
 
     groups: dict[tuple[str, str, str, str], list[Pair]] = {}
-    for pair in own:
+    for pair in set_pairs:
         key = (pair.result.arm, pair.result.format, str(pair.result.shots), str(pair.result.k))
         groups.setdefault(key, []).append(pair)
     rows: list[tuple[str, ...]] = [("arm", "format", "shots", "K", "seeds", "mean change", "sd", "95% interval", "p")]
     for key, pairs in groups.items():
         *seeds, base = aligned(*(pair.matrices[0] for pair in pairs), pairs[0].matrices[1])
         every = replace(seeds[0], correct=np.concatenate([seed.correct for seed in seeds]))
-        found = make_contrast(every, base, pairs[0].base_name, "method") if len(pairs) > 1 else None
-        if found is not None:
-            bounds = "" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
+        contrast = make_contrast(every, base, pairs[0].base_name, "method") if len(pairs) > 1 else None
+        if contrast is not None:
+            bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
             spread = f"{np.std(every.correct.mean(1), ddof=1):.3f}"
-            p = "" if found.p is None else format_p(found.p)
-            rows.append((*key, str(len(pairs)), f"{found.delta:+.3f}", spread, bounds, p))
+            p = "" if contrast.p is None else format_p(contrast.p)
+            rows.append((*key, str(len(pairs)), f"{contrast.delta:+.3f}", spread, bounds, p))
     title = "over seeds: interval and p (uncorrected) hold the variance of documents and of seeds"
     return f"{title}\n{columns(rows, frozenset(range(2, 9)))}" if len(rows) > 1 else ""
 
@@ -274,15 +276,15 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
     return Pair(*names, accuracy, result, contrast, matrices, n_left_out, len(shared & unscored))
 
 
-def _without(settings: dict[_Setting, dict[str, list[Answer]]], setting: _Setting, arm: str) -> list[Answer]:
+def _pmi_baseline(settings: dict[_Setting, dict[str, list[Answer]]], setting: _Setting, arm: str) -> list[Answer]:
     """Return the answers of the same model to the prompts without the question."""
     model = arm.removesuffix("+rag")
-    found = settings.get((setting[0], PMI_BASELINE, 0, 0), {}).get(model)
-    if found is None:
+    baseline = settings.get((setting[0], PMI_BASELINE, 0, 0), {}).get(model)
+    if baseline is None:
         raise InputError(
             f"{setting[0]}: pmi needs answers of {model} in the format {PMI_BASELINE}. Ask for it as well."
         )
-    return found
+    return baseline
 
 
 def _all_settings(runs: Sequence[Run]) -> list[tuple[str, _Setting]]:
@@ -320,14 +322,14 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
             f"{run_dir}: no finished evaluation. Run kinject eval there first, with the base as its first model."
         )
     base = next(iter(section["models"]))
-    asked: dict[str, dict[str, list[Answer]]] = {}
+    by_set: dict[str, dict[str, list[Answer]]] = {}
     for answer in read_answers(run_dir / "answers.jsonl"):
         if answer.arm == base and not answer.k and answer.format not in (*WITHOUT_QUESTION, PERPLEXITY_FORMAT):
             graded = rescored([answer], "match")[0] if answer.format in GENERATED else answer
-            asked.setdefault(answer.question_set, {}).setdefault(answer.question_id, []).append(graded)
+            by_set.setdefault(answer.question_set, {}).setdefault(answer.question_id, []).append(graded)
     formats = section.get("formats", ["texts"])
     return [
-        _split_set(run_dir, manifest, name, item if isinstance(item, dict) else {"path": item}, asked[name], formats)
+        _split_set(run_dir, manifest, name, item if isinstance(item, dict) else {"path": item}, by_set[name], formats)
         for name, item in section["questions"].items()
     ]
 
@@ -337,7 +339,7 @@ def _split_set(
     manifest: dict[str, Any],
     name: str,
     item: dict[str, Any],
-    asked: dict[str, list[Answer]],
+    by_question: dict[str, list[Answer]],
     formats: Sequence[str],
 ) -> KnownSplit:
     path = Path(item["path"])
@@ -351,15 +353,15 @@ def _split_set(
     parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     by_luck, n_prompts = 0.0, 0
     for question in read_questions(path, layout, item.get("n_choices", 4)):
-        answers = [answer for answer in asked.get(question.id, ()) if is_scored(answer)]
-        if question.id not in asked:  # eval.limit left it out
+        answers = [answer for answer in by_question.get(question.id, ()) if is_scored(answer)]
+        if question.id not in by_question:  # eval.limit left it out
             continue
         chances = [answer.chance for answer in answers]
         chance = math.fsum(chances) / len(chances) if chances else 0.0
         n_right = sum(map(is_correct, answers))
         needed = "answer" if question.choices else "answers"
-        kept = {key: value for key, value in asdict(question).items() if key == needed or (value and key != "answer")}
-        parts[n_right > chance * len(answers)].append(kept)
+        fields = {key: value for key, value in asdict(question).items() if key == needed or (value and key != "answer")}
+        parts[n_right > chance * len(answers)].append(fields)
         by_luck += math.fsum(
             math.comb(len(answers), n) * chance**n * (1 - chance) ** (len(answers) - n)
             for n in range(len(answers) + 1) if n > chance * len(answers)

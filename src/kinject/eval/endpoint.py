@@ -145,10 +145,10 @@ class EndpointScorer:
         bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
         for generation in bounds:
             part = {k: _of_endpoint(p) for k, p in prompts.items() if (p.generation or _LOG_PROBS) == generation}
-            run_event_loop(self._ask_all(part, generation, keep, show_status))
+            run_event_loop(self._score_all(part, generation, keep, show_status))
         return scores
 
-    async def _ask_all(
+    async def _score_all(
         self,
         prompts: Mapping[str, EndpointPrompt],
         generation: Generation,
@@ -171,7 +171,7 @@ class EndpointScorer:
             async def work(item: tuple[str, EndpointPrompt]) -> None:
                 key, prompt = item
                 try:
-                    score = await self._ask(sender, prompt)
+                    score = await self._score_prompt(sender, prompt)
                 except EndpointError as error:
                     if error.fatal:
                         raise
@@ -186,8 +186,8 @@ class EndpointScorer:
                         await self._check_log_probs(sender)
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
-                kept = " Every answer is stored; the same command resumes." if sender.traffic.n_answered else ""
-                raise EndpointError(f"eval.models.{self.name}: {error}{kept}", fatal=True) from error
+                hint = " Every answer is stored; the same command resumes." if sender.traffic.n_answered else ""
+                raise EndpointError(f"eval.models.{self.name}: {error}{hint}", fatal=True) from error
         if sender.out_of_budget:
             raise InputError(
                 f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). Raise it and run again: every answer "
@@ -216,7 +216,7 @@ class EndpointScorer:
             )
             raise EndpointError(f"the first request for log-probs failed: {error}{fix}", fatal=True) from error
 
-    async def _ask(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
+    async def _score_prompt(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
         """Return the answer to one prompt, or the log-probs of its choices; these share the request that counts tokens."""
         if prompt.generation is not None:
             completion = await sender.send(list(prompt.requests[0]), self.seed)
@@ -230,12 +230,12 @@ class EndpointScorer:
         answers = await gather_answers(
             self._choose(sender, context["content"], choice["content"]) for context, choice in prompt.requests
         )
-        found: list[tuple[float, int, bool]] = []
+        scored: list[tuple[float, int, bool]] = []
         for answer in answers:
             if isinstance(answer, EndpointError):
                 raise answer
-            found.append(answer)
-        log_probs, lengths, greedy = zip(*found, strict=True)
+            scored.append(answer)
+        log_probs, lengths, greedy = zip(*scored, strict=True)
         return PromptScore(log_probs, greedy, lengths=lengths)
 
     async def _choose(self, sender: Sender, context: str, choice: str) -> tuple[float, int, bool]:
@@ -327,28 +327,30 @@ def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None
 
 def money_spent(section: EvalSection, run_dir: Path, caches: Collection[str] | None = None) -> float:
     """Return the cost of all answers in the run folder, of endpoints and of the judge, or of those in `caches` alone."""
-    paid = {path: one for path, one in _paid_by_cache(section).items() if caches is None or path in caches}
-    return math.fsum(spent_so_far(one, limits_of(one, None), run_dir / path) for path, one in paid.items())
+    paid = {path: generator for path, generator in _paid_by_cache(section).items() if caches is None or path in caches}
+    return math.fsum(
+        spent_so_far(generator, limits_of(generator, None), run_dir / path) for path, generator in paid.items()
+    )
 
 
 def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:
     """Return the endpoints and the judge of an evaluation, by the file of their answers."""
-    found = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
-    return found | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
+    endpoints = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
+    return endpoints | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
 
 
 def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults of the endpoints among `eval.models`, so that none shows after the first paid request."""
     scored = [format for format in section.formats if format not in GENERATED]
-    seen: dict[str, tuple[str, str]] = {}
+    by_identity: dict[str, tuple[str, str]] = {}
     paid = _paid_by_cache(section).values()
     if section.budget is not None and not any(map(has_prices, paid)):
         needs = "needs price_in and price_out: without prices all is free."
         yield recipe.fault("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
     for name, table in section.endpoints().items():
         key = f"eval.models.{name}"
-        for where, problem in generator_faults(key, table.generator(1)):
-            yield recipe.fault(where.replace("base_url", "endpoint"), problem)
+        for faulty_key, problem in generator_faults(key, table.generator(1)):
+            yield recipe.fault(faulty_key.replace("base_url", "endpoint"), problem)
         if table.api == "chat":
             if scored:
                 yield recipe.fault(
@@ -361,7 +363,7 @@ def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             unused = "window" if table.window is not None else "chat"
             yield recipe.fault(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
         identity = content_id(generator_identity(table.generator(1)), table.api, table.revision)
-        other, address = seen.setdefault(identity, (name, table.endpoint))
+        other, address = by_identity.setdefault(identity, (name, table.endpoint))
         if address != table.endpoint:
             yield recipe.fault(
                 key, f"has the model name, revision and parameters of {other} at another address, so that their answers would "

@@ -52,19 +52,19 @@ def read_samples(path: Path) -> list[Answer]:
     return answers
 
 
-def _answer_of(row: Row, task: str, where: str) -> Answer:
+def _answer_of(row: Row, task: str, location: str) -> Answer:
     doc, pairs = row.get("doc"), row.get("filtered_resps")
     if not isinstance(doc, dict) or not isinstance(pairs, list) or "target" not in row:
-        raise InputError(f"{where}: no sample of lm-evaluation-harness: it needs doc, target and filtered_resps.")
+        raise InputError(f"{location}: no sample of lm-evaluation-harness: it needs doc, target and filtered_resps.")
     try:
         log_probs = tuple(float(pair[0]) for pair in pairs)
         gold = _index(row["target"])
     except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         fault = "filtered_resps must be pairs of log-prob and greedy, target the index of the correct choice"
-        raise InputError(f"{where}: no multiple-choice sample: {fault} ({error}).") from error
+        raise InputError(f"{location}: no multiple-choice sample: {fault} ({error}).") from error
     if not 0 <= gold < len(log_probs):
         raise InputError(
-            f"{where}: target is {gold}, but there are log-probs of {len(log_probs)} choices. Count from 0."
+            f"{location}: target is {gold}, but there are log-probs of {len(log_probs)} choices. Count from 0."
         )
     texts = _continuations(row.get("arguments"), len(log_probs))
     identity = doc.get("id", row.get("doc_hash", row.get("doc_id")))
@@ -87,20 +87,20 @@ def _continuations(arguments: object, n: int) -> list[str]:
     """Return the texts of the choices without the space before them; [] if the sample lacks them."""
     if not isinstance(arguments, Mapping):
         return []
-    found = [arguments.get(f"gen_args_{index}") for index in range(n)]
-    texts = [item.get("arg_1") for item in found if isinstance(item, Mapping)]
+    requests = [arguments.get(f"gen_args_{index}") for index in range(n)]
+    texts = [item.get("arg_1") for item in requests if isinstance(item, Mapping)]
     return [text.removeprefix(" ") for text in texts if isinstance(text, str)] if len(texts) == n else []
 
 
 def write_samples(folder: Path, samples: Mapping[str, Mapping[str, Sequence[Sample]]]) -> None:
     """Write the samples of each arm, by task, into a folder of its own, in place of those of an earlier run."""
     for arm, tasks in samples.items():
-        own = folder / file_name(arm)
-        for old in (*own.glob("samples_*.jsonl"), *own.glob("results_*.json")):
+        arm_folder = folder / file_name(arm)
+        for old in (*arm_folder.glob("samples_*.jsonl"), *arm_folder.glob("results_*.json")):
             delete_file(old)  # two dates would be read as two results
         shots = {task: rows[0].answer.shots for task, rows in tasks.items()}
         date = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
-        write_harness_files(own, tasks, {"model_name": arm, "date": date, "n_shot": shots})
+        write_harness_files(arm_folder, tasks, {"model_name": arm, "date": date, "n_shot": shots})
 
 
 def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], about: Mapping[str, Any]) -> list[Path]:
@@ -118,7 +118,7 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
         paths.append(path)
         results[task] = _result(task, of_task)
     shots = {task: int(about["n_shot"][task]) for task in samples}
-    whole = {
+    content = {
         "results": results,
         "group_subtasks": {task: [] for task in samples},
         "configs": {
@@ -137,7 +137,7 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
         "model_source": "kinject",
     }
     path = folder / f"results_{date}.json"
-    write_json(path, whole)
+    write_json(path, content)
     return [path, *paths]
 
 

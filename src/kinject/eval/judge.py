@@ -93,7 +93,7 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
     another", and a wrong answer that addresses the judge. Abstentions are in several languages.
     """
     rng = Random(seed)
-    order = list({(one.question, one.accepted): one for one in questions}.values())
+    order = list({(question.question, question.accepted): question for question in questions}.values())
     rng.shuffle(order)
     order = order[: 4 * N_PLANTED]
     answers = [text for question in order for text in question.accepted[:1]]
@@ -107,9 +107,9 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
         for question in islice(cycle(order), 4 * N_PLANTED):
             other = _other_answer(question, by_subject[question.subject], answers, rng)
             for kind in sorted(kinds, key=n_made.__getitem__):  # the rarest that the question has room for
-                one = PlantedAnswer(kind, grade, question, _plant(kind, question, other, rng))
-                if one.text and (kind, _written(one)) not in made:
-                    made[kind, _written(one)] = one
+                answer = PlantedAnswer(kind, grade, question, _plant(kind, question, other, rng))
+                if answer.text and (kind, _written(answer)) not in made:
+                    made[kind, _written(answer)] = answer
                     n_made[kind] += 1
                     break
             if len(made) == N_PLANTED:
@@ -127,10 +127,14 @@ _KINDS: Mapping[Grade, tuple[str, ...]] = {
 
 def _other_answer(question: Question, same: Sequence[str], all_answers: Sequence[str], rng: Random) -> str:
     """Return the answer to another question, of the same subject and form if there is one; "" if none is wrong here."""
-    own = (question.accepted or (rng.choice(all_answers) if all_answers else "",))[0]
+    correct = (question.accepted or (rng.choice(all_answers) if all_answers else "",))[0]
     drawn = [text for pool in (same, all_answers) for text in rng.sample(pool, min(len(pool), 20))]
     drawn.sort(
-        key=lambda text: (text not in same, _form(text) != _form(own), abs(len(text.split()) - len(own.split())))
+        key=lambda text: (
+            text not in same,
+            _form(text) != _form(correct),
+            abs(len(text.split()) - len(correct.split())),
+        )
     )
     return next((text for text in drawn if _is_wrong(text, question.accepted)), "")
 
@@ -188,10 +192,10 @@ def _rewritten(right: str, accepted: Sequence[str], rng: Random) -> str:
 
 def _near_number(accepted: Sequence[str], rng: Random) -> str:
     """Return the first accepted text with its last number a little larger or smaller; "" if it has none, or has both."""
-    found = list(_NUMBER.finditer(accepted[0])) if accepted else []
-    if not found:
+    numbers = list(_NUMBER.finditer(accepted[0])) if accepted else []
+    if not numbers:
         return ""
-    number = found[-1]
+    number = numbers[-1]
     value = int(number[0]) + rng.choice((-2, -1, 1, 2))
     text = accepted[0][: number.start()] + str(abs(value)).zfill(len(number[0])) + accepted[0][number.end() :]
     return "" if matches(text, accepted) else text
@@ -238,15 +242,15 @@ class AnswerJudge:
     def measure(self, questions: Sequence[Question]) -> JudgeResult:
         """Have it grade planted answers. Raises `InputError` if it is not accurate enough to grade others."""
         planted = plant_answers(questions, self.seed)
-        if not any(one.grade == "wrong" for one in planted):
+        if not any(answer.grade == "wrong" for answer in planted):
             raise InputError(
                 "eval.judge: no wrong answers can be made from these questions, since none has an answer, so the judge's "
                 "accuracy cannot be measured. Ask questions that have one in the same recipe."
             )
-        found = self._ask_all([_written(one) for one in planted], "planted answers")
-        verdicts = (found.get(_written(one)) or "" for one in planted)
+        grades = self._request_grades([_written(answer) for answer in planted], "planted answers")
+        verdicts = (grades.get(_written(answer)) or "" for answer in planted)
         counts = Counter[tuple[str, str, str]](
-            (one.kind, one.grade, verdict) for one, verdict in zip(planted, verdicts, strict=True)
+            (answer.kind, answer.grade, verdict) for answer, verdict in zip(planted, verdicts, strict=True)
         )
         self.accuracy = judge_accuracy(str(self.judge.model), counts)
         faults = accuracy_faults(self.accuracy)
@@ -270,25 +274,25 @@ class AnswerJudge:
         """
         unique = list(dict.fromkeys(items))
         empty: dict[Written, Grade] = {item: "abstained" for item in unique if not item[2].strip()}
-        found = self._ask_all([item for item in unique if item not in empty], "written answers")
-        self.n_missing = sum(grade is None for grade in found.values())
-        grades = {item: empty.get(item) or _guarded(item, found[item]) for item in unique}
+        judged = self._request_grades([item for item in unique if item not in empty], "written answers")
+        self.n_missing = sum(grade is None for grade in judged.values())
+        grades = {item: empty.get(item) or _guarded(item, judged[item]) for item in unique}
         return {item: grade for item, grade in grades.items() if grade is not None}
 
-    def grade_answers(self, asked: Mapping[tuple[str, str], Question], results: dict[Any, list[Answer]]) -> None:
+    def grade_answers(self, questions: Mapping[tuple[str, str], Question], results: dict[Any, list[Answer]]) -> None:
         """Give each written answer of `results` its grade, and write the grades to grades.jsonl.
 
-        `asked` has the questions by question set and id.
+        `questions` has the questions by question set and id.
         """
         items = {
             (answer.question_set, answer.question_id, answer.text): (
-                asked[answer.question_set, answer.question_id].question, answer.accepted, answer.text,
+                questions[answer.question_set, answer.question_id].question, answer.accepted, answer.text,
             )
             for answers in results.values() for answer in answers
             if answer.text is not None and not (answer.choices or answer.checks)
         }  # fmt: skip
-        found = self.grade(items.values())
-        grades = {key: found[item] for key, item in items.items() if item in found}
+        judged = self.grade(items.values())
+        grades = {key: judged[item] for key, item in items.items() if item in judged}
         names = ("question_set", "question_id", "text", "question", "accepted", "grade")
         rows = ((*key, items[key][0], list(items[key][1]), grade) for key, grade in grades.items())
         write_jsonl(self.run_dir / GRADES_FILE, (dict(zip(names, row, strict=True)) for row in rows))
@@ -305,32 +309,32 @@ class AnswerJudge:
         cost = money_spent(self.section, self.run_dir, (JUDGE_CACHE,))
         return {**asdict(self.accuracy), "without_grade": self.n_missing, "cost": round(cost, 6), **self.traffic}
 
-    def _ask_all(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
-        return run_event_loop(self._ask(items, label))
+    def _request_grades(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
+        return run_event_loop(self._send_requests(items, label))
 
-    async def _ask(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
+    async def _send_requests(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
         """Return the grades of `items`, None where the judge gives none. Raises `InputError` if the budget ends first."""
-        found: dict[Written, Grade | None] = {}
+        grades: dict[Written, Grade | None] = {}
         limits = limits_of(self.judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
         unique = dict.fromkeys(items)
         with Progress(f"judge: {label}", len(unique), "answers") as progress:
             async with open_sender(self.judge, self.run_dir, limits, cache=JUDGE_CACHE) as sender:
 
                 async def process(item: Written) -> None:
-                    found[item] = await self._ask_one(sender, item)
+                    grades[item] = await self._request_grade(sender, item)
                     progress.advance()
                     progress.set_status(sender.status())
 
                 await run_workers(iter(unique), process, sender, limits.concurrency)
                 self.traffic = sender.traffic.counts()
-        if len(found) < len(unique):
+        if len(grades) < len(unique):
             raise InputError(
-                f"eval.judge: the budget of {self.section.budget} ended after {len(found)} of {len(unique)} {label}. Raise "
+                f"eval.judge: the budget of {self.section.budget} ended after {len(grades)} of {len(unique)} {label}. Raise "
                 "eval.budget and run again: the grades given are kept."
             )
-        return found
+        return grades
 
-    async def _ask_one(self, sender: Sender, item: Written) -> Grade | None:
+    async def _request_grade(self, sender: Sender, item: Written) -> Grade | None:
         """Return the judge's grade; an unclear answer is asked again. A failed request gives none."""
         plain, structured = grading_request(*item)
         for attempt in range(_MAX_REQUESTS):
@@ -347,7 +351,7 @@ class AnswerJudge:
 
 
 def measured_judge(
-    recipe: EvalRecipe, asked: Mapping[tuple[str, str], Question], folder: Path | None
+    recipe: EvalRecipe, questions: Mapping[tuple[str, str], Question], folder: Path | None
 ) -> AnswerJudge | None:
     """Return the recipe's judge, None without one. `folder` holds its accuracy if it was measured before.
 
@@ -357,7 +361,7 @@ def measured_judge(
         return None
     judge = AnswerJudge(recipe.eval, recipe.eval.judge, recipe.run_dir, recipe.seed)
     if folder is None:
-        judge.measure(list(asked.values()))
+        judge.measure(list(questions.values()))
     else:
         judge.accuracy = read_accuracy(folder)
     return judge

@@ -222,14 +222,16 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
 def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the keys of a chat that nothing reads, because no model, or not this one, is asked in a chat."""
     tables = section.tables()
-    places: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
+    sections: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
     for name, value in section.models.items():
         if not isinstance(value, str) and not tables[name].chat:
-            places[f"eval.models.{name}"] = value
-    for place, holder in places.items():
+            sections[f"eval.models.{name}"] = value
+    for section_key, holder in sections.items():
         for key in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
             if getattr(holder, key, None):
-                yield recipe.fault(f"{place}.{key}", f"there is no chat, so nothing reads it. Set {place}.chat: true.")
+                yield recipe.fault(
+                    f"{section_key}.{key}", f"there is no chat, so nothing reads it. Set {section_key}.chat: true."
+                )
 
 
 def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
@@ -238,9 +240,9 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
         text.startswith(("model.", "model=")) for text in recipe.overrides
     )
     if recipe.model is not None and (overridden or not trains):
-        where = "command line" if overridden else recipe.location("model")
+        location = "command line" if overridden else recipe.location("model")
         yield Fault(
-            where, "model",
+            location, "model",
             "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
         )  # fmt: skip

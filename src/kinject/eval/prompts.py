@@ -144,7 +144,7 @@ class Prompt:
     keeps_delimiter: bool = False
 
     @property
-    def asked(self) -> str:
+    def before_answer(self) -> str:
         """The context without the beginning of the answer."""
         return self.context[: len(self.context) - len(self.delimiter) - len(self.prefix)]
 
@@ -186,13 +186,13 @@ def render_prompt(request: PromptRequest) -> Prompt:
     delimiter = request.style.fewshot_delimiter
     examples = "".join(f"{_with_answer(shot, request)}{delimiter}" for shot in request.shots)
     header = _subject_header(request)
-    asked = with_passages(request.passages, _unanswered(request.question, request.format))
+    question_text = with_passages(request.passages, _unanswered(request.question, request.format))
     turns = [text for shot in request.shots for text in (_unanswered(shot, request.format), _answer(shot, request))]
     prefix = request.question.prefix
-    between = _delimiter(asked, prefix, request)
-    context = f"{header}{examples}{asked}{between}{prefix}"
+    between = _delimiter(question_text, prefix, request)
+    context = f"{header}{examples}{question_text}{between}{prefix}"
     return Prompt(
-        context, _scored_continuations(request), header, (*turns, asked), prefix=prefix, delimiter=between,
+        context, _scored_continuations(request), header, (*turns, question_text), prefix=prefix, delimiter=between,
         keeps_delimiter=request.style.keeps_delimiter,
     )  # fmt: skip
 
@@ -204,10 +204,10 @@ def _is_instruction(question: Question) -> bool:
 def _render_instruction(request: PromptRequest) -> Prompt:
     turns = [message["content"] for message in request.question.messages]
     system = [turns.pop(0)] if request.question.messages and request.question.messages[0]["role"] == "system" else []
-    asked = "\n\n".join((*request.passages, request.question.question))
+    question_text = "\n\n".join((*request.passages, request.question.question))
     header = "".join(f"{text}\n\n" for text in system)
-    context = header + "\n\n".join((*turns, asked))
-    return Prompt(context, (), header, (*turns, asked), is_dialogue=True)
+    context = header + "\n\n".join((*turns, question_text))
+    return Prompt(context, (), header, (*turns, question_text), is_dialogue=True)
 
 
 def scored_texts(question: Question, format: str) -> tuple[str, ...]:
@@ -228,15 +228,15 @@ def _subject_header(request: PromptRequest) -> str:
 
 
 def _with_answer(shot: Question, request: PromptRequest) -> str:
-    asked = _unanswered(shot, request.format)
+    question_text = _unanswered(shot, request.format)
     if shot.prefix:
-        return f"{asked}{_delimiter(asked, shot.prefix, request)}{_answer(shot, request)}"
-    return f"{asked}{_continuations(shot, request)[_gold(shot, request.format)]}"
+        return f"{question_text}{_delimiter(question_text, shot.prefix, request)}{_answer(shot, request)}"
+    return f"{question_text}{_continuations(shot, request)[_gold(shot, request.format)]}"
 
 
-def _delimiter(asked: str, prefix: str, request: PromptRequest) -> str:
+def _delimiter(question_text: str, prefix: str, request: PromptRequest) -> str:
     """Return the text between a question and the beginning of its answer: nothing if either has white space there."""
-    is_joined = not (asked and prefix) or asked[-1].isspace() or prefix[0].isspace()
+    is_joined = not (question_text and prefix) or question_text[-1].isspace() or prefix[0].isspace()
     return "" if is_joined else request.style.target_delimiter
 
 

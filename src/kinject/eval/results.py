@@ -164,7 +164,11 @@ def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
         result.prompt_format == heads[result.question_set] and (not result.k or result.chosen_k) for result in results
     ]
     parts = {
-        head: iter(correct_family([result for result, own in zip(results, is_head, strict=True) if own is head]))
+        head: iter(
+            correct_family(
+                [result for result, in_headline in zip(results, is_head, strict=True) if in_headline is head]
+            )
+        )
         for head in (True, False)
     }
     return [next(parts[head]) for head in is_head]
@@ -191,11 +195,11 @@ def with_leaders(
         first, *others = sorted(indices, key=lambda i: results[i].accuracy, reverse=True)
         alone = any(len(results[i].by_seed) == 1 for i in indices)
         scope: Scope = "these models" if alone else "method"
-        own = matrix(results[first])
-        contrasts = [make_contrast(own, matrix(results[i]), results[i].arm, scope) for i in others]
-        found = [contrast for contrast in contrasts if contrast is not None]
-        if found:
-            best.append((first, max(found, key=lambda contrast: 2 if contrast.p is None else contrast.p)))
+        leader = matrix(results[first])
+        contrasts = [make_contrast(leader, matrix(results[i]), results[i].arm, scope) for i in others]
+        comparable = [contrast for contrast in contrasts if contrast is not None]
+        if comparable:
+            best.append((first, max(comparable, key=lambda contrast: 2 if contrast.p is None else contrast.p)))
     corrected = dict(zip([i for i, _ in best], correct_contrasts([contrast for _, contrast in best]), strict=True))
     return [replace(result, to_closest=corrected.get(i)) for i, result in enumerate(results)]
 
@@ -207,11 +211,13 @@ def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
         of_subject.setdefault(answer.subject, []).append(answer)
     if len(of_subject) < 2:
         return ()
-    matrices = {name: correctness(own) for name, own in of_subject.items()}
+    matrices = {name: correctness(subject_answers) for name, subject_answers in of_subject.items()}
     estimates = {name: bounded_accuracy(matrix) for name, matrix in matrices.items()}
     return tuple(
-        Subject(name, len(of_subject[name]), found.value, int(matrices[name].correct.sum()), found.low, found.high)
-        for name, found in estimates.items()
+        Subject(
+            name, len(of_subject[name]), estimate.value, int(matrices[name].correct.sum()), estimate.low, estimate.high
+        )
+        for name, estimate in estimates.items()
     )
 
 
@@ -275,9 +281,9 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
     sets = {question_set.name: question_set for question_set in plan.sets}
 
     def matrix(of: ArmResult) -> CorrectnessMatrix:
-        asked = (of.arm, of.format, of.shots, of.k)
+        setting = (of.arm, of.format, of.shots, of.k)
         arms = sets[of.question_set].arms
-        arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == asked)
+        arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == setting)
         return correctness(_scored(sets[of.question_set], arm, of.score, answers))
 
     return tuple(with_leaders(correct_families(results), {(base, name) for name in others}, matrix))
@@ -340,50 +346,50 @@ def fault_notes(question_set: QuestionSet, model: str, results: Answers) -> Iter
     """Yield notes on the model's prompts that were cut to the window, and on those that could not be scored or read."""
     for arm in (arm for arm in question_set.arms if arm.model == model):
         answers = results[question_set.name, arm]
-        where = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
+        label = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
         n_cut = sum(answer.truncated > 0 for answer in answers)
         if n_cut:
-            yield f"{where}: {n_cut} of {len(answers)} prompts did not fit the model's window and were cut"
+            yield f"{label}: {n_cut} of {len(answers)} prompts did not fit the model's window and were cut"
         n_unscored = sum(not is_scored(answer) for answer in answers)
         if n_unscored:
             yield (
-                f"{where}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
+                f"{label}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
                 "they are left out of every number"
             )
         most = question_set.generation.max_new_tokens
         n_long = sum(a.text is not None and a.n_tokens[0] >= most for a in answers)
         if n_long:
             yield (
-                f"{where}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
+                f"{label}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
             )
         n_cut = sum(a.thinking_cut for a in answers)
         if n_cut:
             limit = "eval.max_thinking_tokens" if question_set.generation.max_thinking_tokens else "eval.max_new_tokens"
-            yield f"{where}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers"
+            yield f"{label}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers"
         n_unread = sum(map(is_unread, answers))
         if n_unread:
-            yield f"{where}: {n_unread} of {len(answers)} written answers name no letter that can be read"
+            yield f"{label}: {n_unread} of {len(answers)} written answers name no letter that can be read"
         n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
         if n_tied:
             yield (
-                f"{where}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
+                f"{label}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
             )
 
 
 def mass_notes(answers: Answers) -> Iterator[str]:
     """Yield a note for each arm whose probability mostly lies off the letters, and one on letters favoured as such."""
-    for (name, arm), asked in answers.items():
-        mass = letter_mass(asked)
-        where = f"{arm.name} on {name} ({arm.format}, {arm.shots} shots, K {arm.k})"
+    for (name, arm), arm_answers in answers.items():
+        mass = letter_mass(arm_answers)
+        label = f"{arm.name} on {name} ({arm.format}, {arm.shots} shots, K {arm.k})"
         if mass is not None and mass < _LOW_MASS:
             yield (
-                f"{where}: the letters hold only {mass:.1%} of the probability; the format may have failed, not the knowledge"
+                f"{label}: the letters hold only {mass:.1%} of the probability; the format may have failed, not the knowledge"
             )
-        found = letter_priors(asked) if arm.format in ROTATED else []
-        if found:
-            priors = zip(ascii_uppercase, found, strict=False)
+        letter_probs = letter_priors(arm_answers) if arm.format in ROTATED else []
+        if letter_probs:
+            priors = zip(ascii_uppercase, letter_probs, strict=False)
             fractions = ", ".join(f"{letter} {fraction:.0%}" for letter, fraction in priors)
-            yield f"{where}: whatever option they name, the letters get {fractions}; this bias is removed"
+            yield f"{label}: whatever option they name, the letters get {fractions}; this bias is removed"
 
 
 def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[str]:
@@ -405,11 +411,11 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
             if not test:
                 continue
             best = max(test, key=lambda k: (test[k], -k))
-            where = f"{arm.model} on {question_set.name} ({arm.format}, {arm.shots} shots)"
+            label = f"{arm.model} on {question_set.name} ({arm.format}, {arm.shots} shots)"
             if split is None:
                 if len(ks) > 2:
                     yield (
-                        f"{where}: K = {best} is best on the very questions it is reported on ({test[best]:.3f}), which "
+                        f"{label}: K = {best} is best on the very questions it is reported on ({test[best]:.3f}), which "
                         "flatters it; name validation questions to choose K"
                     )
                 continue
@@ -417,7 +423,7 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
             if not validation:
                 continue
             chosen = max(validation, key=lambda k: (validation[k], -k))
-            note = f"{where}: K = {chosen} chosen on {len(split.questions)} validation questions ({validation[chosen]:.3f}): "
+            note = f"{label}: K = {chosen} chosen on {len(split.questions)} validation questions ({validation[chosen]:.3f}): "
             note += f"{test[chosen]:.3f} on test" if chosen in test else "no score on test"
             if best != chosen:
                 note += f"; best on test, and flattered by it: K = {best} with {test[best]:.3f}"

@@ -69,11 +69,11 @@ def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passa
     return [contexts[question.id] for question in questions]
 
 
-def _prepared_passage(item: object, where: str) -> Passage:
+def _prepared_passage(item: object, location: str) -> Passage:
     fields = item if isinstance(item, dict) else {"text": item}
     text, identity = fields.get("text"), fields.get("id")
     if not isinstance(text, str) or not text.strip():
-        raise InputError(f"{where}: passages: found {item!r:.60}, expected a text, or text with id and document_id.")
+        raise InputError(f"{location}: passages: found {item!r:.60}, expected a text, or text with id and document_id.")
     name = str(identity) if identity else content_id("context", text)
     return Passage(name, str(fields.get("document_id") or ""), 0, len(text), text)
 
@@ -86,7 +86,7 @@ def read_passages(
     Raises `InputError` or `DiskError` as `read_documents` and `token_spans` do.
     """
     spans = token_spans(section.tokenizer)
-    found: dict[str, tuple[Passage, Passage]] = {}
+    by_id: dict[str, tuple[Passage, Passage]] = {}
     for path in section.documents:
         for document in read_documents(Path(path), documents):
             if section.parent_tokens is None:
@@ -96,8 +96,8 @@ def read_passages(
                 sizes = section.passage_tokens, section.parent_tokens
                 pairs = split_nested(document, *sizes, spans, section.overlap)
             for searched, shown in pairs:
-                found.setdefault(searched.id, (searched, shown))
-    return list(found.values())
+                by_id.setdefault(searched.id, (searched, shown))
+    return list(by_id.values())
 
 
 def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[Sequence[Passage]], k: int) -> Recall:
@@ -202,9 +202,9 @@ class RerankedRetriever:
         ]
         scores = self._scores(items)
         rankings = []
-        for ranking, found in zip(ranked, scores, strict=True):
-            order = sorted(range(len(found)), key=lambda index: -found[index])
-            rankings.append([*(ranking[index] for index in order), *ranking[len(found) :]][:k])
+        for ranking, passage_scores in zip(ranked, scores, strict=True):
+            order = sorted(range(len(passage_scores)), key=lambda index: -passage_scores[index])
+            rankings.append([*(ranking[index] for index in order), *ranking[len(passage_scores) :]][:k])
         return rankings
 
     def _scores(self, items: Sequence[tuple[str, list[str]]]) -> list[list[float]]:
@@ -282,12 +282,12 @@ class CrossEncoderReranker:
         for start in range(0, len(items), _QUERIES):
             block = items[start : start + _QUERIES]
             pairs = [(query, text) for query, texts in block for text in texts]
-            found: list[float] = []
+            logits: list[float] = []
             if pairs:
-                found = self._model.predict(pairs, activation_fn=nn.Identity(), show_progress_bar=False).tolist()
+                logits = self._model.predict(pairs, activation_fn=nn.Identity(), show_progress_bar=False).tolist()
             for _, texts in block:
-                yield found[: len(texts)]
-                del found[: len(texts)]
+                yield logits[: len(texts)]
+                del logits[: len(texts)]
 
     def notes(self, texts: Sequence[str]) -> list[str]:
         """Return a note if the model does not read all texts to their end."""
@@ -329,14 +329,14 @@ class EndpointReranker:
     def _score(self, query: str, texts: Sequence[str]) -> list[float]:
         if self._section.api == "jina":
             body = {"model": self._section.model, "query": query, "documents": list(texts), "top_n": len(texts)}
-            return self._ask(body, len(texts)) if texts else []
-        found: list[float] = []
+            return self._post(body, len(texts)) if texts else []
+        scores: list[float] = []
         for start in range(0, len(texts), _TEI_TEXTS):
             part = list(texts[start : start + _TEI_TEXTS])
-            found += self._ask({"query": query, "texts": part, "raw_scores": True, "truncate": True}, len(part))
-        return found
+            scores += self._post({"query": query, "texts": part, "raw_scores": True, "truncate": True}, len(part))
+        return scores
 
-    def _ask(self, body: Mapping[str, Any], n: int) -> list[float]:
+    def _post(self, body: Mapping[str, Any], n: int) -> list[float]:
         answer = post_json(self._url, body, key=self._key, timeout=self._section.timeout)
         rows = answer.get("results") if isinstance(answer, dict) else answer
         try:
@@ -350,5 +350,5 @@ class EndpointReranker:
             ) from error
 
     def notes(self, texts: Sequence[str]) -> list[str]:
-        """Return nothing: the endpoint does not say how much it reads."""
+        """Return nothing: the endpoint does not report how much it reads."""
         return []

@@ -28,7 +28,7 @@ BGE_PREFIX = "Represent this sentence for searching relevant passages: "
 LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
 """Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
 
-_PIECE = 4  # letters
+_NGRAM = 4  # letters
 _PRODUCTS = 2**24  # dot products in memory at once: 64 MB
 _MARGIN = 1e-3  # exceeds the rounding error of a float32 dot product of unit vectors
 
@@ -72,8 +72,8 @@ class Bm25Retriever:
 class LexicalRetriever:
     """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces, in the best sentence too.
 
-    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together. No
-    model is needed, and no list of endings or stop words of a language.
+    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together.
+    No model is needed, and no list of endings or stop words of a language.
     """
 
     def __init__(self, passages: Sequence[Passage], heading_path: bool = False) -> None:
@@ -85,12 +85,12 @@ class LexicalRetriever:
         self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
         split = [sentences(text) or [text] for text in texts]
         self._first = np.cumsum([0, *map(len, split)])[:-1]
-        self._sentences = Bm25([sentence for one in split for sentence in one], _pieces)
+        self._sentences = Bm25([sentence for passage_sentences in split for sentence in passage_sentences], _ngrams)
 
     def scores(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
-        found = {name: index.scores(query) for name, index in self._indices.items()}
-        return {**found, "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first)}
+        by_name = {name: index.scores(query) for name, index in self._indices.items()}
+        return {**by_name, "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first)}
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
@@ -104,13 +104,13 @@ def _pairs(text: str) -> list[str]:
     return [f"{first} {second}" for first, second in pairwise(words_of(text))]
 
 
-def _pieces(text: str) -> list[str]:
+def _ngrams(text: str) -> list[str]:
     """Return the runs of 4 characters of each word, its borders marked; shorter words whole."""
     marked = (f" {word} " for word in words_of(text))
-    return [word[index : index + _PIECE] for word in marked for index in range(max(1, len(word) - _PIECE + 1))]
+    return [word[index : index + _NGRAM] for word in marked for index in range(max(1, len(word) - _NGRAM + 1))]
 
 
-_TERMS = {"words": words_of, "pieces": _pieces, "pairs": _pairs}
+_TERMS = {"words": words_of, "pieces": _ngrams, "pairs": _pairs}
 
 
 class DenseRetriever:
@@ -219,23 +219,23 @@ def refuse_code(folder: Path, key: str) -> None:
     """
     if not folder.is_dir():
         return
-    where = f"{key}: {folder}"
+    label = f"{key}: {folder}"
     try:
         path = folder / "modules.json"
         modules = parse_json(read_bytes(path)) if path.exists() else []
         kinds = [str(module["type"]) for module in modules]
     except (DiskError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{where}: modules.json cannot be read ({error}). Save the model again.") from error
+        raise InputError(f"{label}: modules.json cannot be read ({error}). Save the model again.") from error
     foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
     if foreign:
         raise InputError(
-            f"{where} comes with Python code of its own ({foreign[0]}), and kinject runs no code that comes with a model. "
+            f"{label} comes with Python code of its own ({foreign[0]}), and kinject runs no code that comes with a model. "
             "Use a model of sentence-transformers' own modules."
         )
     for path in sorted(folder.rglob("pytorch_model.bin")):
         if not (path.parent / "model.safetensors").is_file():
             raise InputError(
-                f"{where}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
+                f"{label}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
                 "safetensors only. Save the model again, as safetensors."
             )
 

@@ -80,8 +80,8 @@ class LoadedScorer:
     def hashes(self) -> dict[str, str]:
         """The hash of weights, configuration and tokenizer of the model, and of the adapter on top, by their paths."""
         commit = getattr(self.loaded.model.config, "_commit_hash", None)
-        found, adapter = {self.table.path: hash_model(self.table.path, commit)}, self.table.adapter
-        return found if adapter is None else found | {adapter: model_hash(local_folder(adapter))}
+        hashes, adapter = {self.table.path: hash_model(self.table.path, commit)}, self.table.adapter
+        return hashes if adapter is None else hashes | {adapter: model_hash(local_folder(adapter))}
 
     @cached_property
     def generator(self) -> AnswerGenerator:
@@ -91,11 +91,11 @@ class LoadedScorer:
     def score(self, prompts: Sequence[Encoded]) -> dict[int, PromptScore]:
         """Return the score, or the written answer, of each of `prompts` by its index; nothing is stored."""
         parts: dict[bool, AnswerGenerator | Scorer] = {True: self.generator, False: self.scorer}
-        found: dict[int, PromptScore] = {}
+        scores: dict[int, PromptScore] = {}
         for writes, scorer in parts.items():
             indices = [index for index, prompt in enumerate(prompts) if (prompt.generation is not None) == writes]
-            found |= {indices[i]: score for i, score in scorer.score([prompts[index] for index in indices])}
-        return found
+            scores |= {indices[i]: score for i, score in scorer.score([prompts[index] for index in indices])}
+        return scores
 
     def encode(self, requests: Sequence[PromptRequest]) -> Sequence[Encoded]:
         """Return the tokens of each request, cut to the model's window."""

@@ -189,11 +189,11 @@ def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
     """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
     if now.text is None or was.text is None:
         return {}
-    wanted = json.dumps(dict(now.checks), ensure_ascii=False) if now.checks else "(no answer)"
-    accepted = now.accepted or (wanted,)
+    expected = json.dumps(dict(now.checks), ensure_ascii=False) if now.checks else "(no answer)"
+    accepted = now.accepted or (expected,)
     choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
-    places = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
-    return {"choices": choices, **places, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}
+    indices = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
+    return {"choices": choices, **indices, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}
 
 
 def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
@@ -237,8 +237,8 @@ def letter_priors(answers: Sequence[Answer]) -> list[float]:
     if not n_used:
         return []
     means = [value / n_used for value in sums]
-    whole = _log_sum(means)
-    return [math.exp(value - whole) for value in means]
+    log_total = _log_sum(means)
+    return [math.exp(value - log_total) for value in means]
 
 
 def letter_mass(answers: Sequence[Answer]) -> float | None:
@@ -294,21 +294,21 @@ _Matrices = Callable[[Outcome], CorrectnessMatrix]
 
 
 def outcome_results(
-    outcomes: Sequence[Outcome], own: _Matrices, others: Mapping[str, tuple[str, _Matrices]],
+    outcomes: Sequence[Outcome], matrix_of: _Matrices, others: Mapping[str, tuple[str, _Matrices]],
     scope: Scope = "these models",
 ) -> tuple[OutcomeResult, ...]:  # fmt: skip
     """Return the rate of each of `outcomes` with its contrasts: `others` are field -> (name, matrices of another arm)."""
-    found = []
+    results = []
     for outcome in outcomes:
-        matrix = own(outcome)
+        matrix = matrix_of(outcome)
         estimate = bounded_accuracy(matrix)
         contrasts: dict[str, Any] = {
             field: make_contrast(matrix, of(outcome), name, scope) for field, (name, of) in others.items()
         }
-        found.append(
+        results.append(
             OutcomeResult(
                 outcome, len(matrix.question_ids), tuple(float(value) for value in matrix.correct.mean(1)),
                 estimate.value, estimate.low, estimate.high, matrix.interval_name, **contrasts,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(results)

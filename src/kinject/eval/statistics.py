@@ -85,14 +85,14 @@ def _variance(weighted: Sequence[tuple[float, CorrectnessMatrix]], seeds: _Seeds
         return None
     scale = n / (n - 1) / float(counts.sum()) ** 2
     sums = sum(weight * matrix.per_cluster[0].mean(0) for weight, matrix in weighted)
-    rest = sums - sums.sum() / counts.sum() * counts
-    documents, noise, parts = scale * float(rest @ rest), 0.0, []
+    residuals = sums - sums.sum() / counts.sum() * counts
+    documents, noise, parts = scale * float(residuals @ residuals), 0.0, []
     for weight, matrix in weighted:
         if matrix.n_seeds > 1:
             variance, df = (matrix.pooled if seeds == "pooled" else None) or matrix.seed_variance
             parts.append((weight**2 * variance / matrix.n_seeds, df))
-            own = matrix.per_cluster[0] - matrix.correct.mean(1)[:, None] * counts
-            squares = float(((own - own.mean(0)) ** 2).sum())
+            by_seed = matrix.per_cluster[0] - matrix.correct.mean(1)[:, None] * counts
+            squares = float(((by_seed - by_seed.mean(0)) ** 2).sum())
             noise += weight**2 * scale * squares / matrix.n_seeds / (matrix.n_seeds - 1)
     of_seeds = sum(variance for variance, _ in parts)
     if seeds == "net":
@@ -117,17 +117,17 @@ def moderated(variances: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 
     if len(variances) < 2:
         return list(variances)
-    found, df = (np.array(column, dtype=np.float64) for column in zip(*variances, strict=True))
-    if not found.any():
+    values, df = (np.array(column, dtype=np.float64) for column in zip(*variances, strict=True))
+    if not values.any():
         return list(variances)
-    seen = np.maximum(found, np.median(found[found > 0]) / 100)  # few questions may hide the variance of seeds
-    logs = np.log(seen) - digamma(df / 2) + np.log(df / 2)
+    floored = np.maximum(values, np.median(values[values > 0]) / 100)  # few questions may hide the variance of seeds
+    logs = np.log(floored) - digamma(df / 2) + np.log(df / 2)
     excess = float(logs.var(ddof=1) - polygamma(1, df / 2).mean())
-    prior, scale = float(df.sum()), float((df * found).sum() / df.sum())
+    prior, scale = float(df.sum()), float((df * values).sum() / df.sum())
     if excess > float(polygamma(1, prior / 2)):
         prior = 2 * float(brentq(lambda half: float(polygamma(1, half)) - excess, 1e-3, prior / 2))
         scale = math.exp(float(logs.mean()) + float(digamma(prior / 2)) - math.log(prior / 2))
-    return [((prior * scale + own * value) / (prior + own), prior + own) for value, own in variances]
+    return [((prior * scale + arm_df * value) / (prior + arm_df), prior + arm_df) for value, arm_df in variances]
 
 
 def _quantile(tail: float, df: float) -> float:
@@ -148,10 +148,10 @@ def bounded_mean(matrix: CorrectnessMatrix, lowest: float, highest: float) -> Bo
 
     One document bounds nothing: `lowest` to `highest`.
     """
-    found, value = _variance([(1.0, matrix)]), matrix.mean()
-    if found is None:
+    variance, value = _variance([(1.0, matrix)]), matrix.mean()
+    if variance is None:
         return Bounded(value, lowest, highest)
-    half = _quantile(0.025, found.df) * math.sqrt(found.total)
+    half = _quantile(0.025, variance.df) * math.sqrt(variance.total)
     return Bounded(value, value - half, value + half)
 
 
@@ -163,13 +163,13 @@ def bounded_accuracy(matrix: CorrectnessMatrix) -> Bounded:
     number is that of the documents. One document bounds nothing: 0 to 1.
     """
     value, n = matrix.mean(), matrix.members[1]
-    found = _variance([(1.0, matrix)])
-    if found is None:
+    variance = _variance([(1.0, matrix)])
+    if variance is None:
         return Bounded(value, 0.0, 1.0)
     if matrix.is_plain:
         return Bounded(value, *wilson(round(value * n), n))
-    effective = value * (1 - value) / found.total if found.total and 0 < value < 1 else n
-    shift = _quantile(0.025, found.df) ** 2 / effective
+    effective = value * (1 - value) / variance.total if variance.total and 0 < value < 1 else n
+    shift = _quantile(0.025, variance.df) ** 2 / effective
     middle = (value + shift / 2) / (1 + shift)
     half = math.sqrt(shift * value * (1 - value) + shift**2 / 4) / (1 + shift)
     return Bounded(value, max(0.0, middle - half), min(1.0, middle + half))
@@ -182,12 +182,12 @@ def design_effect(matrix: CorrectnessMatrix) -> float | None:
     """
     import numpy as np
 
-    n, found = len(matrix.question_ids), []
+    n, ratios = len(matrix.question_ids), []
     for row in matrix.correct if matrix.members[1] < n else ():
         variance = _variance([(1.0, replace(matrix, correct=row[None]))])
         if variance is not None and 0 < row.mean() < 1:
-            found.append(variance.total * (n - 1) / (row.mean() * (1 - row.mean())))
-    return float(np.mean(found)) if found else None
+            ratios.append(variance.total * (n - 1) / (row.mean() * (1 - row.mean())))
+    return float(np.mean(ratios)) if ratios else None
 
 
 def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> DifferenceEstimate:
@@ -221,12 +221,12 @@ def difference_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float |
     The exact sign-flip test by document; where an arm has several seeds, the larger of that and Student's t with the
     variance of documents and seeds, so that p speaks of the method, not of the models that these seeds gave.
     """
-    found = _variance([(1.0, matrix), (-1.0, other)], "pooled")
-    if found is None:
+    variance = _variance([(1.0, matrix), (-1.0, other)], "pooled")
+    if variance is None:
         return None
     if max(matrix.n_seeds, other.n_seeds) == 1:
         return sign_flip_p(matrix, other)
-    return max(sign_flip_p(matrix, other), _t_p(matrix.mean() - other.mean(), found))
+    return max(sign_flip_p(matrix, other), _t_p(matrix.mean() - other.mean(), variance))
 
 
 def _t_p(value: float, variance: _Variance) -> float:
@@ -258,12 +258,12 @@ def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
     total, exact = sum(size * count for size, count in sizes.items()), True
     distribution = np.ones(1)  # of the sum of those with a plus
     for size, count in sorted(sizes.items(), key=lambda item: -item[1]):
-        one = np.zeros(size * count + 1)
-        one[::size] = _heads(count)
-        if len(one) * len(distribution) <= _MOST_PRODUCTS:
-            distribution = np.convolve(distribution, one)
+        of_size = np.zeros(size * count + 1)
+        of_size[::size] = _heads(count)
+        if len(of_size) * len(distribution) <= _MOST_PRODUCTS:
+            distribution = np.convolve(distribution, of_size)
         else:
-            distribution, exact = np.maximum(fftconvolve(distribution, one), 0), False
+            distribution, exact = np.maximum(fftconvolve(distribution, of_size), 0), False
     sums = 2 * np.arange(total + 1) - total
     p = float(distribution[np.abs(sums) >= observed].sum())
     return min(1.0, p if exact else max(p, _LEAST_P))
@@ -283,8 +283,8 @@ def chance_p(matrix: CorrectnessMatrix) -> float | None:
 
     Its variance holds documents and seeds. None with fewer than two documents.
     """
-    found = _variance([(1.0, matrix.above_chance)], "pooled")
-    return None if found is None else _t_p(matrix.above_chance.mean(), found)
+    variance = _variance([(1.0, matrix.above_chance)], "pooled")
+    return None if variance is None else _t_p(matrix.above_chance.mean(), variance)
 
 
 def near_p(matrix: CorrectnessMatrix, margin: float, other: CorrectnessMatrix | None = None) -> float | None:
@@ -293,12 +293,12 @@ def near_p(matrix: CorrectnessMatrix, margin: float, other: CorrectnessMatrix | 
     Each question has its own chance. None with fewer than `FEWEST` documents: ignorance is no equivalence.
     """
     weighted = [(1.0, matrix.above_chance)] if other is None else [(1.0, matrix), (-1.0, other)]
-    found, value = _variance(weighted, "pooled"), sum(weight * one.mean() for weight, one in weighted)
-    if found is None or not found.total or matrix.members[1] < FEWEST:
+    variance, value = _variance(weighted, "pooled"), sum(weight * term.mean() for weight, term in weighted)
+    if variance is None or not variance.total or matrix.members[1] < FEWEST:
         return None
-    error = math.sqrt(found.total)
+    error = math.sqrt(variance.total)
     above, below = ((value + sign * margin) / error for sign in (1, -1))
-    return max(_tail(above, found.df), _tail(-below, found.df))
+    return max(_tail(above, variance.df), _tail(-below, variance.df))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +330,8 @@ def trend(matrices: Sequence[CorrectnessMatrix]) -> Trend | None:
         weights = np.arange(len(matrices)) - (len(matrices) - 1) / 2
         weighted = [(float(weight), matrix) for weight, matrix in zip(weights, matrices, strict=True)]
         value = sum(weight * matrix.mean() for weight, matrix in weighted)
-        found = _variance(weighted, "pooled")
-        p = max(p, 1.0 if found is None or (value > 0) != rises else _t_p(value, found))
+        variance = _variance(weighted, "pooled")
+        p = max(p, 1.0 if variance is None or (value > 0) != rises else _t_p(value, variance))
     return Trend(p, rises, bool((steps >= 0).all() if rises else (steps <= 0).all()))
 
 
@@ -465,16 +465,16 @@ def relative_gain(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Bounde
     one more answer of each, so that 100% is bounded too. None where `other` is not above chance (then any gain is
     possible) or with fewer than two documents.
     """
-    own, base = matrix.above_chance, other.above_chance
-    x, y = own.mean(), base.mean()
-    parts = [_variance(of, "net") for of in ([(1.0, own)], [(1.0, base)], [(1.0, own), (-1.0, base)])]
+    arm, base = matrix.above_chance, other.above_chance
+    x, y = arm.mean(), base.mean()
+    parts = [_variance(of, "net") for of in ([(1.0, arm)], [(1.0, base)], [(1.0, arm), (-1.0, base)])]
     if y <= 0 or None in parts:
         return None
-    of_own, of_base, of_both = (part for part in parts if part is not None)
-    joint = _variance([(1.0, own), (-x / y, base)], "net")
+    of_arm, of_base, of_both = (part for part in parts if part is not None)
+    joint = _variance([(1.0, arm), (-x / y, base)], "net")
     square = _quantile(0.025, joint.df if joint else of_both.df) ** 2
-    shared = square * (of_own.documents + of_base.documents - of_both.documents) / 2
-    of_x, of_y = of_own.total + _one_more(matrix, of_own.documents), of_base.total + _one_more(other, of_base.documents)
+    shared = square * (of_arm.documents + of_base.documents - of_both.documents) / 2
+    of_x, of_y = of_arm.total + _one_more(matrix, of_arm.documents), of_base.total + _one_more(other, of_base.documents)
     a, b, c = y**2 - square * of_y, x * y - shared, x**2 - square * of_x
     if a <= 0:
         return None

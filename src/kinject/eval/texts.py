@@ -49,25 +49,25 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     plain = unicodedata.normalize("NFKC", _MARKUP.sub("", text)).replace("{", "(").replace("}", ")").strip()
     texts = [normalize_answer(choice) for choice in choices]
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    for found in (_stated(plain, texts), _stated(lines[-1] if lines else "", texts), _at_line_starts(lines, texts)):
-        if len(found) == 1:
-            return next((index for index in found if index >= 0), None)
-    whole = normalize_answer(plain)
-    return texts.index(whole) if texts.count(whole) == 1 else None
+    for named in (_stated(plain, texts), _stated(lines[-1] if lines else "", texts), _at_line_starts(lines, texts)):
+        if len(named) == 1:
+            return next((index for index in named if index >= 0), None)
+    normalized = normalize_answer(plain)
+    return texts.index(normalized) if texts.count(normalized) == 1 else None
 
 
 def _stated(text: str, choices: list[str]) -> set[int]:
     """Return the options that statements in `text` name, by letter or by their text; -1 for one that names none of them."""
-    found = {_index(match[1], "", choices) for match in _IS_RIGHT.finditer(text)}
+    named = {_index(match[1], "", choices) for match in _IS_RIGHT.finditer(text)}
     for match in _STATES.finditer(text):
         letter, rest = match[1], text[match.end() :]
         is_word = letter.islower() or letter in _WORD_LETTERS
         if not _WRONG.search(text[: match.start()]) and not (is_word and _GOES_ON.match(rest)):
-            found.add(_index(letter, rest, choices))
+            named.add(_index(letter, rest, choices))
     for match in _STATES_TEXT.finditer(text):
         value = normalize_answer(match[1])
-        found |= {choices.index(value)} if choices.count(value) == 1 and len(value) > 1 else set()
-    return found
+        named |= {choices.index(value)} if choices.count(value) == 1 and len(value) > 1 else set()
+    return named
 
 
 _STATES_TEXT = re.compile(rf"{_SAYS}([^\n.]+)", re.IGNORECASE | re.VERBOSE)
@@ -91,15 +91,15 @@ def _index(letter: str, rest: str, choices: list[str]) -> int:
 def _first_match(text: str, *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,
                  fallback: str = "[invalid]") -> str:  # fmt: skip
     """Return match number `group_select` of a pattern, of several groups the first that is not empty; else `fallback`."""
-    found = _chosen_match(re.findall(regex_pattern, text), group_select)
-    return fallback if found is None else found.strip()
+    match = _chosen_match(re.findall(regex_pattern, text), group_select)
+    return fallback if match is None else match.strip()
 
 
-def _chosen_match(found: Sequence[Any], group_select: int) -> str | None:
+def _chosen_match(matches: Sequence[Any], group_select: int) -> str | None:
     """Return one of the matches of a pattern without white space around it, None if it is not there."""
-    if not -len(found) <= group_select < len(found):
+    if not -len(matches) <= group_select < len(matches):
         return None
-    match = found[group_select]
+    match = matches[group_select]
     return next((group for group in match if group), None) if isinstance(match, tuple) else match
 
 
@@ -111,7 +111,7 @@ def _named_choice(
     """Return a match of the pattern; else the letter, as ``(A)``, of a choice whose text is there, or that follows a colon."""
 
     def plain(value: str) -> str:
-        value = reduce(lambda whole, pattern: re.sub(pattern, "", whole), regexes_to_ignore or (), value)
+        value = reduce(lambda stripped, pattern: re.sub(pattern, "", stripped), regexes_to_ignore or (), value)
         value = value.lower() if ignore_case else value
         return "".join(c for c in value if unicodedata.category(c)[0] != "P") if ignore_punctuation else value
 
@@ -123,10 +123,10 @@ def _named_choice(
         ("|".join(longest_first), plain(text), by_text),
         (rf":\s*({'|'.join(letters)})", text, {letter: f"({letter})" for letter in letters}),
     )
-    for pattern, where, names in attempts:
-        found = (_chosen_match(re.findall(pattern, where), group_select) or "").strip()
-        if found:
-            return names.get(found, found)
+    for pattern, searched, names in attempts:
+        name = (_chosen_match(re.findall(pattern, searched), group_select) or "").strip()
+        if name:
+            return names.get(name, name)
     return fallback
 
 
@@ -173,7 +173,7 @@ def task_grader(
     ignored = (string.punctuation if ignore_punctuation else "") + (string.digits if ignore_numbers else "")
 
     def plain(text: str) -> str:
-        text = reduce(lambda whole, pattern: pattern.sub("", whole), patterns, text)
+        text = reduce(lambda stripped, pattern: pattern.sub("", stripped), patterns, text)
         return (text.lower() if ignore_case else text).translate(str.maketrans("", "", ignored))
 
     def grade(text: str, accepted: Sequence[str], choices: Sequence[str]) -> bool:

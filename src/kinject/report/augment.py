@@ -76,9 +76,11 @@ def _read_files(run_dir: Path, styles: Mapping[str, Mapping[str, Any]]) -> _File
     for row in _rows(run_dir, "variants.jsonl") if has_doubts else ():
         for doubt in row["checks"].get("in_doubt", ())[:1] if row["id"] in variants else ():
             _keep(files.doubts, doubt[0], {**row, "detail": doubt[1]})
-    wanted = {row["passage_id"] for kept in (files.examples, files.doubts) for rows in kept.values() for row in rows}
-    if wanted:
-        files.passages = {row["id"]: row["text"] for row in _rows(run_dir, "corpus.jsonl") if row["id"] in wanted}
+    passage_ids = {
+        row["passage_id"] for by_reason in (files.examples, files.doubts) for rows in by_reason.values() for row in rows
+    }
+    if passage_ids:
+        files.passages = {row["id"]: row["text"] for row in _rows(run_dir, "corpus.jsonl") if row["id"] in passage_ids}
     return files
 
 
@@ -88,8 +90,8 @@ def _rows(run_dir: Path, *names: str) -> Iterator[Row]:
             yield from (row for _, row in read_jsonl(run_dir / name))
 
 
-def _keep(kept: dict[str, list[Row]], reason: str, row: Row) -> None:
-    rows = kept.setdefault(reason, [])
+def _keep(by_reason: dict[str, list[Row]], reason: str, row: Row) -> None:
+    rows = by_reason.setdefault(reason, [])
     if len(rows) < _MOST_EXAMPLES:
         rows.append(row)
 
@@ -127,8 +129,9 @@ def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[t
     for name in ("generator", "judge"):
         model = section.get(name) or {}
         first = model.get("model") or model.get("kind") or ""
-        models = [str(one.get("model") or first) for one in (model.get("endpoints") or {}).values()] or [str(first)]
-        yield {"generator": "writer"}.get(name, name), join_words([format_name(one) for one in dict.fromkeys(models)])
+        endpoints = (model.get("endpoints") or {}).values()
+        models = [str(endpoint.get("model") or first) for endpoint in endpoints] or [str(first)]
+        yield {"generator": "writer"}.get(name, name), join_words(list(map(format_name, dict.fromkeys(models))))
     yield "styles", join_words([f"{format_name(name)}" for name in counts["styles"]])
 
 
@@ -160,11 +163,11 @@ def _styles_table(counts: Mapping[str, Any]) -> TableBlock:
     for name, style in counts["styles"].items():
         n_refused = sum(style["refused"].values())
         reasons = ", ".join(f"{format_name(reason)} {n:,}" for reason, n in list(style["refused"].items())[:3])
-        asked = style["asked"]
-        fraction = style["got"] / asked if asked else None
-        tone = "" if fraction is None else "bad" if fraction + style["nothing"] / asked < 0.9 else "good"
+        n_requested = style["asked"]
+        fraction = style["got"] / n_requested if n_requested else None
+        tone = "" if fraction is None else "bad" if fraction + style["nothing"] / n_requested < 0.9 else "good"
         lines.append(line(
-            format_name(name), f"{asked:,}", f"{style['got']:,}",
+            format_name(name), f"{n_requested:,}", f"{style['got']:,}",
             Cell("" if fraction is None else format_percent(fraction), tone), f"{style['nothing'] or ''}",
             f"{n_refused:,}", f"{style['failed'] or ''}", f"{sum(style['skipped'].values()) or ''}", reasons,
         ))  # fmt: skip
@@ -296,12 +299,12 @@ def _endpoints(counts: Mapping[str, Any]) -> Iterator[TableBlock]:
     """Yield the table of the last run's endpoints, if there were several."""
     lines = tuple(
         line(
-            format_name(name), f"{one['answered']:,}", format_percent(one["share"]), f"{one['latency_seconds']:,.2f} s",
-            f"{one['cost']:,.4f}" if one["cost"] else "",
-            ", ".join(f"{format_name(kind)} {n:,}" for kind, n in one["faults"].items()),
-            format_name(one.get("closed", ""), _LONGEST),
+            format_name(name), f"{endpoint['answered']:,}", format_percent(endpoint["share"]),
+            f"{endpoint['latency_seconds']:,.2f} s", f"{endpoint['cost']:,.4f}" if endpoint["cost"] else "",
+            ", ".join(f"{format_name(kind)} {n:,}" for kind, n in endpoint["faults"].items()),
+            format_name(endpoint.get("closed", ""), _LONGEST),
         )
-        for name, one in counts["this_run"].get("endpoints", {}).items() if one["sent"]
+        for name, endpoint in counts["this_run"].get("endpoints", {}).items() if endpoint["sent"]
     )  # fmt: skip
     if lines:
         columns = ("endpoint", "answers", "of all", "mean latency", "cost", "faults", "left out, because")

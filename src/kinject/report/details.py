@@ -23,12 +23,12 @@ def legend_tables(view: View) -> list[TableBlock]:
     lines = []
     for model in view.report.models:
         for arm in view.own_arms(model):
-            how = "trained" if arm.trained else "not trained: the model that the others are compared with"
+            status = "trained" if arm.trained else "not trained: the model that the others are compared with"
             of = f"; base model {format_name(model)}" if view.several_models else ""
             about = format_name(arm.description)
-            about = f"{how}{of}: {about}" if about not in ("", format_name(arm.name)) else f"{how}{of}"
+            about = f"{status}{of}: {about}" if about not in ("", format_name(arm.name)) else f"{status}{of}"
             lines.append(line(format_name(arm.name), about))
-    ks = sorted({result.k for result in view.whole if result.k})
+    ks = sorted({result.k for result in view.set_results if result.k})
     if ks:
         passages = f"{ks[0]} to {ks[-1]} passages" if len(ks) > 1 else format_count(ks[0], "passage")
         lines.append(line("…+rag", f"the same model, with {passages} before each question, found by the retriever"))
@@ -44,11 +44,11 @@ def legend_tables(view: View) -> list[TableBlock]:
 def _set_line(view: View, name: str) -> Line:
     first = view.first(name)
     documents = f"{first.n_documents:,}" if first.n_documents not in (None, first.n) else ""
-    asked = "; ".join(dict.fromkeys(map(format_prompt, view.formats(name))))
+    formats = "; ".join(dict.fromkeys(map(format_prompt, view.formats(name))))
     words = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose",
              "unanswerable": "no document answers it: to decline is correct"}  # fmt: skip
     return line(format_name(name), words.get(first.role, first.role), f"{first.n:,}", documents,
-                format_percent(first.chance) if first.chance else "", asked)  # fmt: skip
+                format_percent(first.chance) if first.chance else "", formats)  # fmt: skip
 
 
 def claims_table(claims: Sequence[Claim]) -> TableBlock:

@@ -105,8 +105,8 @@ def _skipped_tables(result: DocumentsResult) -> Iterator[Block]:
         )
         return
     lines = tuple(
-        line(_name(reason), f"{len(places):,}", format_name(detail, _LONGEST_TEXT))
-        for reason, (places, detail) in reasons.items()
+        line(_name(reason), f"{len(locations):,}", format_name(detail, _LONGEST_TEXT))
+        for reason, (locations, detail) in reasons.items()
     )
     yield TableBlock("By reason", "skipped.jsonl has all", ("reason", "files or parts", "the first"), lines, wordy=True)
     listed = [row for row in rows if not row["left_out"]] + [row for row in rows if row["left_out"]]
@@ -116,9 +116,9 @@ def _skipped_tables(result: DocumentsResult) -> Iterator[Block]:
 
 
 def _extremes(counts: Mapping[str, Any]) -> Iterator[Block]:
-    largest = tuple(line(_name(where), f"{n:,}") for where, n in counts["largest"])
+    largest = tuple(line(_name(location), f"{n:,}") for location, n in counts["largest"])
     yield TableBlock("The largest", "", ("document", "words"), largest, folded=len(largest) > 10)
-    strangest = tuple(line(_name(where), format_name(why, 200)) for where, why in counts["strangest"])
+    strangest = tuple(line(_name(location), format_name(why, 200)) for location, why in counts["strangest"])
     if strangest:
         about = "many characters that are no letters, very long words, repeats, another language than the others"
         yield TableBlock("The strangest", about, ("document", "why"), strangest, wordy=True)
@@ -186,9 +186,9 @@ def _flags(counts: Mapping[str, Any]) -> Iterator[Block]:
 
 def _samples(path: Path, n_documents: int) -> Iterator[Block]:
     """Yield some documents from the beginning, the middle and the end, with their first passages."""
-    wanted = sorted({round(i * (n_documents - 1) / max(1, _N_SAMPLES - 1)) for i in range(_N_SAMPLES)})
+    sample_numbers = sorted({round(i * (n_documents - 1) / max(1, _N_SAMPLES - 1)) for i in range(_N_SAMPLES)})
     for number, document in enumerate(read_rows(path)):
-        if number not in wanted:
+        if number not in sample_numbers:
             continue
         passages = split_passages(document, _PASSAGE_TOKENS, word_spans)
         yield Heading(format_name(f"{document.title or document.id} ({document.source})", 160))

@@ -68,8 +68,10 @@ def _from_json(value: Mapping[str, Any], source: str) -> Report:
         report = TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
         _check_results(report)
     except ValidationError as error:
-        found = error.errors()[0]
-        raise InputError(f"{source}: damaged report: {_path(found['loc'])}: {_problem(dict(found))}.") from None
+        first_error = error.errors()[0]
+        raise InputError(
+            f"{source}: damaged report: {_path(first_error['loc'])}: {_problem(dict(first_error))}."
+        ) from None
     except _ResultError as error:
         raise InputError(f"{source}: damaged report: {error}.") from None
     return report
@@ -83,25 +85,25 @@ def _check_results(report: Report) -> None:
     """Raise `_ResultError` where the numbers of a result contradict each other, or an arm is there twice."""
     seen: set[tuple[object, ...]] = set()
     for index, result in enumerate(report.results):
-        place = f"results[{index}]"
+        entry = f"results[{index}]"
         n_correct, n_seeds = result.n_correct, len(result.by_seed)
         if result.n < 1 or not n_seeds:
-            raise _ResultError(f"{place}.n: found {result.n} questions, {n_seeds} seeds; at least 1 of each is needed")
+            raise _ResultError(f"{entry}.n: found {result.n} questions, {n_seeds} seeds; at least 1 of each is needed")
         if n_correct is not None and n_correct + result.n_unscored > result.n:
-            raise _ResultError(f"{place}.n: found {result.n} with {n_correct} correct and {result.n_unscored} unscored")
+            raise _ResultError(f"{entry}.n: found {result.n} with {n_correct} correct and {result.n_unscored} unscored")
         n_scored = result.n - result.n_unscored
         if n_scored < 1:
-            raise _ResultError(f"{place}.n_unscored: found {result.n_unscored} of {result.n}: nothing has a score")
+            raise _ResultError(f"{entry}.n_unscored: found {result.n_unscored} of {result.n}: nothing has a score")
         if n_correct is not None and abs(result.accuracy - n_correct / n_scored) > _TOLERANCE:
             raise _ResultError(
-                f"{place}.accuracy: found {result.accuracy}, which disagrees with n_correct / scored questions"
+                f"{entry}.accuracy: found {result.accuracy}, which disagrees with n_correct / scored questions"
             )
         bounded = result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE
         if result.interval == "Wilson" and not bounded:
-            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}")
+            raise _ResultError(f"{entry}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}")
         key = (result.model, result.arm, result.question_set, *result.prompt_format, result.k, result.subject)
         if key in seen:
-            raise _ResultError(f"{place}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice")
+            raise _ResultError(f"{entry}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice")
         seen.add(key)
     for index, recall in enumerate(report.recalls):
         if not 0 < recall.n >= recall.n_found:
@@ -122,18 +124,18 @@ def _path(parts: tuple[int | str, ...]) -> str:
 
 
 def _problem(error: dict[str, Any]) -> str:
-    kind, found = error["type"], error.get("input")
+    kind, value = error["type"], error.get("input")
     if kind == "missing":
         return "missing"
     if kind in _CONTAINERS:
-        return f"found {type(found).__name__}, {_CONTAINERS[kind]} is needed"
+        return f"found {type(value).__name__}, {_CONTAINERS[kind]} is needed"
     if kind in _NEEDED:
-        return f"found {found!r:.60}, {_NEEDED[kind]} is needed"
+        return f"found {value!r:.60}, {_NEEDED[kind]} is needed"
     if kind == "literal_error":
-        return f"found {found!r:.60}, allowed are {error['ctx']['expected']}"
+        return f"found {value!r:.60}, allowed are {error['ctx']['expected']}"
     if kind == "value_error":
-        return f"found {found!r:.60}, {error['ctx']['error']}"
-    return f"found {found!r:.60}: {error['msg']}"
+        return f"found {value!r:.60}, {error['ctx']['error']}"
+    return f"found {value!r:.60}: {error['msg']}"
 
 
 def write_report(run_dir: Path, report: Report) -> Path:

@@ -31,7 +31,7 @@ _LONGEST = 2_000  # characters of a passage
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChangedQuestion:
     """A question that some arm answered differently; `gold` is the index of the correct choice."""
 
     question_set: str
@@ -56,7 +56,7 @@ class Flip:
     correctly, and all; empty with one training. `passages` preceded the question.
     """
 
-    question: Asked
+    question: ChangedQuestion
     arm: str
     prompt: str
     change: str
@@ -152,7 +152,7 @@ class Flips:
         texts: dict[str, int] = {}
         arms: dict[str, int] = {}
         prompts: dict[str, int] = {}
-        questions: dict[Asked, int] = {}
+        questions: dict[ChangedQuestion, int] = {}
 
         def index(table: dict[Any, int], value: Any) -> int:
             return table.setdefault(value, len(table))
@@ -164,10 +164,10 @@ class Flips:
                 _rounded(row.base_log_probs), [index(texts, text) for text in row.passages], row.notes,
             ] for row in self.rows
         ]  # fmt: skip
-        asked = [[q.question_set, q.document, q.text, q.choices, q.gold, q.about] for q in questions]
+        question_rows = [[q.question_set, q.document, q.text, q.choices, q.gold, q.about] for q in questions]
         data = {"changes": list(CHANGES), "good": list(CHANGES.values()),
                 "arms": list(arms), "prompts": list(prompts), "texts": list(texts),
-                "questions": asked, "rows": rows}  # fmt: skip
+                "questions": question_rows, "rows": rows}  # fmt: skip
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - no tag begins without that character
 
@@ -221,24 +221,24 @@ class _Reader:
 
     def __init__(self) -> None:
         self._passages: dict[str, str] = {}
-        self._questions: dict[tuple[Any, ...], Asked] = {}
+        self._questions: dict[tuple[Any, ...], ChangedQuestion] = {}
 
     def flip(self, row: Row, arm: str, prompt: str) -> Flip:
         """Return the flip of `row`. Raises what a row of another shape causes."""
         return Flip(
-            self._asked(row), arm, prompt, row["change"], row["chosen"], row["base_chosen"], _numbers(row["log_probs"]),
+            self._question(row), arm, prompt, row["change"], row["chosen"], row["base_chosen"], _numbers(row["log_probs"]),
             _numbers(row["base_log_probs"]), int(row["truncated"]), tuple(map(int, row.get("seeds", ()))),
             tuple(map(self._passage, row["passages"])),
         )  # fmt: skip
 
-    def _asked(self, row: Row) -> Asked:
+    def _question(self, row: Row) -> ChangedQuestion:
         key = (row["question_set"], row["question_id"], row["question"], tuple(row["choices"]), row["gold"])
         if key not in self._questions:
             names = [
                 format_name(str(row[name] or "")) for name in ("question_set", "document_id", "subject", "question_id")
             ]
             choices = tuple(map(format_text, row["choices"]))
-            self._questions[key] = Asked(names[0], names[1], names[2], names[3], format_text(row["question"]), choices,
+            self._questions[key] = ChangedQuestion(names[0], names[1], names[2], names[3], format_text(row["question"]), choices,
                                          int(row["gold"]))  # fmt: skip
         return self._questions[key]
 

@@ -113,7 +113,7 @@ def _perplexity(view: View, arm: str) -> str:
 
 def _headline_results(view: View) -> Iterator[ArmResult]:
     """Yield the results that the verdict judges: each set's first prompt format."""
-    return (result for result in view.whole if result.prompt_format == view.headline(result.question_set))
+    return (result for result in view.set_results if result.prompt_format == view.headline(result.question_set))
 
 
 def _phrases(
@@ -146,8 +146,8 @@ def _counts(verdict: Sequence[AnsweredQuestion]) -> str:
     for (tags, words), answered in zip(_COUNTED, verdict, strict=False):
         counts = Counter(finding.tag for finding in answered.findings if finding.tag in tags)
         if counts:
-            found = join_words([f"{text} in {counts[tag]}" for tag, text in words.items()])
-            parts.append(f"{found} of {counts.total()} comparisons")
+            changes = join_words([f"{text} in {counts[tag]}" for tag, text in words.items()])
+            parts.append(f"{changes} of {counts.total()} comparisons")
     return "; ".join(parts) or "have too few questions or documents to tell"
 
 
@@ -164,8 +164,12 @@ def _untrained(view: View) -> str:
             )
     if not parts:
         return "No arm has a score, so there is no result."
-    kept = any(view.arms[result.model, result.arm].trained for result in view.whole) and not view.sets("learning")
-    why = "No question set has the role learning" if kept else "No trained arm has a score here"
+    is_trained = any(view.arms[result.model, result.arm].trained for result in view.set_results)
+    why = (
+        "No question set has the role learning"
+        if is_trained and not view.sets("learning")
+        else "No trained arm has a score here"
+    )
     return f"{why}; the base answers {'; '.join(parts)}."
 
 
@@ -195,10 +199,10 @@ def render_doubts(view: View) -> AnsweredQuestion:
         "missed": "contexts missed their document",
         "failed": "arms failed",
     }
-    found = [text for tag, text in parts.items() if any(finding.tag == tag for finding in findings)]
+    doubts = [text for tag, text in parts.items() if any(finding.tag == tag for finding in findings)]
     lead = (
-        f"Yes: {join_words(found)}."
-        if found
+        f"Yes: {join_words(doubts)}."
+        if doubts
         else "No: every prompt fitted the model's window, and every question has a score."
     )
     return AnsweredQuestion("Did anything go wrong on the way?", lead, tuple(findings))
@@ -215,7 +219,7 @@ _OUTCOMES = {
 
 def render_outcomes(view: View) -> tuple[AnsweredQuestion, ...]:
     """Return the changes of wrong answers, and of answers that no document holds; () where models wrote none."""
-    headline = [r for r in view.whole if r.outcomes and r.prompt_format == view.headline(r.question_set)]
+    headline = [r for r in view.set_results if r.outcomes and r.prompt_format == view.headline(r.question_set)]
     headline = [
         r for r in headline if not view.arms[r.model, r.arm].sweep and (not r.k or r.chosen_k or not view.is_study)
     ]
@@ -257,7 +261,7 @@ def _tone(fraction: float) -> str:
 
 def _doubted(view: View, tag: str, count: Callable[[ArmResult], int], text: str) -> Iterator[Finding]:
     """Yield one finding on the results of which `count` is not 0: the most of each question set."""
-    results = [result for result in view.whole if count(result)]
+    results = [result for result in view.set_results if count(result)]
     if results:
         most = {name: max((r for r in results if r.question_set == name), key=count) for name in view.sets()
                 if any(r.question_set == name for r in results)}  # fmt: skip
@@ -309,7 +313,9 @@ def _n_written(result: ArmResult, part: Literal["unread", "thinking_cut"]) -> in
 def _missed(view: View) -> Iterator[Finding]:
     for recall in view.report.recalls:
         missed = recall.n - recall.n_found
-        shown = {result.k for result in view.whole if result.question_set == recall.question_set and result.chosen_k}
+        shown = {
+            result.k for result in view.set_results if result.question_set == recall.question_set and result.chosen_k
+        }
         if missed and (recall.k in shown or not shown):
             text = (
                 f"for {missed:,} of {recall.n:,} questions ({format_percent(missed / recall.n)}) the document is not among the "

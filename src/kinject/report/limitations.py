@@ -31,7 +31,9 @@ def _seeds(view: View) -> Iterator[str]:
             f"{n} seeds: intervals and p hold the variance of documents and of seeds, but {n} runs say little of rare ones."
         )
     short = {
-        arm_label(s): len(s.by_seed) for s in view.whole if view.arms[s.model, s.arm].trained and len(s.by_seed) < n
+        arm_label(s): len(s.by_seed)
+        for s in view.set_results
+        if view.arms[s.model, s.arm].trained and len(s.by_seed) < n
     }
     if short:
         named = [f"{format_name(arm)} ({count})" for arm, count in short.items()]
@@ -47,7 +49,7 @@ def _clusters(view: View) -> Iterator[str]:
     """Yield the design effects of the question sets whose documents have several questions."""
     parts = []
     for name in view.sets():
-        effects = [r.design_effect for r in view.whole if r.question_set == name and r.design_effect is not None]
+        effects = [r.design_effect for r in view.set_results if r.question_set == name and r.design_effect is not None]
         if effects:
             parts.append(f"{format_name(name)} {range_text(effects, '{:.1f}'.format)}")
     if parts:
@@ -75,7 +77,7 @@ def _smallest(view: View) -> Iterator[str]:
 def _families(view: View) -> Iterator[str]:
     """Yield the question sets whose documents are too few for the number of comparisons: no p could become small enough."""
     for name in view.sets():
-        contrasts = [r.to_base for r in view.whole if r.question_set == name and r.to_base is not None]
+        contrasts = [r.to_base for r in view.set_results if r.question_set == name and r.to_base is not None]
         few = [c for c in contrasts if FEWEST <= c.n_clusters < fewest_for(c.family)]
         if few:
             most = max(few, key=lambda contrast: contrast.family)
@@ -172,15 +174,15 @@ def _edges(view: View) -> Iterator[str]:
 
 
 def _context(view: View) -> Iterator[str]:
-    with_context = {(s.model, s.question_set) for s in view.whole if s.k}
-    chosen = {(s.model, s.question_set) for s in view.whole if s.chosen_k}
+    with_context = {(s.model, s.question_set) for s in view.set_results if s.k}
+    chosen = {(s.model, s.question_set) for s in view.set_results if s.chosen_k}
     without = sorted({name for _, name in with_context - chosen})
     if without:
         yield (
             f"No K was chosen for {_listed(list(map(format_name, without)))}: no validation questions. The table by K shows all."
         )
-    untested = [s for s in view.whole if _is_beside(view, s) and s.to_rag is None]
-    if untested and any(s.k for s in view.whole):
+    untested = [s for s in view.set_results if _is_beside(view, s) and s.to_rag is None]
+    if untested and any(s.k for s in view.set_results):
         names = _listed(list(dict.fromkeys(map(arm_label, untested))))
         yield f"Arms that are compared with retrieval without a paired test: {names}."
 
@@ -193,7 +195,7 @@ def _is_beside(view: View, result: ArmResult) -> bool:
 
 def _other_format_disagrees(view: View) -> Iterator[str]:
     """Yield a sentence for each result whose change is significantly the opposite in another prompt format."""
-    for result in view.whole:
+    for result in view.set_results:
         head = view.headline(result.question_set)
         if result.prompt_format == head or result.to_base is None or result.k:
             continue

@@ -263,7 +263,7 @@ def _paper(view: View) -> Section:
 
 
 def _no_context(view: View) -> str:
-    if any(result.k for result in view.whole):
+    if any(result.k for result in view.set_results):
         return "No arm was asked with several numbers of retrieved passages."
     return "No arm was asked with retrieved passages."
 

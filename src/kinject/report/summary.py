@@ -52,14 +52,14 @@ def render_card_tables(report: Report) -> str:
 
 
 def _outcomes(report: Report) -> str:
-    """Return the outcomes of written answers, a row an arm and set, each share with its change to base; "" without any."""
+    """Return the outcomes of written answers, a row an arm and set, each rate with its change to base; "" without any."""
     rows: list[tuple[str, ...]] = [("set", "arm", "K", "right", "wrong", "abstained", "answered")]
     for result in report.results:
         if result.outcomes and (report.kind == "evaluation" or not result.k or result.chosen_k):
             parts = (result.wrong, result.abstained, result.answered)
-            right = _share(result.accuracy, result.to_base)
-            shares = ("" if part is None else _share(part.rate, part.to_base) for part in parts)
-            rows.append((result.question_set, _arm(result), str(result.k), right, *shares))
+            right = _rate(result.accuracy, result.to_base)
+            rates = ("" if part is None else _rate(part.rate, part.to_base) for part in parts)
+            rows.append((result.question_set, _arm(result), str(result.k), right, *rates))
     about = "written answers, each share with its change to base (answered: of the questions that no document answers)"
     return f"{about}\n{aligned(rows, frozenset(range(2, 7)))}" if len(rows) > 1 else ""
 
@@ -73,7 +73,7 @@ def _judge(report: Report) -> str:
     return f"judge {judge.model}, on planted answers: precision / recall {', '.join(rates)}"
 
 
-def _share(rate: float, contrast: Contrast | None) -> str:
+def _rate(rate: float, contrast: Contrast | None) -> str:
     if contrast is None:
         return f"{rate:.3f}"
     return f"{rate:.3f} ({contrast.delta:+.3f}{'*' if contrast.is_significant else ''})"

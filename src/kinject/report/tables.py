@@ -117,7 +117,7 @@ def _printed_line(view: View, model: str, task: str, form: PromptFormat, columns
 def k_tables(view: View) -> list[TableBlock]:
     """Return Table 3 in shape: accuracy by the number of retrieved passages, for each arm asked with several numbers."""
     lines: list[Line] = []
-    ks = sorted({result.k for result in view.whole if result.k})
+    ks = sorted({result.k for result in view.set_results if result.k})
     for name in view.sets():
         for form in view.formats(name):
             for model in view.report.models:
@@ -253,12 +253,12 @@ def _written_line(result: ArmResult, written: Written) -> Line:
     thinking = (f"{w.n_thinking:.1f}", format_percent(w.thinking_cut)) if w.n_thinking else ("", "")
     return line(
         format_name(result.question_set), format_name(result.model), arm_label(result), format_prompt(result.prompt_format),
-        accuracy_cell(result), *(_share_cell(result.outcome(name), more) for name, (_, more) in _OUTCOMES.items()),
+        accuracy_cell(result), *(_rate_cell(result.outcome(name), more) for name, (_, more) in _OUTCOMES.items()),
         format_percent(w.unread) if lettered else "", *texts, f"{w.n_tokens:.1f}", *thinking,
     )  # fmt: skip
 
 
-def _share_cell(part: OutcomeResult | None, more: str) -> Cell:
+def _rate_cell(part: OutcomeResult | None, more: str) -> Cell:
     if part is None:
         return Cell("")
     mark, tone = "", ""
@@ -302,17 +302,17 @@ def sweep_table(view: View, sweep: Sweep) -> TableBlock:
     sets = view.sets("", sweep.model)
     lines = []
     for point in sweep.points:
-        found = [view.point(sweep, point, name) for name in sets]
-        cells = [accuracy_cell(result) for result in found]
+        results = [view.point(sweep, point, name) for name in sets]
+        cells = [accuracy_cell(result) for result in results]
         cells += [
-            _share_cell(None if result is None else result.outcome(name), more)
-            for result in found for name, (_, more) in _OUTCOMES.items()
+            _rate_cell(None if result is None else result.outcome(name), more)
+            for result in results for name, (_, more) in _OUTCOMES.items()
         ]  # fmt: skip
         missing = "" if any(cell.text for cell in cells) else "no result"
         lines.append(line(Cell(format_name(point.label), "", missing), format_name(point.arm), *cells))
     title = format_name(sweep.name) + (f", {format_name(sweep.model)}" if view.several_models else "")
-    shares = (f"{format_name(name)}, {outcome}" for name in sets for outcome in _OUTCOMES)
-    columns = ("value", "arm", *map(format_name, sets), *shares)
+    outcome_columns = (f"{format_name(name)}, {outcome}" for name in sets for outcome in _OUTCOMES)
+    columns = ("value", "arm", *map(format_name, sets), *outcome_columns)
     table = TableBlock(f"{title}: accuracy in %", format_name(sweep.key), columns, tuple(lines), folded=True, heads=2)
     return without_empty_columns(table)
 
@@ -396,7 +396,7 @@ def published_notes(view: View, tables: Sequence[TableBlock]) -> tuple[str, ...]
 
 def _base_agreement(view: View) -> tuple[str, ...]:
     """Return the number of published accuracies of base models within the intervals of these, and the others."""
-    n, outside = 0, []
+    n, misses = 0, []
     for task, form, subject in _tasks(view):
         for model in view.report.models:
             result = _method_result(view, model, view.base(model), (task, form, subject))
@@ -405,12 +405,12 @@ def _base_agreement(view: View) -> tuple[str, ...]:
                 continue
             n += 1
             if not result.low <= printed <= result.high:
-                where = f"{_task_name(task, subject)}, {format_prompt(form)}, {format_name(model)}"
-                outside.append(f"{where} ({_bounds(result)}, published {100 * printed:.1f})")
+                label = f"{_task_name(task, subject)}, {format_prompt(form)}, {format_name(model)}"
+                misses.append(f"{label} ({_bounds(result)}, published {100 * printed:.1f})")
     if not n:
         return ()
-    text = f"Base models: {n - len(outside)} of {n} published accuracies lie within the 95% intervals of this study"
-    return (f"{text}; not {'; '.join(outside)}." if outside else f"{text}.",)
+    text = f"Base models: {n - len(misses)} of {n} published accuracies lie within the 95% intervals of this study"
+    return (f"{text}; not {'; '.join(misses)}." if misses else f"{text}.",)
 
 
 def exposures_table(view: View) -> TableBlock:

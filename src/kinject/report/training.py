@@ -83,14 +83,14 @@ def read_training_log(name: str, path: Path) -> TrainingLog:
     for number, row in read_jsonl(path):
         if "loss" not in row:
             continue
-        where = f"{path}:{number}"
-        step, loss = _number(row, "step", where), _number(row, "loss", where)
+        location = f"{path}:{number}"
+        step, loss = _number(row, "step", location), _number(row, "loss", location)
         if step is None:
-            raise InputError(f"{where}: has a loss but no step. Each row of a training log names its step.")
+            raise InputError(f"{location}: has a loss but no step. Each row of a training log names its step.")
         rows[step] = (
             math.nan if loss is None else loss,
-            _number(row, "epoch", where),
-            _number(row, "learning_rate", where),
+            _number(row, "epoch", location),
+            _number(row, "learning_rate", location),
         )
     steps = sorted(rows)
     epochs = [epoch for step in steps if (epoch := rows[step][1]) is not None]
@@ -103,15 +103,15 @@ def read_training_log(name: str, path: Path) -> TrainingLog:
     )
 
 
-def _number(row: Row, key: str, where: str) -> float | None:
+def _number(row: Row, key: str, location: str) -> float | None:
     value = row.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{where}: {key}: found {value!r}, a number is needed.")
+        raise InputError(f"{location}: {key}: found {value!r}, a number is needed.")
     # A loss that is not finite is a finding; a step that is not is damage.
     if key != "loss" and not 0 <= value < _LARGEST:
-        raise InputError(f"{where}: {key}: found {value!r}, allowed is 0 to {_LARGEST:.0e}.")
+        raise InputError(f"{location}: {key}: found {value!r}, allowed is 0 to {_LARGEST:.0e}.")
     return float(value)
 
 
@@ -131,10 +131,10 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
     values: dict[str, dict[float, float]] = {key: {} for key in keys}
     check_output(path, _FIX)
     for number, row in read_jsonl(path):
-        where = f"{path}:{number}"
-        step = _number(row, "step", where)
+        location = f"{path}:{number}"
+        step = _number(row, "step", location)
         for key in keys:
-            value = _number(row, key, where)
+            value = _number(row, key, location)
             if step is not None and key in row:
                 values[key][step] = math.nan if value is None else value
     return {

@@ -140,7 +140,7 @@ def _without_score(view: View, role: str) -> Iterator[tuple[str, list[Finding]]]
 def _diverged(view: View, item: UnscoredResult) -> str:
     """Return the name of an arm without a score, with its seed where the other seeds have one."""
     key = (item.model, item.arm, item.question_set)
-    scored = any((r.model, r.arm, r.question_set) == key and r.k == item.k for r in view.whole)
+    scored = any((r.model, r.arm, r.question_set) == key and r.k == item.k for r in view.set_results)
     return format_name(item.arm) + (f" (seed {item.seed})" if scored and item.seed is not None else "")
 
 
@@ -218,8 +218,10 @@ class _Judge:
         """Return how often an arm declined questions that have an answer, and the change to base; "" if none was written."""
         parts = []
         for name in self.view.sets("learning", self.model):
-            own = next((r for r in self.view.shown(self.model, name) if (r.arm, r.k) == (result.arm, 0)), None)
-            declined = own.abstained if own is not None else None
+            learning_result = next(
+                (r for r in self.view.shown(self.model, name) if (r.arm, r.k) == (result.arm, 0)), None
+            )
+            declined = learning_result.abstained if learning_result is not None else None
             if declined is not None and declined.to_base is not None:
                 change = f"{_difference(declined.to_base)}{_unseen(declined.to_base)}"
                 parts.append(f"{format_percent(declined.rate)} of {format_name(name)}, {change}")
@@ -325,7 +327,7 @@ class _Judge:
         """Return the changes in the other formats for the same arm and set, "" if there is no other format."""
         key = (result.model, result.arm, result.question_set, result.k)
         contrasts = [
-            other.to_base for other in self.view.whole
+            other.to_base for other in self.view.set_results
             if (other.model, other.arm, other.question_set, other.k) == key
             and other.prompt_format != self.format and other.to_base is not None
         ] if len(self.view.formats(result.question_set)) > 1 else []  # fmt: skip

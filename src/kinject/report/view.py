@@ -23,12 +23,12 @@ from kinject.scaling import Scaling
 class View:
     """A report's results by model, arm, question set and prompt format.
 
-    `whole` are the results on whole question sets: neither those without the question nor those of one subject.
+    `set_results` are the results on whole question sets: neither those without the question nor those of one subject.
     """
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.whole = [result for result in report.results if result.role != "baseline" and not result.subject]
+        self.set_results = [result for result in report.results if result.role != "baseline" and not result.subject]
         self.arms = {(arm.model, arm.name): arm for arm in report.arms}
         self._by_k: dict[tuple[str, str, str, PromptFormat, str], list[ArmResult]] = {}
         for result in report.results:
@@ -38,7 +38,7 @@ class View:
         for results in self._by_k.values():
             results.sort(key=lambda result: result.k)
         self._formats: dict[str, list[PromptFormat]] = {}
-        for result in self.whole:
+        for result in self.set_results:
             formats = self._formats.setdefault(result.question_set, [])
             if result.prompt_format not in formats:
                 formats.append(result.prompt_format)
@@ -65,13 +65,13 @@ class View:
     def sets(self, role: str = "", model: str = "") -> list[str]:
         """Return the names of the question sets (of `role`, asked of `model`), in order."""
         return list(dict.fromkeys(
-            result.question_set for result in self.whole
+            result.question_set for result in self.set_results
             if (not role or result.role == role) and (not model or result.model == model)
         ))  # fmt: skip
 
     def first(self, question_set: str) -> ArmResult:
         """Return the first result on a question set."""
-        return next(result for result in self.whole if result.question_set == question_set)
+        return next(result for result in self.set_results if result.question_set == question_set)
 
     def perplexities(self) -> Iterator[tuple[str, list[Perplexity]]]:
         """Yield each base model's file of held-out texts, in words, and its perplexities, that of the base first."""
@@ -115,7 +115,7 @@ class View:
         if chosen is not None or self.is_study:
             return chosen
         key = (model, self.base(model), question_set, self.headline(question_set))
-        results = (r for r in self.whole if (r.model, r.arm, r.question_set, r.prompt_format) == key)
+        results = (r for r in self.set_results if (r.model, r.arm, r.question_set, r.prompt_format) == key)
         return next((r for r in results if r.k), None)
 
     def base(self, model: str) -> str:
@@ -162,8 +162,8 @@ def unscored_text(item: UnscoredResult) -> str:
     arm = format_name(item.arm) + (f"+rag, K = {item.k}" if item.k else "")
     seed = "" if item.seed is None else f", seed {item.seed}"
     prompt = format_prompt(PromptFormat(item.format, item.shots, item.score))
-    where = f"{arm}{seed} on {format_name(item.question_set)} ({prompt})"
-    return f"{where}: diverged. None of {item.n:,} questions has a score: their log-probs are not finite, or all equal"
+    label = f"{arm}{seed} on {format_name(item.question_set)} ({prompt})"
+    return f"{label}: diverged. None of {item.n:,} questions has a score: their log-probs are not finite, or all equal"
 
 
 def arm_label(result: ArmResult, longest: int | None = None) -> str:

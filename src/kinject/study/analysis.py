@@ -65,7 +65,7 @@ def summarize_arms(
     and the other settings, `correct_families`), those by subject.
     """
     summary = _Summary(records, roles, chosen_k)
-    whole = [summary.result(arm, setting) for arm in arms for setting in records.settings(arm.model, arm.name)]
+    results = [summary.result(arm, setting) for arm in arms for setting in records.settings(arm.model, arm.name)]
     swept = {(arm.model, arm.name) for arm in arms if arm.sweep}
     parts = [
         summary.result(arm, setting, subject)
@@ -73,14 +73,14 @@ def summarize_arms(
         for setting in records.settings(arm.model, arm.name) if setting.format not in WITHOUT_QUESTION
         for subject in summary.subjects(arm, setting)
     ]  # fmt: skip
-    own = correct_families([result for result in whole if (result.model, result.arm) not in swept])
-    varied = correct_families([result for result in whole if (result.model, result.arm) in swept])
+    unswept = correct_families([result for result in results if (result.model, result.arm) not in swept])
+    varied = correct_families([result for result in results if (result.model, result.arm) in swept])
     trained = {(arm.model, arm.name) for arm in arms if arm.trained}
 
     def matrix(of: ArmResult) -> CorrectnessMatrix:
         return records.matrix(of.model, of.arm, AskSetting(of.question_set, of.format, of.shots, of.k))
 
-    return [*with_leaders(own, trained, matrix), *varied, *correct_family(parts)]
+    return [*with_leaders(unswept, trained, matrix), *varied, *correct_family(parts)]
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class _Summary:
 
         def matrices(name: str, k: int) -> Callable[[Outcome], CorrectnessMatrix] | None:
             other = setting._replace(k=k)
-            asked = k >= 0 and other in self.records.settings(arm.model, name)
-            return partial(self.records.matrix, arm.model, name, other, subject) if asked else None
+            has_answers = k >= 0 and other in self.records.settings(arm.model, name)
+            return partial(self.records.matrix, arm.model, name, other, subject) if has_answers else None
 
-        own_matrices = partial(self.records.matrix, arm.model, arm.name, setting, subject)
-        own = own_matrices("right")
-        scope: Scope = "these models" if arm.trained and own.n_seeds == 1 else "method"
+        matrix_of = partial(self.records.matrix, arm.model, arm.name, setting, subject)
+        matrix = matrix_of("right")
+        scope: Scope = "these models" if arm.trained and matrix.n_seeds == 1 else "method"
         base_k = self.chosen_k.get((arm.model, BASE, setting.question_set), -1)
         chosen = setting.k > 0 and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
         others = {
@@ -116,23 +116,23 @@ class _Summary:
         }
         compared = {key: (name, of) for key, (name, of) in others.items() if of is not None}
         contrasts: dict[str, Any] = {
-            key: make_contrast(own, of("right"), name, scope) for key, (name, of) in compared.items()
+            key: make_contrast(matrix, of("right"), name, scope) for key, (name, of) in compared.items()
         }
         written = [] if subject else self.records.every_answer(arm.model, arm.name, setting)
-        estimate = bounded_accuracy(own)
+        estimate = bounded_accuracy(matrix)
         return ArmResult(
             model=arm.model, arm=arm.name, question_set=setting.question_set,
             role="baseline" if setting.format in WITHOUT_QUESTION else self.roles[setting.question_set],
             format=setting.format, shots=setting.shots, k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
             chance=chance([n for i in columns if (n := answers[i].n_choices)]),
-            by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
-            high=estimate.high, interval=own.interval_name,
+            by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(), low=estimate.low,
+            high=estimate.high, interval=matrix.interval_name,
             **{"to_base": None, **contrasts}, chosen_k=chosen, score=self.records.score(setting),
             written=summarize_written(written) if written else None,
-            outcomes=outcome_results(other_outcomes(written), own_matrices, compared, scope),
-            subjects=() if subject else subjects_of(answers, own), subject=subject,
-            design_effect=design_effect(own), n_documents=own.members[1],
+            outcomes=outcome_results(other_outcomes(written), matrix_of, compared, scope),
+            subjects=() if subject else subjects_of(answers, matrix), subject=subject,
+            design_effect=design_effect(matrix), n_documents=matrix.members[1],
         )  # fmt: skip
 
 
@@ -171,23 +171,23 @@ class Evidence:
     def inherited(self, *arms: str) -> str:
         """Return the values tuned for one of `arms`, or for none, and only taken over by another; "" without any."""
         trained = list(dict.fromkeys(arm.removesuffix(RAG) for arm in arms if arm.removesuffix(RAG) != BASE))
-        found = []
+        notes = []
         for choice in self.choices:
             heirs = [arm for arm in trained if arm in choice.inherited_by]
             if choice.model == self.model and heirs and len(trained) > 1:
-                who = " and ".join(heirs) if len(heirs) < 3 else f"{len(heirs)} others"
-                found.append(f"; {choice.key} was tuned for {choice.arm}, {who} took it over")
-        return "".join(found)
+                heir_names = " and ".join(heirs) if len(heirs) < 3 else f"{len(heirs)} others"
+                notes.append(f"; {choice.key} was tuned for {choice.arm}, {heir_names} took it over")
+        return "".join(notes)
 
 
 def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list[Claim]:
     """Return each claim with its verdict, p corrected by Holm (1979) over all that could be tested."""
-    found = [_TESTS[claim.test](claim, evidence) for claim in claims.values()]
-    tested = [claim.p for claim in found if claim.p is not None]
+    results = [_TESTS[claim.test](claim, evidence) for claim in claims.values()]
+    tested = [claim.p for claim in results if claim.p is not None]
     corrected = iter(holm(tested))
     return [
         _with_verdict(name, section, claim, None if claim.p is None else next(corrected), len(tested))
-        for (name, section), claim in zip(claims.items(), found, strict=True)
+        for (name, section), claim in zip(claims.items(), results, strict=True)
     ]
 
 
@@ -206,18 +206,18 @@ class _Tested:
     """The number of documents where signs are flipped, so that p has a least value."""
 
 
-def _with_verdict(name: str, section: ClaimSection, found: _Tested, p_holm: float | None, family: int) -> Claim:
+def _with_verdict(name: str, section: ClaimSection, result: _Tested, p_holm: float | None, family: int) -> Claim:
     verdict: Verdict = "cannot be tested"
-    finding = found.finding
+    finding = result.finding
     if p_holm is not None:
-        shown: Verdict = "shown" if found.as_claimed else "opposite shown"
+        shown: Verdict = "shown" if result.as_claimed else "opposite shown"
         verdict = shown if p_holm < ALPHA else "not shown"
-        if verdict == "not shown" and found.flipped is not None and found.flipped < fewest_for(family):
+        if verdict == "not shown" and result.flipped is not None and result.flipped < fewest_for(family):
             verdict = "cannot be tested"
-            finding += f"; {found.flipped} documents are too few for {family} claims, {fewest_for(family)} are needed"
+            finding += f"; {result.flipped} documents are too few for {family} claims, {fewest_for(family)} are needed"
     return Claim(
-        name, section.statement, verdict, finding, found.effect, found.low, found.high, found.p, p_holm, section.source,
-        scope=found.scope,
+        name, section.statement, verdict, finding, result.effect, result.low, result.high, result.p, p_holm, section.source,
+        scope=result.scope,
     )  # fmt: skip
 
 
@@ -247,22 +247,25 @@ def _about(claim: ClaimSection) -> str:
 
 def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, baseline = evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)
-    one, other = evidence.matrix(arm, claim), evidence.matrix(baseline, claim)
-    missing = [label for label, matrix in ((arm, one), (baseline, other)) if matrix is None]
-    if one is None or other is None:
+    arm_matrix, base_matrix = evidence.matrix(arm, claim), evidence.matrix(baseline, claim)
+    missing = [label for label, matrix in ((arm, arm_matrix), (baseline, base_matrix)) if matrix is None]
+    if arm_matrix is None or base_matrix is None:
         return _Tested(f"no scored answers of {' and '.join(missing)} on {claim.question_set}")
-    one, other = aligned(one, other)
-    if not one.question_ids:
+    arm_matrix, base_matrix = aligned(arm_matrix, base_matrix)
+    if not arm_matrix.question_ids:
         return _Tested(f"no question of {claim.question_set} has a score from both {arm} and {baseline}")
-    estimate, too_few, alike = difference_estimate(one, other), _enough(one), claim.test == "equivalence"
+    estimate, too_few = difference_estimate(arm_matrix, base_matrix), _enough(arm_matrix)
+    alike = claim.test == "equivalence"
     finding = (
-        f"{arm} {_percent(one.mean())}, {baseline} {_percent(other.mean())} {_about(claim)}: "
+        f"{arm} {_percent(arm_matrix.mean())}, {baseline} {_percent(base_matrix.mean())} {_about(claim)}: "
         f"{_points(estimate.value)} points{_bounded(estimate.low, estimate.high, _points)}"
         f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}{evidence.inherited(arm, baseline)}"
     )
-    p = None if too_few else near_p(one, claim.margin, other) if alike else difference_p(one, other)
+    p = None
+    if not too_few:
+        p = near_p(arm_matrix, claim.margin, base_matrix) if alike else difference_p(arm_matrix, base_matrix)
     as_claimed = alike or (estimate.value > 0) == (claim.direction == "higher")
-    scope, n_documents = evidence.scope(arm, baseline), None if alike else one.members[1]
+    scope, n_documents = evidence.scope(arm, baseline), None if alike else arm_matrix.members[1]
     return _Tested(finding, estimate.value, estimate.low, estimate.high, p, as_claimed, scope, n_documents)
 
 
@@ -276,17 +279,17 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     if not matrices[0].question_ids:
         return _Tested(f"no question of {claim.question_set} has a score at every point of {claim.sweep}")
     there = [(label, matrix) for (label, _), matrix in zip(there, matrices, strict=True)]
-    estimate, too_few, found = difference_estimate(matrices[-1], matrices[0]), _enough(matrices[0]), trend(matrices)
+    estimate, too_few, result = difference_estimate(matrices[-1], matrices[0]), _enough(matrices[0]), trend(matrices)
     finding = (
         f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} {_about(claim)}; "
         f"last over first {_points(estimate.value)} points{too_few}{evidence.inherited(*arms)}"
     )
-    if too_few or found is None:
+    if too_few or result is None:
         return _Tested(finding, estimate.value, estimate.low, estimate.high)
-    if not found.monotone:
-        finding += f"; {'rising' if found.rises else 'falling'} on the whole, but not at every step"
-    as_claimed = found.rises == (claim.direction == "higher")
-    return _Tested(finding, estimate.value, estimate.low, estimate.high, found.p, as_claimed, evidence.scope(*arms))
+    if not result.monotone:
+        finding += f"; {'rising' if result.rises else 'falling'} on the whole, but not at every step"
+    as_claimed = result.rises == (claim.direction == "higher")
+    return _Tested(finding, estimate.value, estimate.low, estimate.high, result.p, as_claimed, evidence.scope(*arms))
 
 
 def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
@@ -314,17 +317,17 @@ _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
 
 def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records) -> list[Failure]:
     """Return the arms and seeds that are missing, each with the stage that failed, and those that diverged."""
-    found = []
+    failures = []
     for run in runs:
         failure = status.first_failure(run.all_stages)
         if failure is not None:
             stage, why = failure
             arm = run.arm
-            found.append(Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG)))
+            failures.append(Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG)))
         elif run.evaluations and run.seed not in records.seeds(run.arm.model, run.arm.name):
             why, log = "diverged: no question has a score", str(run.evaluations[-1].folder / LOG)
-            found.append(Failure(run.arm.name, run.arm.model, run.seed, "eval", why, log))
-    return found
+            failures.append(Failure(run.arm.name, run.arm.model, run.seed, "eval", why, log))
+    return failures
 
 
 def question_results(
@@ -346,7 +349,7 @@ def question_results(
             {label: values[question.id] for label, values in columns.get(name, {}).items() if question.id in values},
             question.answers,
         )
-        for name, own in questions.items() for question in own
+        for name, set_questions in questions.items() for question in set_questions
     ]  # fmt: skip
 
 
@@ -368,8 +371,10 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
                     key = (arm.model, arm.name, setting.question_set, power)
                     grouped.setdefault(key, []).append(float(correct[i]))
     return [
-        ExposureBin(model, arm, name, 2.0 ** (power - 1) if power else 0.0, 2.0**power, len(own), sum(own) / len(own))
-        for (model, arm, name, power), own in sorted(grouped.items())
+        ExposureBin(
+            model, arm, name, 2.0 ** (power - 1) if power else 0.0, 2.0**power, len(values), sum(values) / len(values)
+        )
+        for (model, arm, name, power), values in sorted(grouped.items())
     ]
 
 
@@ -399,10 +404,10 @@ def make_scaling(section: ScalingSection, roles: Mapping[str, Role], measures: M
 
 
 def _scaling_points(
-    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
+    section: ScalingSection, measures: Measures, arm_key: tuple[str, str, str], label: str
 ) -> Iterator[ScalingPoint]:
     """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
-    model, arm, name = place
+    model, arm, name = arm_key
     setting = AskSetting(name, *measures.head, 0)
     if setting not in measures.records.settings(model, arm):
         return
@@ -419,15 +424,15 @@ def _scaling_points(
     worth = bits_matrix(matrix, n_choices, n_values)
     n_facts = (section.facts or {}).get(name, len(answers))
     most = sum(map(math.log2, n_values)) / len(n_values)
-    found = bounded_mean(worth, 0.0, most)
+    estimate = bounded_mean(worth, 0.0, most)
     parameters = measures.parameters[model]
     yield ScalingPoint(
         model=model, arm=arm, question_set=name, label=label, parameters=parameters,
         exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
         by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
-        chance=chance(n_choices), n_facts=n_facts, bits=n_facts * found.value,
-        low=n_facts * found.low, high=n_facts * found.high, most_bits=n_facts * most,
-        per_parameter=n_facts * found.value / parameters,
+        chance=chance(n_choices), n_facts=n_facts, bits=n_facts * estimate.value,
+        low=n_facts * estimate.low, high=n_facts * estimate.high, most_bits=n_facts * most,
+        per_parameter=n_facts * estimate.value / parameters,
     )  # fmt: skip
 
 
@@ -445,11 +450,11 @@ def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str
 
 def _scaling_fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
     for name in dict.fromkeys(point.question_set for point in points):
-        own = [point for point in points if point.question_set == name]
-        for label in dict.fromkeys(point.label for point in own):
-            yield from _scaling_fit(name, "parameters", label, [point for point in own if point.label == label])
-        for model in dict.fromkeys(point.model for point in own):
-            yield from _scaling_fit(name, "exposures", model, [point for point in own if point.model == model])
+        set_points = [point for point in points if point.question_set == name]
+        for label in dict.fromkeys(point.label for point in set_points):
+            yield from _scaling_fit(name, "parameters", label, [point for point in set_points if point.label == label])
+        for model in dict.fromkeys(point.model for point in set_points):
+            yield from _scaling_fit(name, "exposures", model, [point for point in set_points if point.model == model])
 
 
 def _scaling_fit(
@@ -464,7 +469,7 @@ def _scaling_fit(
 def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
     """Return `matrix` with the bits of each question in place of right or wrong, corrected for guessing.
 
-    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the share of facts known, times their bits, of a
+    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the fraction of facts known, times their bits, of a
     reader who knows a fact or guesses evenly among the choices, values being equally likely.
     """
     import numpy as np
@@ -483,7 +488,7 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, fl
 
     if len(set(ys)) == 1:
         return 0.0, 0.0, 0.0, ys[0], None
-    found = linregress([math.log2(x) for x in xs], ys)
-    half = float(t.ppf(0.975, len(xs) - 2)) * float(found.stderr)
-    slope = float(found.slope)
-    return slope, slope - half, slope + half, float(found.intercept), float(found.rvalue) ** 2
+    fit = linregress([math.log2(x) for x in xs], ys)
+    half = float(t.ppf(0.975, len(xs) - 2)) * float(fit.stderr)
+    slope = float(fit.slope)
+    return slope, slope - half, slope + half, float(fit.intercept), float(fit.rvalue) ** 2

@@ -183,15 +183,15 @@ def _with_value(arm: Arm, key: str, value: Any, sweep: str) -> Arm:
 
 def find_heirs(section: StudySection, tuning: str, arms: Sequence[Arm]) -> tuple[str, ...]:
     """Return the names of those of `arms` that take the value over that `tuning` finds with another arm."""
-    item, found = (section.tune or {})[tuning], []
+    item, heirs = (section.tune or {})[tuning], []
     for arm in arms:
         sweep = (section.sweeps or {}).get(arm.sweep)
         parent = arm.name if sweep is None else sweep.arm
-        own = parent in section.arms and item.key in (section.arms[parent].overrides or {})
+        sets_key = parent in section.arms and item.key in (section.arms[parent].overrides or {})
         varied = sweep is not None and sweep.key == item.key
-        if arm.trained and arm.name != item.arm and not own and not varied and parent in (item.arms or (parent,)):
-            found.append(arm.name)
-    return tuple(dict.fromkeys(found))
+        if arm.trained and arm.name != item.arm and not sets_key and not varied and parent in (item.arms or (parent,)):
+            heirs.append(arm.name)
+    return tuple(dict.fromkeys(heirs))
 
 
 def base_models(section: StudySection) -> dict[str, StudyModelSection]:
@@ -250,7 +250,7 @@ def value_label(value: Any) -> str:
 
 def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
     """Return the description of each arm for the report."""
-    found = []
+    infos = []
     for arm in arms:
         recipe = dict(arm.overrides)
         if arm.corpus not in ("", "augmented"):
@@ -258,8 +258,8 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
         recipe |= {key: value for key, value in (("through", arm.through), ("then", arm.then)) if value}
-        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched))
-    return tuple(found)
+        infos.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched))
+    return tuple(infos)
 
 
 def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:

@@ -104,11 +104,11 @@ def _deciding_faults(
     for name, item in train.probes.sets().items():
         if (train.exposure.questions and name not in train.exposure.questions) or not is_file(item.path):
             continue
-        asked = {_plain(q.question) for q in read_questions(Path(item.path), item.layout)[: train.probes.limit]}
+        probe_texts = {_plain(q.question) for q in read_questions(Path(item.path), item.layout)[: train.probes.limit]}
         for path, texts in tested.items():
-            if asked & texts:
+            if probe_texts & texts:
                 fault = (
-                    f"probes.questions.{name}: {len(asked & texts):,} of {len(asked):,} questions that decide which "
+                    f"probes.questions.{name}: {len(probe_texts & texts):,} of {len(probe_texts):,} questions that decide which "
                     f"rows are read are test questions ({path}). Ask in other words, or about other facts."
                 )
                 yield recipe.fault(key_path, fault)

@@ -71,8 +71,8 @@ class Records:
         """Return the name of the score by which answers in `setting` are right."""
         if setting.format in OPEN:
             return text_score(self.scores, self._graders(setting))
-        own = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION | FROM_TASK
-        return next((score for score in self.scores if own and score not in WRITTEN_SCORES), "sum")
+        by_log_probs = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION | FROM_TASK
+        return next((score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum")
 
     def _graders(self, setting: AskSetting) -> Mapping[str, AnswerGrader]:
         return self.graders.get(setting.question_set, TEXT_GRADERS)
@@ -228,19 +228,23 @@ class Records:
         key = (model, arm, setting, subject, outcome)
         if key not in self._matrices and not subject:
             arms = [name for of, name in dict.fromkeys((of, name) for of, name, _ in self.by_run) if of == model]
-            asked = [
+            complete = [
                 name for name in arms if all(setting in self.by_run[model, name, s] for s in self.seeds(model, name))
             ]
-            matrices = {name: self._make_matrix(model, name, setting, outcome) for name in asked}
-            several = {name: found for name, found in matrices.items() if found.n_seeds > 1 and found.question_ids}
-            pooled = moderated([found.seed_variance for found in several.values()])
-            for (name, found), variance in zip(several.items(), pooled, strict=True):
-                matrices[name] = replace(found, pooled=variance)
-            self._matrices |= {(model, name, setting, "", outcome): found for name, found in matrices.items()}
+            matrices = {name: self._make_matrix(model, name, setting, outcome) for name in complete}
+            several = {name: matrix for name, matrix in matrices.items() if matrix.n_seeds > 1 and matrix.question_ids}
+            pooled = moderated([matrix.seed_variance for matrix in several.values()])
+            for (name, matrix), variance in zip(several.items(), pooled, strict=True):
+                matrices[name] = replace(matrix, pooled=variance)
+            self._matrices |= {(model, name, setting, "", outcome): matrix for name, matrix in matrices.items()}
         elif key not in self._matrices:
-            whole = self.matrix(model, arm, setting, "", outcome)
-            own = {answer.question_id for answer in self._first(model, arm, setting) if answer.subject == subject}
-            self._matrices[key] = whole.part([i for i, name in enumerate(whole.question_ids) if name in own])
+            all_subjects = self.matrix(model, arm, setting, "", outcome)
+            subject_ids = {
+                answer.question_id for answer in self._first(model, arm, setting) if answer.subject == subject
+            }
+            self._matrices[key] = all_subjects.part(
+                [i for i, name in enumerate(all_subjects.question_ids) if name in subject_ids]
+            )
         return self._matrices[key]
 
     def _make_matrix(self, model: str, arm: str, setting: AskSetting, outcome: Outcome) -> CorrectnessMatrix:
@@ -282,7 +286,7 @@ def changed_answers(
 
     As `kinject.eval.results.find_flips`: log-probs are means over seeds, the choice is that of most seeds.
     """
-    by_id = {(name, question.id): question for name, own in questions.items() for question in own}
+    by_id = {(name, question.id): question for name, set_questions in questions.items() for question in set_questions}
     for arm in (arm for arm in arms if not arm.sweep):
         label = {False: arm.name, True: f"{arm.name}{RAG}"}
         for setting in records.headline_settings(arm.model, arm.name, chosen_k):
@@ -341,7 +345,7 @@ def read_context_passages(
         return {}
     from kinject.eval.retrieval import read_contexts, read_passages  # they load numpy
 
-    found = [shown for _, shown in read_passages(recipe.eval.retrieval, recipe.documents)]
+    passages = [shown for _, shown in read_passages(recipe.eval.retrieval, recipe.documents)]
     for name, path in contexts.items():
-        found += [passage for of_question in read_contexts(Path(path), questions[name]) for passage in of_question]
-    return {passage.id: passage for passage in found}
+        passages += [passage for of_question in read_contexts(Path(path), questions[name]) for passage in of_question]
+    return {passage.id: passage for passage in passages}

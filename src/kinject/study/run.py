@@ -108,8 +108,8 @@ def _read_finished(study: Study) -> Report | None:
     if manifest is None or not (run_dir / PAGE).is_file():
         return None
     _run_phases(study, lambda _: None)
-    whole = all(stage_id in study.status.done for stage_id in study.status.stages)
-    same = whole and manifest["inputs"].get("fingerprint") == _fingerprint(study)
+    is_complete = all(stage_id in study.status.done for stage_id in study.status.stages)
+    same = is_complete and manifest["inputs"].get("fingerprint") == _fingerprint(study)
     return read_report(run_dir / "report.json") if same else None
 
 
@@ -198,9 +198,9 @@ def _tune(study: Study) -> None:
         item = (study.recipe.study.tune or {})[name]
         candidates = []
         for value, runs in grid:
-            done = [run for run in runs if study.status.all_done(run.all_stages)]
-            if done:
-                rates = [_rate(study, done, question_set, 0, item.outcome) for question_set in item.sets()]
+            finished = [run for run in runs if study.status.all_done(run.all_stages)]
+            if finished:
+                rates = [_rate(study, finished, question_set, 0, item.outcome) for question_set in item.sets()]
                 scored = [rate for rate in rates if rate is not None]
                 if len(scored) == len(rates):
                     candidates.append((value, *_pool(scored)))
@@ -211,8 +211,8 @@ def _tune(study: Study) -> None:
         if candidates:
             best = _best(candidates, item.outcome)
             at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
-            place = (model, item.key, item.arm, ", ".join(item.sets()))
-            study.choices.append(Choice(*place, tuple(candidates), best, at_edge, outcome=item.outcome))
+            choice_key = (model, item.key, item.arm, ", ".join(item.sets()))
+            study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge, outcome=item.outcome))
             study.tuned[model, name] = best
         elif study.start_executor is not None:
             failure = study.status.first_failure(
@@ -263,8 +263,8 @@ def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
             study.diverged.append(f"no K was chosen for {arm.name} on {item.name}: no validation question has a score")
             return
         best = _best(candidates, outcome)
-        at_edge, place = best in (study.ks[0], study.ks[-1]), (arm.model, "k", arm.name, item.name)
-        study.choices.append(Choice(*place, tuple(candidates), best, at_edge, outcome=outcome))
+        at_edge, choice_key = best in (study.ks[0], study.ks[-1]), (arm.model, "k", arm.name, item.name)
+        study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge, outcome=outcome))
         study.chosen_k[arm.model, arm.name, item.name] = best
 
 
@@ -350,13 +350,13 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
 
 def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
     """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
-    found = []
+    logs = []
     for run in runs:
         train = run.train
         if train is not None and (train.folder / "log.jsonl").is_file():
             path = os.path.relpath(train.folder / "log.jsonl", run_dir)
-            found.append((run.arm.model, run.arm.name, run.seed, path))
-    return found
+            logs.append((run.arm.model, run.arm.name, run.seed, path))
+    return logs
 
 
 def _read_records(study: Study) -> Records:
@@ -407,11 +407,11 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
 def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_format: tuple[str, int]) -> Choice:
     """Return `choice` with the K that is best on the test questions. Other keys are not evaluated on test questions."""
     key, (form, shots) = (choice.model, choice.arm, choice.question_set), prompt_format
-    asked = [
+    k_results = [
         result for result in results if choice.key == "k" and not result.subject and result.k and result.shots == shots
         and (result.model, result.arm, result.question_set) == key and result.format in {form, *FROM_TASK}
     ]  # fmt: skip
-    rates = {result.k: result.outcome(choice.outcome) or result for result in asked}
+    rates = {result.k: result.outcome(choice.outcome) or result for result in k_results}
     candidates = [(k, part.accuracy if isinstance(part, ArmResult) else part.rate, 1) for k, part in rates.items()]
     return replace(choice, best_on_test=_best(candidates, choice.outcome)) if candidates else choice
 

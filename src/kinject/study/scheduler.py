@@ -46,9 +46,9 @@ class StageStatus:
             self.stages[stage.id] = stage
             if stage.id in self.done or stage.id in self.failed:
                 continue
-            done = stage.read_done()
-            if done is not None:
-                self.done[stage.id] = done
+            counts = stage.read_done()
+            if counts is not None:
+                self.done[stage.id] = counts
             else:
                 pending.setdefault(stage.id, stage)
         return list(pending.values())
@@ -151,8 +151,8 @@ class Study:
     def graders(self) -> dict[str, Mapping[str, AnswerGrader]]:
         """The graders of the question sets that are tasks with some of their own."""
         paths = {item.name: item.test["path"] for item in self.question_sets if is_task(item.test["path"])}
-        found = {name: read_task(Path(path)).graders for name, path in paths.items()}
-        return {name: graders for name, graders in found.items() if graders}
+        by_set = {name: read_task(Path(path)).graders for name, path in paths.items()}
+        return {name: graders for name, graders in by_set.items() if graders}
 
     @property
     def prompt_format(self) -> tuple[str, int]:
@@ -181,8 +181,9 @@ class Study:
             final = next(arm for arm in arms if arm.name == choice.arm)
             runs = [(seed, self.plan_run(best, seed), self.plan_run(final, seed)) for seed in best.seeds]
             reported = tuple(
-                seed for seed, one, other in runs
-                if seed in final.seeds and one.train is not None and other.train is not None and one.train.id == other.train.id
+                seed for seed, best_run, final_run in runs
+                if seed in final.seeds and best_run.train is not None and final_run.train is not None
+                and best_run.train.id == final_run.train.id
             )  # fmt: skip
             heirs = find_heirs(self.recipe.study, name, arms)
             self.choices[i] = replace(choice, inherited_by=heirs, reported_seeds=reported)
@@ -270,12 +271,12 @@ def _split_set(
         return SplitQuestions(name, item.role, entry, validation)
     parts = {"test": test, **({} if fraction is None else {"validation": chosen})}
     entries = {}
-    for part, own in parts.items():
-        if not own:
+    for part, part_questions in parts.items():
+        if not part_questions:
             why = "the other sets choose on all of its documents" if fraction is None else f"{fraction} leaves none"
             raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
         path = folder / f"{file_name(name)}.{part}.jsonl"
-        write_jsonl(path, map(_question_row, own))
+        write_jsonl(path, map(_question_row, part_questions))
         entries[part] = {**entry, "path": str(path), "layout": "native"}
     n_left_out = len(chosen) if fraction is None else 0
     return SplitQuestions(name, item.role, entries["test"], entries.get("validation", validation), n_left_out)
@@ -308,9 +309,9 @@ def family_warnings(study: Study) -> list[str]:
     section, with_k = study.recipe.study, False
     if study.ks:
         with_k = len(study.ks) == 1 or any(item.validation is not None for item in study.question_sets)
-    own = [arm for arm in study.arms if not arm.sweep]
-    plain = sum(1 + with_k for arm in own if arm.trained)  # against base, against base with passages
-    family = plain + sum(3 if arm.trained else 1 for arm in own if with_k and arm.rag)
+    unswept = [arm for arm in study.arms if not arm.sweep]
+    plain = sum(1 + with_k for arm in unswept if arm.trained)  # against base, against base with passages
+    family = plain + sum(3 if arm.trained else 1 for arm in unswept if with_k and arm.rag)
     family *= len(study.question_sets)
     documents = {
         item.name: len({_document(question) for question in _read(QuestionSetSection(**item.test), item.test["path"])})
@@ -343,8 +344,10 @@ def _arm_table(study: Study) -> str:
     for arm in study.arms:
         ids = {stage.id for run in study.runs if run.arm == arm for stage in run.all_stages}
         n_done = sum(stage_id in study.status.done for stage_id in ids)
-        own = {key: value for key, value in arm.overrides.items() if key not in shared or shared[key] != value}
-        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
+        arm_overrides = {
+            key: value for key, value in arm.overrides.items() if key not in shared or shared[key] != value
+        }
+        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm_overrides.items())
         corpus = f"corpus={arm.corpus} " if arm.corpus not in ("", "augmented") else ""
         seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
         rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70]))
@@ -371,8 +374,8 @@ def _estimate(study: Study, missing: Sequence[Stage]) -> str:
         markers = (study.planner.cache_dir / kind).glob(f"*/{DONE}")
         finished = [read_checked_json(path, "Delete its folder to run this stage again.") for path in markers]
         if finished:
-            seconds += n_stages * fmean(float(done["seconds"]) for done in finished)
-            tokens += round(n_stages * fmean(int(done["tokens"]) for done in finished))
+            seconds += n_stages * fmean(float(counts["seconds"]) for counts in finished)
+            tokens += round(n_stages * fmean(int(counts["tokens"]) for counts in finished))
         else:
             unknown.add(kind)
     cost = sum(
@@ -401,23 +404,23 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None)
     return [
         Cost(
             arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
-            stage="setup" if stage is judge else stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
-            peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
-            **{name: done[name] * (stage.id in own) for name in ("written_tokens", "teacher_tokens", "work_seconds")},
+            stage="setup" if stage is judge else stage.kind, seconds=counts["seconds"], tokens=counts["tokens"],  # type: ignore[arg-type]
+            peak_bytes=counts["peak_bytes"], money=counts["money"], shared_by=users[stage.id],
+            **{name: counts[name] * (stage.id in arm_stages) for name in ("written_tokens", "teacher_tokens", "work_seconds")},
         )
-        for run in runs for own in (_own_stages(run),) for stage in (*([judge] if judge else []), *run.all_stages)
-        if (done := status.done.get(stage.id)) is not None
+        for run in runs for arm_stages in (_stages_of_arm(run),) for stage in (*([judge] if judge else []), *run.all_stages)
+        if (counts := status.done.get(stage.id)) is not None
     ]  # fmt: skip
 
 
-def _own_stages(run: ArmRun) -> set[str]:
+def _stages_of_arm(run: ArmRun) -> set[str]:
     """Return the ids of the stages that make the arm itself, without those of an arm that it is matched to."""
     by_id = {stage.id: stage for stage in run.stages}
-    found: set[str] = set()
+    ids: set[str] = set()
     waiting = [stage for stage in (run.train, *run.stages[-1:]) if stage is not None]
     while waiting:
         stage = waiting.pop()
-        found.add(stage.id)
-        before = (by_id[one] for one in stage.dependencies if one in by_id)
-        waiting += [one for one in before if stage is not run.train or one.kind != "train"]
-    return found
+        ids.add(stage.id)
+        before = (by_id[identity] for identity in stage.dependencies if identity in by_id)
+        waiting += [dependency for dependency in before if stage is not run.train or dependency.kind != "train"]
+    return ids

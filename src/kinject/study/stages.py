@@ -99,8 +99,8 @@ class Stage:
         """Return the counts of the finished stage (see `run_stage`), or None if it is not finished."""
         if not self.marker.is_file():
             return None
-        done = read_checked_json(self.marker, f"Delete {self.folder} to run this stage again.")
-        return done if done.get("id") == self.id else None
+        counts = read_checked_json(self.marker, f"Delete {self.folder} to run this stage again.")
+        return counts if counts.get("id") == self.id else None
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,11 @@ class Planner:
             dependencies.append(other.train.id)
             key = next(key for key in ("match_steps_of", "match_tokens_of", "match_seconds_of") if getattr(arm, key))
             parameters[key] = str(other.train.folder)
-            own = self.arm_run(replace(arm, match_seconds_of=""), seed, others) if arm.match_seconds_of else None
-            if own is not None and own.train is not None:
-                stages = [*own.stages, *stages]
-                dependencies.append(own.train.id)
-                parameters["unmatched"] = str(own.train.folder)
+            unmatched = self.arm_run(replace(arm, match_seconds_of=""), seed, others) if arm.match_seconds_of else None
+            if unmatched is not None and unmatched.train is not None:
+                stages = [*unmatched.stages, *stages]
+                dependencies.append(unmatched.train.id)
+                parameters["unmatched"] = str(unmatched.train.folder)
         label = f"{arm.name}, seed {seed}"
         train = self._arm_stage(arm, "train", label, self.section.train, overrides, dependencies, parameters)
         stages.append(train)
@@ -320,13 +320,13 @@ def run_stage(stage: Stage) -> dict[str, Any]:
     reset_peak_memory()
     started = running_time()
     counts = _RUN[stage.kind](stage)
-    done = {
+    record = {
         "id": stage.id, "kind": stage.kind, "seconds": round(running_time() - started, 3),
         **{name: counts.get(name, 0) for name in _COSTS},
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip
-    write_checked_json(stage.marker, done)
-    return done
+    write_checked_json(stage.marker, record)
+    return record
 
 
 def _run_setup(stage: Stage) -> dict[str, Any]:
@@ -397,11 +397,12 @@ def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[
             raise InputError(f"{folder}: resumed, so the seconds of all its steps are not known. {fix}")
     counts = _read_matched_manifest(unmatched)["counts"]
     wanted, total = (read_checked_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched))
-    n_steps, taken = counts["steps"], counts["cost"]["work_seconds"]
-    scaled = round(n_steps * (wanted - (total - taken)) / taken)
+    n_steps, step_seconds = counts["steps"], counts["cost"]["work_seconds"]
+    scaled = round(n_steps * (wanted - (total - step_seconds)) / step_seconds)
     if scaled < 1:
         raise InputError(
-            f"match_seconds_of: teacher and own answers alone take {total - taken:.1f} s of {wanted:.1f} s. Take the arm out."
+            f"match_seconds_of: teacher and own answers alone take {total - step_seconds:.1f} s of {wanted:.1f} s. Take the "
+            "arm out."
         )
     overrides = [f"trainer.max_steps={scaled}"]
     warmup = recipe.trainer.get("warmup_steps") or 0

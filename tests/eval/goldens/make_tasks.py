@@ -319,11 +319,11 @@ def main() -> None:
         os.chdir(folder)
         for name, text in FILES.items():
             Path(name).write_text(text)
-        asked: dict[str, list[dict[str, Any]]] = {}
+        prompts: dict[str, list[dict[str, Any]]] = {}
         for name, config in TASKS.items():
-            own = json.loads(json.dumps({**config, "task": name}))
-            result = simple_evaluate("dummy", tasks=[own], num_fewshot=SHOTS[name], bootstrap_iters=0)
-            asked[name] = [
+            task_config = json.loads(json.dumps({**config, "task": name}))
+            result = simple_evaluate("dummy", tasks=[task_config], num_fewshot=SHOTS[name], bootstrap_iters=0)
+            prompts[name] = [
                 {
                     "context": sample["arguments"][0][0], "continuations": [pair[1] for pair in sample["arguments"]],
                     "target": sample["target"], "hash": sample["doc_hash"], "id": sample["doc"].get("id"),
@@ -332,10 +332,10 @@ def main() -> None:
             ]  # fmt: skip
         chats: dict[str, list[dict[str, Any]]] = {}
         for name in ("begun", "begun_by_template", "mmlu_flan"):
-            own = json.loads(json.dumps({**(TASKS | WRITTEN)[name], "task": name}))
+            task_config = json.loads(json.dumps({**(TASKS | WRITTEN)[name], "task": name}))
             for multiturn in (False, True):
                 result = simple_evaluate(
-                    Writer(), tasks=[own], num_fewshot=SHOTS[name], bootstrap_iters=0, apply_chat_template=True,
+                    Writer(), tasks=[task_config], num_fewshot=SHOTS[name], bootstrap_iters=0, apply_chat_template=True,
                     fewshot_as_multiturn=multiturn, system_instruction="Be brief.",
                 )  # fmt: skip
                 kept = [sample for sample in result["samples"][name] if sample["filter"] in ("none", "first")]
@@ -345,8 +345,8 @@ def main() -> None:
                 ]
         graded: dict[str, list[dict[str, Any]]] = {}
         for name, config in WRITTEN.items():
-            own = json.loads(json.dumps({**config, "task": name}))
-            result = simple_evaluate(Writer(), tasks=[own], num_fewshot=SHOTS[name], bootstrap_iters=0)
+            task_config = json.loads(json.dumps({**config, "task": name}))
+            result = simple_evaluate(Writer(), tasks=[task_config], num_fewshot=SHOTS[name], bootstrap_iters=0)
             graded[name] = [
                 {
                     "context": sample["arguments"][0][0], "kwargs": sample["arguments"][0][1], "text": sample["resps"][0][0],
@@ -354,7 +354,7 @@ def main() -> None:
                 }
                 for sample in result["samples"][name]
             ]  # fmt: skip
-    whole = {"files": FILES, "tasks": TASKS, "shots": SHOTS, "asked": asked, "written": WRITTEN, "graded": graded}
+    whole = {"files": FILES, "tasks": TASKS, "shots": SHOTS, "asked": prompts, "written": WRITTEN, "graded": graded}
     whole |= {"chat_template": CHAT, "chats": chats}
     (here / "tasks.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 

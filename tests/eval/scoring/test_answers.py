@@ -40,9 +40,9 @@ def test_a_stored_answer_is_found_by_its_key_and_not_written_again(tmp_path):
         assert book.find("k1") is None
         book.add("k1", ANSWER)
     with AnswerStore(path) as book:
-        found = book.find("k1")
-        assert found is not None
-        assert found.log_probs == ANSWER.log_probs
+        stored = book.find("k1")
+        assert stored is not None
+        assert stored.log_probs == ANSWER.log_probs
         book.add("k1", ANSWER)
     assert len(path.read_text().splitlines()) == 1
 

@@ -53,7 +53,7 @@ def make_tokenizer(template: str) -> Any:
 def test_a_prompt_has_the_tokens_of_transformers_own_rendering(template, arguments, multiturn):
     tokenizer = make_tokenizer(template)
     encoder = Encoder(tokenizer, chat=ChatStyle("Be brief.", arguments, multiturn))
-    (found,) = encode_requests(encoder, [PromptRequest(ASKED, "letters-written", (SHOT,))], None)
+    (encoded,) = encode_requests(encoder, [PromptRequest(ASKED, "letters-written", (SHOT,))], None)
     turns = [FIRST, "A", LAST] if multiturn else [f"{FIRST} A\n\n{LAST}"]
     system = f"Be brief.\n\n{HEADER}"
     if template == "gemma":  # it refuses a system turn
@@ -62,7 +62,7 @@ def test_a_prompt_has_the_tokens_of_transformers_own_rendering(template, argumen
     messages = [] if template == "gemma" else [{"role": "system", "content": system}]
     messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **arguments)
-    assert found.contexts[0].tolist() == expected
+    assert encoded.contexts[0].tolist() == expected
 
 
 def scripted(tokenizer: Any, n_prompt: int, script: list[int]) -> Any:
@@ -158,8 +158,8 @@ def test_stop_strings_are_looked_for_after_the_thinking():
 def test_a_template_without_thinking_has_no_limit_of_it():
     for template, most in (("llama3", 5), ("qwen3", 5 + 100 + 32)):
         requests = [PromptRequest(ASKED, "letters-written", generation=Generation(5, (), 100))]
-        (found,) = encode_requests(Encoder(make_tokenizer(template), chat=ChatStyle()), requests, None)
-        assert found.generation.most == most
+        (encoded,) = encode_requests(Encoder(make_tokenizer(template), chat=ChatStyle()), requests, None)
+        assert encoded.generation.most == most
 
 
 def test_choices_scored_after_an_opened_thinking_are_noted():

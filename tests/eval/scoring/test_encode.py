@@ -24,7 +24,7 @@ def make_tokenizer(template: str | None = None, **special: str) -> PreTrainedTok
     return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
 
 
-def pieces(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
+def tokens_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
     return tokenizer.convert_ids_to_tokens(ids)
 
 
@@ -45,28 +45,28 @@ def by_the_harness(tokenizer, context: str, continuation: str) -> tuple[list[int
 
 def test_bos_is_there_where_the_tokenizer_puts_it_and_only_there():
     adds, adds_not = make_tokenizer("<s> $A", bos_token=BOS), make_tokenizer(bos_token=BOS)
-    assert pieces(adds, encode_pair(adds, "cd", " ab")[0]) == ["<s>", "c", "d"]
-    assert pieces(adds_not, encode_pair(adds_not, "cd", " ab")[0]) == ["c", "d"]
+    assert tokens_of(adds, encode_pair(adds, "cd", " ab")[0]) == ["<s>", "c", "d"]
+    assert tokens_of(adds_not, encode_pair(adds_not, "cd", " ab")[0]) == ["c", "d"]
 
 
 def test_eos_of_a_post_processor_never_lands_in_the_text():
     tokenizer = make_tokenizer("<s> $A </s>", bos_token=BOS, eos_token=EOS)
     context, continuation = encode_pair(tokenizer, "cd", " ab")
-    assert pieces(tokenizer, context + continuation) == ["<s>", "c", "d", " ab"]
+    assert tokens_of(tokenizer, context + continuation) == ["<s>", "c", "d", " ab"]
 
 
 def test_trailing_space_of_the_context_moves_to_the_continuation():
     tokenizer = make_tokenizer("<s> $A", bos_token=BOS)
     context, continuation = encode_pair(tokenizer, "cd ", "ab")
-    assert pieces(tokenizer, context) == ["<s>", "c", "d"]
-    assert pieces(tokenizer, continuation) == [" ab"]
+    assert tokens_of(tokenizer, context) == ["<s>", "c", "d"]
+    assert tokens_of(tokenizer, continuation) == [" ab"]
 
 
 def test_a_token_across_the_boundary_follows_the_harness():
     tokenizer = make_tokenizer()
     # "dc" + "ad" is d, ca, d: after the two ids of the context alone only "d" is left
     assert encode_pair(tokenizer, "dc", "ad") == by_the_harness(tokenizer, "dc", "ad")
-    assert pieces(tokenizer, encode_pair(tokenizer, "dc", "ad")[1]) == ["d"]
+    assert tokens_of(tokenizer, encode_pair(tokenizer, "dc", "ad")[1]) == ["d"]
 
 
 @pytest.mark.parametrize("context", ["ab cab", "ab cab ", "a. b?\n\nca:", "dc"])
@@ -89,7 +89,7 @@ def test_pairs_of_real_tokenizers_equal_the_rule_of_the_harness(shared, name):
 
 def test_an_empty_context_becomes_bos_or_eos():
     both = make_tokenizer(bos_token=BOS, eos_token=EOS)
-    assert pieces(both, encode_pair(both, "", "ab")[0]) == ["<s>"]
+    assert tokens_of(both, encode_pair(both, "", "ab")[0]) == ["<s>"]
     eos = make_tokenizer(eos_token=EOS)
     assert encode_pair(eos, "", "ab") == ([1], eos("ab").input_ids)
     with pytest.raises(InputError, match="neither BOS nor EOS"):
@@ -105,7 +105,7 @@ def test_a_tokenizer_that_knows_nothing_is_refused():
 def test_whitespace_tokens_are_kept():
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
-    assert pieces(tokenizer, encode_pair(tokenizer, "c\n\nd", " a")[0]) == ["c", "\n", "\n", "d"]
+    assert tokens_of(tokenizer, encode_pair(tokenizer, "c\n\nd", " a")[0]) == ["c", "\n", "\n", "d"]
 
 
 QUESTION = Question("q", "abcdef", ("ab", "dcdcd"), 0)
@@ -116,8 +116,8 @@ def fitted(window: int, shots=SHOTS, passages=("fff", "eee")):
     tokenizer = make_tokenizer("<s> $A", bos_token=BOS)
     tokenizer.backend_tokenizer.add_tokens(["Question", "Answer"])
     encoder = Encoder(tokenizer)
-    ask = PromptRequest(QUESTION, "texts", shots, passages)
-    (whole,), (item,) = encode_requests(encoder, [ask], None), encode_requests(encoder, [ask], window)
+    request = PromptRequest(QUESTION, "texts", shots, passages)
+    (whole,), (item,) = encode_requests(encoder, [request], None), encode_requests(encoder, [request], window)
     return tokenizer, encoder, whole, item
 
 
@@ -142,9 +142,9 @@ def test_what_does_not_fit_loses_examples_from_the_first_then_passages_from_the_
         PromptRequest(QUESTION, "texts"),
     ]
     window = n_read(whole)
-    for ask in expected:
+    for request in expected:
         *_, item = fitted(window - 1)
-        (shorter,) = encode_requests(encoder, [ask], None)
+        (shorter,) = encode_requests(encoder, [request], None)
         assert [ids.tolist() for ids in item.contexts] == [ids.tolist() for ids in shorter.contexts]
         assert item.truncated == len(whole.contexts[0]) - len(shorter.contexts[0])
         window = n_read(shorter)

@@ -62,14 +62,14 @@ def test_every_prompt_gets_the_tokens_that_it_gets_alone(architecture, monkeypat
     monkeypatch.setattr(generate, "_MOST_ACTIVE", 5)  # slots are used again
     monkeypatch.setattr(generate, "_MOST_READ", 24)
     generator = AnswerGenerator(Scorer(model, 512), Letters())
-    found = dict(generator.score(prompts))
-    assert sorted(found) == list(range(len(prompts)))
+    scores = dict(generator.score(prompts))
+    assert sorted(scores) == list(range(len(prompts)))
     for index, prompt in enumerate(prompts):
         expected = alone(model, prompt)
         expected = expected[: expected.index(2)] if 2 in expected else expected
-        assert ids_of(found[index].text) == expected
-        assert found[index].n_tokens == len(expected)
-    assert len({score.text for score in found.values()}) > 4  # else agreement would mean little
+        assert ids_of(scores[index].text) == expected
+        assert scores[index].n_tokens == len(expected)
+    assert len({score.text for score in scores.values()}) > 4  # else agreement would mean little
     assert any("plain batches" in note for note in generator.scorer.notes) == (architecture in PLAIN)
 
 
@@ -90,9 +90,9 @@ def test_tokens_as_close_as_rounding_are_decided_by_the_sequence_alone(monkeypat
     model = make_model("llama")
     monkeypatch.setattr(generate, "_CLOSE", 1e9)  # every token is close
     generator = AnswerGenerator(Scorer(model, 512), Letters())
-    found = dict(generator.score(make_prompts(3)))
-    assert generator.n_alone >= sum(score.n_tokens for score in found.values())
-    assert [ids_of(found[i].text) for i in range(3)] == [
+    scores = dict(generator.score(make_prompts(3)))
+    assert generator.n_alone >= sum(score.n_tokens for score in scores.values())
+    assert [ids_of(scores[i].text) for i in range(3)] == [
         [token for token in alone(model, prompt) if token != 2] for prompt in make_prompts(3)
     ]
 
@@ -100,9 +100,9 @@ def test_tokens_as_close_as_rounding_are_decided_by_the_sequence_alone(monkeypat
 def test_a_model_whose_logits_are_not_finite_writes_nothing():
     model = make_model("llama")
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
-    found = dict(AnswerGenerator(Scorer(model, 512), Letters()).score(make_prompts(3)))
-    assert [score.text for score in found.values()] == [None] * 3
-    assert all(np.isnan(score.log_probs[0]) for score in found.values())
+    scores = dict(AnswerGenerator(Scorer(model, 512), Letters()).score(make_prompts(3)))
+    assert [score.text for score in scores.values()] == [None] * 3
+    assert all(np.isnan(score.log_probs[0]) for score in scores.values())
 
 
 def test_what_a_models_own_generation_config_sets_is_told_once_and_not_followed():
@@ -114,8 +114,8 @@ def test_what_a_models_own_generation_config_sets_is_told_once_and_not_followed(
         do_sample=True, temperature=0.7, top_p=1.0, repetition_penalty=9.0, eos_token_id=2, max_length=3
     )
     scorer = Scorer(model, 512)
-    found = [ids_of(score.text) for _, score in sorted(AnswerGenerator(scorer, Letters()).score(prompts))]
-    assert found == expected
+    answers = [ids_of(score.text) for _, score in sorted(AnswerGenerator(scorer, Letters()).score(prompts))]
+    assert answers == expected
     assert [note for note in scorer.notes if "generation_config" in note] == [
         "answers are the likeliest tokens, without what its generation_config.json sets (repetition_penalty 9.0, do_sample "
         "True, temperature 0.7)"

@@ -135,9 +135,9 @@ def make_prompts(seed: int = 0, n_questions: int = 6) -> list[Encoded]:
 
 
 def score(scorer: Scorer, prompts: list[Encoded]) -> np.ndarray:
-    found = dict(scorer.score(prompts))
-    assert sorted(found) == list(range(len(prompts)))
-    return np.array([found[index].log_probs for index in range(len(prompts))])
+    scores = dict(scorer.score(prompts))
+    assert sorted(scores) == list(range(len(prompts)))
+    return np.array([scores[index].log_probs for index in range(len(prompts))])
 
 
 SMALL_ROWS = RowLimits(row=24, longest=24, overhead=0)
@@ -229,9 +229,11 @@ def test_the_head_sees_only_what_is_scored():
     seen.clear()
     score(scorer, prompts)
     hook.remove()
-    places = sum(len({tuple(ids[:n]) for ids in prompt.continuations for n in range(len(ids))}) for prompt in prompts)
+    n_positions = sum(
+        len({tuple(ids[:n]) for ids in prompt.continuations for n in range(len(ids))}) for prompt in prompts
+    )
     n_beginnings = len(seen) - sum(n > 1 for n in seen)
-    assert sum(seen) <= places + n_beginnings
+    assert sum(seen) <= n_positions + n_beginnings
 
 
 def test_padding_stays_below_a_tenth_with_questions_of_all_lengths():
@@ -352,15 +354,15 @@ def test_greedy_is_what_the_model_would_have_written():
         whole, first = np.array(written, dtype=np.int32), np.array(written[:1], dtype=np.int32)
         other, half = (first + 1) % VOCABULARY, np.array([written[0], (written[1] + 2) % VOCABULARY], dtype=np.int32)
         scorer_prompts.append(Encoded((prompt.contexts[0],) * 4, (whole, first, other, half)))
-    found = dict(Scorer(model, 512).score(scorer_prompts))
-    assert {score.greedy for score in found.values()} == {(True, True, False, False)}
+    scores = dict(Scorer(model, 512).score(scorer_prompts))
+    assert {score.greedy for score in scores.values()} == {(True, True, False, False)}
 
 
 def test_of_equally_likely_tokens_the_first_is_greedy():
     logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, 1.0]], dtype=torch.bfloat16)
-    found = _log_probs(logits, np.array([0, 1, 0, 0]), np.array([1, 0, 2, 0]))
-    assert found.greedy.tolist() == [True, True, False, False]
-    np.testing.assert_allclose(found.log_probs, logits.double().log_softmax(-1)[[0, 1, 0, 0], [1, 0, 2, 0]], atol=1e-6)
+    scores = _log_probs(logits, np.array([0, 1, 0, 0]), np.array([1, 0, 2, 0]))
+    assert scores.greedy.tolist() == [True, True, False, False]
+    np.testing.assert_allclose(scores.log_probs, logits.double().log_softmax(-1)[[0, 1, 0, 0], [1, 0, 2, 0]], atol=1e-6)
 
 
 def test_no_prompts_are_no_answers():

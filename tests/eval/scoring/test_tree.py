@@ -14,7 +14,7 @@ def leaf(context: list[int], targets: list[int]) -> Leaf:
     return Leaf(np.array(context + targets[:-1], dtype=np.int32), len(context) - 1, np.array(targets, dtype=np.int32))
 
 
-def read_back(node: Node, above: list[int], found: dict[int, list[tuple[list[int], int]]]) -> None:
+def read_back(node: Node, above: list[int], targets: dict[int, list[tuple[list[int], int]]]) -> None:
     """Collect, for each leaf, every (tokens attended to in order of depth, target) that the plan asks for."""
     beginning = above + node.tokens.tolist()
     assert len(beginning) == node.depth
@@ -25,9 +25,9 @@ def read_back(node: Node, above: list[int], found: dict[int, list[tuple[list[int
             seen = np.flatnonzero(mask[index])
             assert sorted(row.depths[seen].tolist()) == list(range(node.depth, row.depths[index] + 1))
             path = seen[np.argsort(row.depths[seen])]
-            found.setdefault(int(owner), []).append((beginning + row.tokens[path].tolist(), int(target)))
+            targets.setdefault(int(owner), []).append((beginning + row.tokens[path].tolist(), int(target)))
     for child in node.children:
-        read_back(child, beginning, found)
+        read_back(child, beginning, targets)
 
 
 tokens = st.integers(0, 2)  # few symbols: many shared beginnings
@@ -50,12 +50,12 @@ limits = st.builds(
 def test_every_target_is_asked_once_with_its_own_tokens_before_it(items, bounds, lines):
     tree = Tree(items)
     plan = tree.plan_unshared() if lines else tree.plan(bounds)
-    found: dict[int, list[tuple[list[int], int]]] = {}
-    read_back(plan, [], found)
+    targets: dict[int, list[tuple[list[int], int]]] = {}
+    read_back(plan, [], targets)
     for index, item in enumerate(items):
         read = item.tokens.tolist()
         expected = [(read[: item.first + 1 + i], target) for i, target in enumerate(item.targets.tolist())]
-        assert sorted(found[index]) == sorted(expected)
+        assert sorted(targets[index]) == sorted(expected)
 
 
 @settings(max_examples=100, deadline=None)

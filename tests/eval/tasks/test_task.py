@@ -72,10 +72,10 @@ def test_a_task_read_as_it_is_gives_the_harness_own_numbers(answered):
     report, run_dir = answered
     answers = read_answers(run_dir / "answers.jsonl")
     for task, gold in GOLD["tasks"].items():
-        found = {a.question_id: a.log_probs for a in answers if a.question_set == task}
-        assert found.keys() == gold["log_probs"].keys()
+        scored = {a.question_id: a.log_probs for a in answers if a.question_set == task}
+        assert scored.keys() == gold["log_probs"].keys()
         for name, log_probs in gold["log_probs"].items():
-            np.testing.assert_allclose(found[name], log_probs, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(scored[name], log_probs, rtol=0, atol=1e-4)
         accuracies = {result.score: result.accuracy for result in report.results if result.question_set == task}
         for metric, score in (("acc", "sum"), ("acc_norm", "chars"), ("acc_bytes", "bytes")):
             if f"{metric},none" in gold["results"]:
@@ -96,24 +96,24 @@ def test_result_files_have_the_harness_layout_and_numbers(answered):
     (samples,) = folder.glob("samples_texts_task_1shot_*.jsonl")
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     assert set(GOLD["sample_keys"]) - {"acc_norm", "acc_bytes"} <= rows[0].keys()
-    found = {answer.question_id: answer for answer in read_samples(samples)}
+    by_id = {answer.question_id: answer for answer in read_samples(samples)}
     for name, log_probs in GOLD["tasks"]["texts"]["log_probs"].items():
-        np.testing.assert_allclose(found[name].log_probs, log_probs, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(by_id[name].log_probs, log_probs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TASKS["tasks"])
 def test_a_task_asks_what_the_harness_asks(name, write):
     for file, text in TASKS["files"].items():
         write(file, text)
-    found = read_task(write("task.yaml", yaml.safe_dump(TASKS["tasks"][name], sort_keys=False)))
-    whole = QuestionSet("set", "learning", found.questions, found.pool, (), found)
+    read = read_task(write("task.yaml", yaml.safe_dump(TASKS["tasks"][name], sort_keys=False)))
+    whole = QuestionSet("set", "learning", read.questions, read.pool, (), read)
     asks = list(whole.requests(EvalArm("m", "task", TASKS["shots"][name], 0)))
     assert len(asks) == len(TASKS["asked"][name])
-    for (ask, _), gold in zip(asks, TASKS["asked"][name], strict=True):
-        prompt = render_prompt(ask)
+    for (request, _), gold in zip(asks, TASKS["asked"][name], strict=True):
+        prompt = render_prompt(request)
         assert (prompt.context, list(prompt.continuations)) == (gold["context"], gold["continuations"])
-        assert ask.question.answer == gold["target"]
-    names = [question.id for question in found.questions]
+        assert request.question.answer == gold["target"]
+    names = [question.id for question in read.questions]
     assert len(set(names)) == len(names)
     first = TASKS["asked"][name][0]
     assert names[0] == (first["id"] or first["hash"])  # so that compare finds the same question in samples
@@ -148,7 +148,7 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"output_type": "loglikelihood"}, "output_type: found 'loglikelihood', kinject reads multiple_choice"),
         ({"output_type": "generate_until"}, "doc_to_choice: not read for generate_until"),
@@ -193,32 +193,32 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
         ({"dataset_kwargs": {"field": "data"}}, "dataset_kwargs: field: not read"),
     ],
 )
-def test_what_cannot_be_read_is_told(write, change, told):
+def test_what_cannot_be_read_is_told(write, change, message):
     with pytest.raises(InputError) as error:
         read_task(task(write, **change))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_what_a_task_wants_and_does_not_get_is_noted(write):
-    found = read_task(task(write, num_fewshot=5, metric_list=[{"metric": "acc"}, {"metric": "f1"}]))
-    assert [note.split(": ", 1)[1] for note in found.notes] == [
+    read = read_task(task(write, num_fewshot=5, metric_list=[{"metric": "acc"}, {"metric": "f1"}]))
+    assert [note.split(": ", 1)[1] for note in read.notes] == [
         "f1: not computed; kinject has acc, acc_norm, acc_bytes (eval.scores)",
         "num_fewshot: 5 is not followed; eval.shots sets the number of examples",
     ]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({}, "eval.shots asks for 2 examples, but the task names no split to take them from"),
         ({"fewshot_split": "dev"}, "the task names no local files for the split 'dev' to take them from"),
         ({"fewshot_split": "test"}, "eval.shots asks for 2 examples, but 1 are there"),
     ],
 )
-def test_examples_that_are_not_there_are_told(write, change, told):
+def test_examples_that_are_not_there_are_told(write, change, message):
     with pytest.raises(InputError) as error:
         read_task(task(write, **change)).examples(2)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_file_that_includes_itself_is_told(write):
@@ -243,7 +243,7 @@ def test_the_texts_of_a_csv_stay_as_they_are_written(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (CSV.replace("Who?", '"Who?'), "q.csv:2: not CSV: a quote opened here"),
         (CSV.replace("2,3,4", "3,4"), "q.csv:3: found 5 cells, the header has 6"),
@@ -252,10 +252,10 @@ def test_the_texts_of_a_csv_stay_as_they_are_written(write):
         (CSV + "Who?,007,1.50,NA,x,3\n", "q.csv:4: "),
     ],
 )
-def test_a_csv_of_a_task_is_read_as_strictly_as_documents_are(write, text, told):
+def test_a_csv_of_a_task_is_read_as_strictly_as_documents_are(write, text, message):
     with pytest.raises(InputError) as error:
         read_task(csv_task(write, text))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_labels_that_do_not_name_one_text_each_are_refused(write):
@@ -285,9 +285,9 @@ def test_tasks_of_written_answers_are_asked_and_graded_as_by_the_harness(write, 
     for file, text in TASKS["files"].items():
         write(file, text)
     task = read_task(write(f"{name}.yaml", yaml.safe_dump(TASKS["written"][name])))
-    asked = QuestionSet(name, "learning", task.questions, task.pool, (), task, generation=task.generation)
+    question_set = QuestionSet(name, "learning", task.questions, task.pool, (), task, generation=task.generation)
     arm = EvalArm("base", "task-generate", TASKS["shots"][name], 0)
-    requests = [request for request, _ in asked.requests(arm)]
+    requests = [request for request, _ in question_set.requests(arm)]
     graded = TASKS["graded"][name]
     assert {f"exact_match,{row['filter']}" for row in graded} == set(task.graders)
     assert len(graded) == len(requests) * len(task.graders)
@@ -311,17 +311,17 @@ def test_a_task_that_begins_the_answer_begins_it_in_a_chat_as_in_the_harness(wri
     config = (TASKS["tasks"] | TASKS["written"])[name]
     task = read_task(write("task.yaml", yaml.safe_dump(config)))
     form = "task" if task.generation is None else "task-generate"
-    asked = QuestionSet(name, "learning", task.questions, task.pool, (), task)
+    question_set = QuestionSet(name, "learning", task.questions, task.pool, (), task)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")), chat_template=TASKS["chat_template"]
     )
     encoder = Encoder(tokenizer, chat=ChatStyle("Be brief.", multiturn=multiturn == "True"))
-    found = [
+    rendered = [
         encoder.apply_chat_template(render_prompt(request))
-        for request, _ in asked.requests(EvalArm("m", form, TASKS["shots"][name], 0))
+        for request, _ in question_set.requests(EvalArm("m", form, TASKS["shots"][name], 0))
     ]
     expected = TASKS["chats"][f"{name}, multiturn {multiturn}"]
-    for prompt, gold in zip(found, expected, strict=False):
+    for prompt, gold in zip(rendered, expected, strict=False):
         assert prompt.context == gold["context"]
         assert form == "task-generate" or list(prompt.continuations) == gold["continuations"]
     assert len(expected) == 8

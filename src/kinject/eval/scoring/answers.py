@@ -190,21 +190,23 @@ def _identity(answer: Answer) -> _Identity:
     return answer.question_set, answer.arm, answer.format, answer.shots, answer.k, answer.rotation, answer.question_id
 
 
-def _parse_answer(row: Row, where: str) -> Answer:
+def _parse_answer(row: Row, location: str) -> Answer:
     missing = next((name for name in ("key", *_FIELDS) if name not in row), None)
     if missing:
-        raise InputError(f"{where}: no {missing}. It is not an answer of kinject; choose another run folder.")
+        raise InputError(f"{location}: no {missing}. It is not an answer of kinject; choose another run folder.")
     names = (*_FIELDS, *(name for name in _WRITTEN if row.get(name) is not None))
     values: dict[str, Any] = {name: tuple(value) if isinstance(value := row[name], list) else value for name in names}
     for name, value in values.items():
         if not _CHECKS[name](value):
-            raise InputError(f"{where}: {name}: found {row[name]!r:.60}, which kinject does not write. Remove the row.")
+            raise InputError(
+                f"{location}: {name}: found {row[name]!r:.60}, which kinject does not write. Remove the row."
+            )
     values["log_probs"] = tuple(math.nan if value is None else float(value) for value in row["log_probs"])
     n_choices = len(values.get("choices") or values["log_probs"])
     if not 0 <= values["gold"] < max(1, n_choices):
-        raise InputError(f"{where}: gold is {values['gold']} of {n_choices} choices. Remove the row.")
+        raise InputError(f"{location}: gold is {values['gold']} of {n_choices} choices. Remove the row.")
     if not isinstance(row["key"], str):
-        raise InputError(f"{where}: key: found {row['key']!r:.60}, expected a text. Remove the row.")
+        raise InputError(f"{location}: key: found {row['key']!r:.60}, expected a text. Remove the row.")
     return Answer(**values)
 
 

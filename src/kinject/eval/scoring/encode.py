@@ -102,17 +102,17 @@ class Encoder:
                 )
             )  # fmt: skip
 
-        system, asked = chat_turns(prompt, chat)
+        system, turns = chat_turns(prompt, chat)
         if system and _NO_SYSTEM not in self.notes:
             try:
-                text = render(system, *asked)
+                text = render(system, *turns)
             except TemplateError:
                 text = ""
             if system.strip() in text:
                 return text
             self._note(_NO_SYSTEM)
         try:
-            return render("", f"{system}{asked[0]}", *asked[1:])
+            return render("", f"{system}{turns[0]}", *turns[1:])
         except Exception as error:  # a template is a program: its expressions raise anything
             raise InputError(
                 f"{self._name}: its chat template cannot be rendered: {error}. Set eval.chat: false."
@@ -133,12 +133,12 @@ class Encoder:
         )
 
     def _special_tokens_before(self) -> list[int]:
-        whole = list(self._tokenizer("a").input_ids)
+        ids = list(self._tokenizer("a").input_ids)
         bare = list(self._tokenizer("a", add_special_tokens=False).input_ids)
-        for start in range(len(whole) - len(bare) + 1):
-            if bare and whole[start : start + len(bare)] == bare:
-                return whole[:start]
-        raise InputError(f"{self._name}: this tokenizer turns 'a' into {whole}. Choose another.")
+        for start in range(len(ids) - len(bare) + 1):
+            if bare and ids[start : start + len(bare)] == bare:
+                return ids[:start]
+        raise InputError(f"{self._name}: this tokenizer turns 'a' into {ids}. Choose another.")
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, with the special tokens before it."""
@@ -165,22 +165,22 @@ class Encoder:
         flat = iter(self.ids(texts))
         encoded = []
         for prompt in prompts:
-            context, whole = next(flat), [next(flat) for _ in prompt.continuations]
+            context, joined = next(flat), [next(flat) for _ in prompt.continuations]
             if not prompt.context.strip():
-                context, whole = self._without_context(whole)
+                context, joined = self._without_context(joined)
             shared = np.asarray(context, dtype=np.int32)
-            continuations = tuple(np.asarray(ids[len(context) :], dtype=np.int32) for ids in whole)
+            continuations = tuple(np.asarray(ids[len(context) :], dtype=np.int32) for ids in joined)
             thinking = Thinking(self._marks, self._marks.are_open(prompt.context)) if self._marks else None
             encoded.append(Encoded((shared,) * (len(continuations) or 1), continuations, thinking=thinking))
         return encoded
 
-    def _without_context(self, whole: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    def _without_context(self, joined: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Return BOS or EOS as the context of continuations that have none."""
         token = self._tokenizer.bos_token_id
         token = self._tokenizer.eos_token_id if token is None else token
         if token is None:
             raise InputError(f"{self._name}: has neither BOS nor EOS, so an empty prompt cannot be read.")
-        bare = [ids[len(self.start) :] for ids in whole]
+        bare = [ids[len(self.start) :] for ids in joined]
         return [token], [[token, *ids] for ids in bare]
 
 
@@ -189,7 +189,7 @@ def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
     header = prompt.header.strip() if prompt.is_dialogue else prompt.header
     system = "\n\n".join(filter(None, (chat.system, header)))
     in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
-    return system, prompt.turns if in_turns else (prompt.asked.removeprefix(prompt.header),)
+    return system, prompt.turns if in_turns else (prompt.before_answer.removeprefix(prompt.header),)
 
 
 def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window: int | None) -> list[Encoded]:
@@ -199,11 +199,11 @@ def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window:
     dropped (the first one first), then passages (the lowest-ranked first). Then each choice is cut on the left, as
     lm-evaluation-harness cuts it. A continuation longer than the window becomes empty: it cannot be scored.
     """
-    whole = _encode(encoder, requests)
+    uncut = _encode(encoder, requests)
     if window is None:
-        return whole
-    fitted, shorter = list(whole), list(requests)
-    too_long = [index for index, item in enumerate(whole) if not _fits(item, window)]
+        return uncut
+    fitted, shorter = list(uncut), list(requests)
+    too_long = [index for index, item in enumerate(uncut) if not _fits(item, window)]
     while too_long:
         too_long = [index for index in too_long if shorter[index].shots or shorter[index].passages]
         for index in too_long:
@@ -212,7 +212,7 @@ def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window:
         for index, item in zip(too_long, encoded, strict=True):
             fitted[index] = item
         too_long = [index for index in too_long if not _fits(fitted[index], window)]
-    return [_cut(item, before, window) for item, before in zip(fitted, whole, strict=True)]
+    return [_cut(item, before, window) for item, before in zip(fitted, uncut, strict=True)]
 
 
 def _encode(encoder: Encoder, requests: Sequence[PromptRequest]) -> list[Encoded]:
@@ -237,9 +237,9 @@ def _shorten(request: PromptRequest) -> PromptRequest:
     return replace(request, passages=request.passages[:-1])
 
 
-def _cut(item: Encoded, whole: Encoded, window: int) -> Encoded:
-    """Return `item` cut on the left, choice by choice; `truncated` counts the tokens lost since `whole`."""
-    if item is whole and _fits(item, window):
+def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:
+    """Return `item` cut on the left, choice by choice; `truncated` counts the tokens lost since `uncut`."""
+    if item is uncut and _fits(item, window):
         return item
     if item.generation:
         room = window - item.generation.most
@@ -249,11 +249,11 @@ def _cut(item: Encoded, whole: Encoded, window: int) -> Encoded:
                 f"{keys}: {item.generation.most} in all, but the model reads {window} tokens. Ask for fewer."
             )
         cut = item.contexts[0][-room:]
-        return replace(item, contexts=(cut,), truncated=len(whole.contexts[0]) - len(cut))
+        return replace(item, contexts=(cut,), truncated=len(uncut.contexts[0]) - len(cut))
     continuations = tuple(ids if len(ids) <= window else ids[:0] for ids in item.continuations)
     pairs = zip(item.contexts, continuations, strict=True)
     contexts = tuple(context[-max(1, window + 1 - len(ids)) :] for context, ids in pairs)
-    lost = max(len(before) - len(after) for before, after in zip(whole.contexts, contexts, strict=True))
+    lost = max(len(before) - len(after) for before, after in zip(uncut.contexts, contexts, strict=True))
     return Encoded(contexts, continuations, lost)
 
 

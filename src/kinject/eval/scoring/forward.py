@@ -121,8 +121,8 @@ class TreeForward:
         `depths` are those of all columns, `visible` [tokens, columns] marks those that each token attends to.
         """
         q, k = self._tensor(depths[-len(tokens) :])[None, :, None], self._tensor(depths)[None, None, :]
-        seen = self._tensor(visible)[None] & (k <= q)
-        masks = {kind: self._additive(_within(seen, q, k, reach)) for kind, reach in self.reaches.items()}
+        allowed = self._tensor(visible)[None] & (k <= q)
+        masks = {kind: self._additive(_within(allowed, q, k, reach)) for kind, reach in self.reaches.items()}
         inputs = {
             "input_ids": self._tensor(tokens[None]), "position_ids": q[:, :, 0], "past_key_values": cache,
             "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())), "use_cache": True,

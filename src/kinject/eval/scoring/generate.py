@@ -95,17 +95,17 @@ class _Answer:
 
     def result(self) -> PromptScore:
         """Return the answer, without its end token and its thinking; thinking that never ends leaves none."""
-        own = self.tokens[:-1] if self.tokens and self.tokens[-1] in self.generator.ends else self.tokens
+        tokens = self.tokens[:-1] if self.tokens and self.tokens[-1] in self.generator.ends else self.tokens
         if self.thinks:
-            return PromptScore((), (), "", 0, len(own), thinking_cut=True)
-        text = self._text(own[self.n_thinking :])[0]
+            return PromptScore((), (), "", 0, len(tokens), thinking_cut=True)
+        text = self._text(tokens[self.n_thinking :])[0]
         text = f"{self.begun}{text}".lstrip() if self.n_thinking else text
-        return PromptScore((), (), text, len(own) - self.n_thinking, self.n_thinking, self.is_cut)
+        return PromptScore((), (), text, len(tokens) - self.n_thinking, self.n_thinking, self.is_cut)
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """A prompt being answered in the packed row: its place in the request, and its slot."""
+    """A prompt being answered in the packed row: its index in the request, and its slot."""
 
     index: int
     slot: int
@@ -124,9 +124,9 @@ class AnswerGenerator:
         self.scorer, self.forward = scorer, scorer.forward
         self.tokenizer: Any = tokenizer
         self.ends = frozenset(end_tokens(self.forward.model, tokenizer))
-        own = ", ".join(f"{name} {value}" for name, value in generation_settings(self.forward.model).items())
-        if own:
-            self._note(f"answers are the likeliest tokens, without what its generation_config.json sets ({own})")
+        settings = ", ".join(f"{name} {value}" for name, value in generation_settings(self.forward.model).items())
+        if settings:
+            self._note(f"answers are the likeliest tokens, without what its generation_config.json sets ({settings})")
         self.forward.model.generation_config = GenerationConfig()
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0
@@ -172,12 +172,12 @@ class AnswerGenerator:
                 )  # fmt: skip
                 ended = _Ended([_Answer(self, prompts[i]) for i in batch])
                 with torch.inference_mode():
-                    whole = self.forward.model.generate(
+                    output = self.forward.model.generate(
                         ids.to(self.forward.device), attention_mask=torch.ones_like(ids).to(self.forward.device),
                         generation_config=config, stopping_criteria=StoppingCriteriaList([ended]),
                         logits_processor=LogitsProcessorList([_Forced(ended.answers)]),
                     )  # fmt: skip
-                self.n_read += whole.numel()
+                self.n_read += output.numel()
                 yield from zip(batch, (answer.result() for answer in ended.answers), strict=True)
 
     def _note(self, text: str) -> None:
@@ -237,11 +237,11 @@ class _Row:
             depths = [len(item.answer.prompt.contexts[0]) + len(item.answer.tokens) - 1 for item in self.active]
             tokens = [sequence.answer.tokens[-1] for sequence in self.active]
             self._add(slots, depths)
-            for sequence, own, depth in self._admit():
+            for sequence, new_tokens, depth in self._admit():
                 self.active.append(sequence)
-                slots += [sequence.slot] * len(own)
-                depths += range(depth, depth + len(own))
-                tokens += own
+                slots += [sequence.slot] * len(new_tokens)
+                depths += range(depth, depth + len(new_tokens))
+                tokens += new_tokens
             sequences = self.active
             logits = self._read(np.array(tokens), np.array(slots), len(self.depths) - n_columns)
             chosen = list(self._choose(logits))
@@ -320,7 +320,7 @@ class _Row:
         self.free.append(sequence.slot)
 
     def _compact(self) -> None:
-        """Take out columns that nobody sees any more, once they are most of the row."""
+        """Take out columns that no sequence sees any more, once they are most of the row."""
         kept = np.flatnonzero(self.visible.any(axis=0))
         if len(self.depths) > 2 * len(kept) + _MOST_READ:
             self.depths, self.visible = self.depths[kept], self.visible[:, kept]

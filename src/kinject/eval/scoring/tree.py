@@ -231,8 +231,8 @@ def _cheapest(size: int, shared: int, n_parts: int, base: int, limits: RowLimits
     if size <= limits.longest:
         costs["row"] = size * (1 + (base + size) / width)
     if shared:
-        rest = (size - shared) * (1 + (base + shared + row) / width)
-        costs["node"] = limits.overhead + shared * (1 + (base + shared) / width) + rest
+        suffixes = (size - shared) * (1 + (base + shared + row) / width)
+        costs["node"] = limits.overhead + shared * (1 + (base + shared) / width) + suffixes
     n_rows = n_parts if shared >= row else min(n_parts, -(-(size - shared) // (row - shared)))
     costs["split"] = (size + shared * (n_rows - 1)) * (1 + (base + row) / width)
     return min(costs, key=costs.__getitem__)

@@ -51,14 +51,14 @@ def _with_includes(path: Path, above: tuple[Path, ...], n_files: list[int]) -> d
     n_files[0] += 1
     if n_files[0] > _MOST_FILES:
         raise InputError(f"{path}: more than {_MOST_FILES} files are included. Put them together.")
-    whole: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     included = config.pop("include", None) or ()
     names = [included] if isinstance(included, str) else included
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{path}: include: found {included!r:.60}, expected the names of files.")
     for name in names:
-        whole |= _with_includes(path.parent / name, (*above, real_path), n_files)
-    return whole | config
+        merged |= _with_includes(path.parent / name, (*above, real_path), n_files)
+    return merged | config
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
 
 
 def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[Located], tuple[Path, ...]]:
-    """Return the rows of `split`, each with its place, and their files.
+    """Return the rows of `split`, each with its location, and their files.
 
     Every row has every column, None if its file had no value.
 
@@ -160,7 +160,7 @@ def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[
     if not rows:
         raise InputError(f"{files[0]}: holds no questions. Each row is one.")
     columns = list(dict.fromkeys(key for _, row in rows for key in row))
-    return [(place, {column: row.get(column) for column in columns}) for place, row in rows], tuple(files)
+    return [(location, {column: row.get(column) for column in columns}) for location, row in rows], tuple(files)
 
 
 def _read_rows(file: Path) -> Iterator[Located]:

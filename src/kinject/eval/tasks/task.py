@@ -179,7 +179,7 @@ def _writes(config: Mapping[str, Any]) -> bool:
 def _generation(path: Path, config: Mapping[str, Any]) -> Generation:
     """Return the bounds of an answer; without `until` it ends at the text between examples, as in the harness."""
     options = config.get("generation_kwargs") or {}
-    where = f"{path}: generation_kwargs"
+    location = f"{path}: generation_kwargs"
     if not isinstance(options, Mapping) or set(options) - {
         "until",
         "do_sample",
@@ -189,21 +189,21 @@ def _generation(path: Path, config: Mapping[str, Any]) -> Generation:
         *_LIMITS,
     }:
         raise InputError(
-            f"{where}: found {options!r:.80}, kinject reads until, do_sample, temperature and max_gen_toks."
+            f"{location}: found {options!r:.80}, kinject reads until, do_sample, temperature and max_gen_toks."
         )
     if options.get("do_sample") or options.get("temperature", 0) not in (None, 0):
-        raise InputError(f"{where}: asks for samples, kinject takes the likeliest tokens. Set do_sample: false.")
+        raise InputError(f"{location}: asks for samples, kinject takes the likeliest tokens. Set do_sample: false.")
     if options.get("num_beams", 1) != 1:
         raise InputError(
-            f"{where}: num_beams: found {options['num_beams']!r}, kinject searches with no beam. Set it to 1."
+            f"{location}: num_beams: found {options['num_beams']!r}, kinject searches with no beam. Set it to 1."
         )
     until = options.get("until", str(config.get("fewshot_delimiter", "\n\n")))
     stop = [until] if isinstance(until, str) else until
     most = next((options[name] for name in _LIMITS if options.get(name) is not None), _MOST_TOKENS)
     if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
-        raise InputError(f"{where}.until: found {until!r:.60}, expected texts.")
+        raise InputError(f"{location}.until: found {until!r:.60}, expected texts.")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise InputError(f"{where}.max_gen_toks: found {most!r:.60}, expected a number of tokens.")
+        raise InputError(f"{location}.max_gen_toks: found {most!r:.60}, expected a number of tokens.")
     return Generation(most, tuple(filter(None, stop)))
 
 
@@ -214,11 +214,13 @@ def _graders(
     listed = config.get("metric_list")
     metrics = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     options = next((item for item in metrics if item.get("metric") == "exact_match"), {"metric": "exact_match"})
-    kept: dict[str, Any] = {
+    match_options: dict[str, Any] = {
         key: value for key, value in options.items() if key not in ("metric", "aggregation", "higher_is_better")
     }
-    if set(kept) - _MATCH_OPTIONS:
-        raise InputError(f"{path}: metric_list: found {', '.join(sorted(set(kept) - _MATCH_OPTIONS))}, not known here.")
+    if set(match_options) - _MATCH_OPTIONS:
+        raise InputError(
+            f"{path}: metric_list: found {', '.join(sorted(set(match_options) - _MATCH_OPTIONS))}, not known here."
+        )
     lists = config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}]
     graders: dict[str, AnswerGrader] = {}
     choices: dict[str, Sequence[str]] = {}
@@ -231,11 +233,13 @@ def _graders(
             raise InputError(f"{path}: filter_list: found {unknown[0]!r:.60}, kinject has {', '.join(FILTERS)}.")
         if any(step["function"] in NEEDS_CHOICES for step in steps) and not choices:
             choices = {
-                question.id: _listed_choices(row, place, path)
-                for question, (place, row) in zip(questions, rows, strict=True)
+                question.id: _listed_choices(row, location, path)
+                for question, (location, row) in zip(questions, rows, strict=True)
             }
         try:
-            graders[f"exact_match,{item.get('name', 'none')}"] = _with_choices(task_grader(steps, **kept), choices)
+            graders[f"exact_match,{item.get('name', 'none')}"] = _with_choices(
+                task_grader(steps, **match_options), choices
+            )
         except (re.error, TypeError) as error:
             raise InputError(f"{path}: filter_list: {item.get('name')}: {error}. Correct it.") from error
     return graders
@@ -246,12 +250,13 @@ def _with_choices(grade: ChoiceGrader, choices: Mapping[str, Sequence[str]]) -> 
     return lambda answer: grade(answer.text or "", answer.accepted, choices.get(answer.question_id, ()))
 
 
-def _listed_choices(row: Row, place: str, path: Path) -> Sequence[str]:
+def _listed_choices(row: Row, location: str, path: Path) -> Sequence[str]:
     """Return the column that the filter multi_choice_regex reads."""
     choices = row.get("choices")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise InputError(
-            f"{place}: {path}: filter_list: multi_choice_regex reads the column choices, a list of texts; found {choices!r:.60}."
+            f"{location}: {path}: filter_list: multi_choice_regex reads the column choices, a list of texts; found "
+            f"{choices!r:.60}."
         )
     return choices
 
@@ -292,25 +297,27 @@ def _questions(
 ) -> tuple[Question, ...]:
     """Return the question of each row. Raises `InputError` for one that has two golds, here or earlier in `golds`."""
     questions = []
-    for number, ((place, row), name) in enumerate(zip(rows, _names(rows), strict=True)):
-        question = _question(config, row, name, f"{place}: {path}: question {number}")
-        conflict = golds.conflict(question, place)
+    for number, ((location, row), name) in enumerate(zip(rows, _names(rows), strict=True)):
+        question = _question(config, row, name, f"{location}: {path}: question {number}")
+        conflict = golds.conflict(question, location)
         if conflict:
-            raise InputError(f"{place}: {path}: question {number}: {conflict}")
+            raise InputError(f"{location}: {path}: question {number}: {conflict}")
         questions.append(question)
     return tuple(questions)
 
 
-def _question(config: Mapping[str, Any], row: Row, name: str, where: str) -> Question:
-    check_choices(row.get("choices"), where)
-    text = _text(config["doc_to_text"], row, f"{where}: doc_to_text")
-    prefix = _prefix(config["gen_prefix"], row, f"{where}: gen_prefix") if config.get("gen_prefix") is not None else ""
+def _question(config: Mapping[str, Any], row: Row, name: str, location: str) -> Question:
+    check_choices(row.get("choices"), location)
+    text = _text(config["doc_to_text"], row, f"{location}: doc_to_text")
+    prefix = (
+        _prefix(config["gen_prefix"], row, f"{location}: gen_prefix") if config.get("gen_prefix") is not None else ""
+    )
     subject, document = str(row.get("subject") or ""), str(row.get("document_id") or "")
     if _writes(config):
-        answers = _targets(config["doc_to_target"], row, f"{where}: doc_to_target")
+        answers = _targets(config["doc_to_target"], row, f"{location}: doc_to_target")
         return Question(name, text, (), 0, subject, document, answers=answers, prefix=prefix)
-    choices = _choices(config["doc_to_choice"], row, f"{where}: doc_to_choice")
-    answer = _target(config["doc_to_target"], row, choices, f"{where}: doc_to_target")
+    choices = _choices(config["doc_to_choice"], row, f"{location}: doc_to_choice")
+    answer = _target(config["doc_to_target"], row, choices, f"{location}: doc_to_target")
     return Question(name, text, tuple(choices), answer, subject, document, prefix=prefix)
 
 
@@ -324,89 +331,91 @@ def _style(path: Path, config: Mapping[str, Any], row: Row, number: int) -> Task
     )
 
 
-def _field(template: Any, row: Row, where: str) -> Any:
+def _field(template: Any, row: Row, location: str) -> Any:
     """Return the value of a field as the harness reads it: a column, or a rendered template."""
     if not isinstance(template, str):
-        raise InputError(f"{where}: found {template!r:.60}, expected a text.")
+        raise InputError(f"{location}: found {template!r:.60}, expected a text.")
     if template in row:
         return row[template]
     try:
         return render(compile_template(template, keep_newline=True), row)
     except InputError as error:
-        raise InputError(f"{where}: {template!r:.80} cannot be rendered: {error}") from error
+        raise InputError(f"{location}: {template!r:.80} cannot be rendered: {error}") from error
 
 
-def _text(template: Any, row: Row, where: str) -> str:
+def _text(template: Any, row: Row, location: str) -> str:
     if isinstance(template, str) and template.isidentifier() and template not in row:  # the same word for each row
-        raise InputError(f"{where}: no column {template!r:.60}. Name one of {', '.join(map(repr, row)):.300}.")
-    text = _field(template, row, where)
+        raise InputError(f"{location}: no column {template!r:.60}. Name one of {', '.join(map(repr, row)):.300}.")
+    text = _field(template, row, location)
     if not isinstance(text, str) or (text.isdigit() and template not in row):
         # the harness takes a number as a sign that the choices are contexts
-        raise InputError(f"{where}: gives {text!r:.60}, expected the question's text.")
+        raise InputError(f"{location}: gives {text!r:.60}, expected the question's text.")
     if "\0" in text or (template and not plain_text(text)):
-        raise InputError(f"{where}: gives {text!r:.60}: empty, or with a NUL character. Repair the row.")
+        raise InputError(f"{location}: gives {text!r:.60}: empty, or with a NUL character. Repair the row.")
     return text
 
 
-def _prefix(template: Any, row: Row, where: str) -> str:
+def _prefix(template: Any, row: Row, location: str) -> str:
     """Return the text with which the answer begins."""
-    text = _field(template, row, where)
+    text = _field(template, row, location)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"{where}: gives {text!r:.60}, expected a text. Repair the row, or take gen_prefix out.")
+        raise InputError(f"{location}: gives {text!r:.60}, expected a text. Repair the row, or take gen_prefix out.")
     return text
 
 
-def _choices(template: Any, row: Row, where: str) -> list[str]:
+def _choices(template: Any, row: Row, location: str) -> list[str]:
     choices: Any = template
     if isinstance(template, Mapping):
         choices = list(template.values())
     elif not isinstance(template, list):
-        choices = _field(template, row, where)
-        choices = _literal(choices, where) if isinstance(choices, str) and template not in row else choices
+        choices = _field(template, row, location)
+        choices = _literal(choices, location) if isinstance(choices, str) and template not in row else choices
     if not isinstance(choices, Sequence) or isinstance(choices, str) or len(choices) < 2:
-        raise InputError(f"{where}: found {choices!r:.80}, expected a list of at least two choices.")
+        raise InputError(f"{location}: found {choices!r:.80}, expected a list of at least two choices.")
     other = [item for item in choices if not isinstance(item, str) or not item]
     if other:
-        raise InputError(f"{where}: found the choice {other[0]!r:.60}, expected texts. Numbers and words need quotes.")
+        raise InputError(
+            f"{location}: found the choice {other[0]!r:.60}, expected texts. Numbers and words need quotes."
+        )
     fault = choice_fault(choices)
     if fault:
-        raise InputError(f"{where}: {fault}")
+        raise InputError(f"{location}: {fault}")
     return list(choices)
 
 
-def _targets(template: Any, row: Row, where: str) -> tuple[str, ...]:
+def _targets(template: Any, row: Row, location: str) -> tuple[str, ...]:
     """Return the accepted texts: a text, or a list of them (in a column, or as a template writes it)."""
-    value = template if isinstance(template, list) else _field(template, row, where)
+    value = template if isinstance(template, list) else _field(template, row, location)
     if isinstance(value, str) and template not in row and value[:1] == "[" and value[-1:] == "]":
-        value = _literal(value, where)
+        value = _literal(value, location)
     texts = value if isinstance(value, list) else [value]
     if not texts or any(isinstance(text, bool) or not isinstance(text, str | int | float) for text in texts):
-        raise InputError(f"{where}: found {value!r:.60}, expected a text or a list of them.")
+        raise InputError(f"{location}: found {value!r:.60}, expected a text or a list of them.")
     return tuple(map(str, texts))
 
 
-def _literal(text: str, where: str) -> Any:
+def _literal(text: str, location: str) -> Any:
     import ast
 
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:  # MemoryError: nested too deep
         raise InputError(
-            f"{where}: rendered to {text!r:.80}, which is not a list. Let it write a list of texts."
+            f"{location}: rendered to {text!r:.80}, which is not a list. Let it write a list of texts."
         ) from error
 
 
-def _target(template: Any, row: Row, choices: list[str], where: str) -> int:
+def _target(template: Any, row: Row, choices: list[str], location: str) -> int:
     """Return the index of the gold choice: a number (in a column, or as a template renders it), or one of the choices."""
-    value = template if isinstance(template, int) else _field(template, row, where)
+    value = template if isinstance(template, int) else _field(template, row, location)
     if isinstance(value, str) and value.isdecimal() and len(value) < _MOST_DIGITS and template not in row:
         value = int(value)  # even if that number is a choice, as in the harness
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InputError(f"{where}: found {value!r:.60}, which is neither an index nor one of the choices.")
+        raise InputError(f"{location}: found {value!r:.60}, which is neither an index nor one of the choices.")
     if isinstance(value, str):
         if value not in choices:
-            raise InputError(f"{where}: found {value!r:.60}, which is neither an index nor one of the choices.")
+            raise InputError(f"{location}: found {value!r:.60}, which is neither an index nor one of the choices.")
         return choices.index(value)
     if not 0 <= value < len(choices):
-        raise InputError(f"{where}: found {value}, but there are {len(choices)} choices. Count from 0.")
+        raise InputError(f"{location}: found {value}, but there are {len(choices)} choices. Count from 0.")
     return value

@@ -136,7 +136,7 @@ def _draw_result(panel: Axes, row: int, result: ArmResult) -> None:
 
 
 def outcomes_by_arm(view: View, *, columns: int = 3) -> Figure | None:
-    """Return the shares of written answers that are right, abstained and wrong: a panel for each set, a bar for each arm."""
+    """Return the fractions of written answers that are right, abstained and wrong: a panel for each set, a bar for each arm."""
     drawn = [panel for panel in model_panels(view) if any(result.outcomes for result in panel.results)]
     if not drawn:
         return None
@@ -215,9 +215,9 @@ def flips(view: View, *, columns: int = 3) -> Figure | None:
                 for n, words in ((contrast.wrong_to_right, "right"), (-contrast.right_to_wrong, "wrong")):
                     add_tip(panel, n / 2, row, f"{names[row]}: {abs(n):,} of {contrast.n:,} questions became {words}")
             most = max(1, *(max(c.wrong_to_right, c.right_to_wrong) for _, c in contrasts))
-            left = max(1, *(c.right_to_wrong for _, c in contrasts))
+            most_lost = max(1, *(c.right_to_wrong for _, c in contrasts))
             panel.set_xlim(
-                -max(left, 0.3 * most) * 1.3, max(0.3 * most, *(c.wrong_to_right for _, c in contrasts)) * 1.3
+                -max(most_lost, 0.3 * most) * 1.3, max(0.3 * most, *(c.wrong_to_right for _, c in contrasts)) * 1.3
             )
             panel.axvline(0, color=INK, linewidth=0.9)
             panel.xaxis.set_major_formatter(lambda value, _: f"{abs(value):.0f}")
@@ -259,14 +259,20 @@ def directions(view: View, *, columns: int = 3) -> Figure | None:
             prepare_rows(panel, labels, labelled=index % n_columns == 0)
             panel.set_xlim(0, 1)
             panel.set_xticks(*TICKS)
-            for label, one, other in rows[pair]:
+            for label, forward_result, reverse_result in rows[pair]:
                 row = labels.index(label)
-                panel.plot([one.accuracy, other.accuracy], [row, row], color=RULE, linewidth=3, solid_capstyle="round")
-                for result, marker, colour in ((one, "o", LEARNING), (other, "<", FOURTH)):
+                panel.plot(
+                    [forward_result.accuracy, reverse_result.accuracy],
+                    [row, row],
+                    color=RULE,
+                    linewidth=3,
+                    solid_capstyle="round",
+                )
+                for result, marker, colour in ((forward_result, "o", LEARNING), (reverse_result, "<", FOURTH)):
                     panel.plot([result.low, result.high], [row, row], color=colour, linewidth=1.2)
                     panel.plot([result.accuracy], [row], marker, color=colour, markersize=6.5, clip_on=False)
                     add_tip(panel, result.accuracy, row, result_text(result))
-                margin_text(panel, row, format_points(other.accuracy - one.accuracy))
+                margin_text(panel, row, format_points(reverse_result.accuracy - forward_result.accuracy))
             panel.axvline(rows[pair][0][2].chance, **CHANCE)
             panel.set_title(view.set_label(pair[2], view.headline(pair[2]), pair[0]), fontweight="bold")
         add_legend(figure, [
@@ -357,13 +363,13 @@ def grids(view: View, *, columns: int = 3) -> Figure | None:
                     panel.plot(
                         [index], [accuracies[index]], marker, color=colour, markersize=size, markerfacecolor=face
                     )
-            wanted, by = ("", "") if choice.outcome == "right" else (f"{choice.outcome} ", f", {choice.outcome}")
+            outcome, by = ("", "") if choice.outcome == "right" else (f"{choice.outcome} ", f", {choice.outcome}")
             for index, (value, accuracy, n) in enumerate(choice.candidates):
                 add_tip(
                     panel,
                     index,
                     accuracy,
-                    f"{choice.key} {value}: {wanted}{format_percent(accuracy)} of {n:,} validation questions",
+                    f"{choice.key} {value}: {outcome}{format_percent(accuracy)} of {n:,} validation questions",
                 )
             labels = [f"{v:g}" if isinstance(v, float) else format_name(str(v), 10) for v in values]
             panel.set_xticks(range(len(values)), labels)
@@ -400,18 +406,18 @@ def time_by_arm(view: View, *, columns: int = 3) -> Figure | None:
         figure, (panel,), _ = panels(1, 1, 0.27 * len(names) + 0.6)
         figure.set_size_inches(10.0 if columns > 1 else 4.4, 0.27 * len(names) + 1.2)
         prepare_rows(panel, names, labelled=True)
-        left = [0.0] * len(names)
+        starts = [0.0] * len(names)
         used = [stage for stage in STAGES if any(cost.stage == stage for cost in view.report.costs)]
         for stage, (colour, _, _) in zip(STAGES, SERIES, strict=True):
             seconds = [sum(c.seconds / c.shared_by for c in rows[name] if c.stage == stage) for name in names]
             if stage in used:
                 panel.barh(
-                    range(len(names)), seconds, left=left, height=0.62, color=colour, edgecolor=PAPER, linewidth=0.8
+                    range(len(names)), seconds, left=starts, height=0.62, color=colour, edgecolor=PAPER, linewidth=0.8
                 )
-                for row, (start, wide) in enumerate(zip(left, seconds, strict=True)):
+                for row, (start, wide) in enumerate(zip(starts, seconds, strict=True)):
                     if wide:
                         add_tip(panel, start + wide / 2, row, f"{names[row]}, {stage}: {wide:,.0f} seconds")
-            left = [a + b for a, b in zip(left, seconds, strict=True)]
+            starts = [a + b for a, b in zip(starts, seconds, strict=True)]
         most = max(panel.get_xlim())
         unit, size = ("seconds", 1) if most < 120 else ("minutes", 60) if most < 7200 else ("hours", 3600)
         panel.xaxis.set_major_locator(MultipleLocator(size * _tick_step(most / size)))

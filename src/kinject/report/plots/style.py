@@ -148,13 +148,13 @@ def place_labels(panel: Axes, labels: Sequence[Label]) -> None:
     """Write each label beside its point, away from the points around, where it covers no other label and no point.
 
     A thin line joins a label to its point unless that is next to it and no other point is as near. A label that finds no
-    room in the panel is written next to its point. The figure is laid out already.
+    room in the panel is written next to its point. The layout of the figure is computed already.
     """
     unit = panel.figure.dpi / 72  # all below is in points of the page
     points = [complex(*panel.transData.transform((label.x, label.y))) / unit for label in labels]
     left, bottom, right, top = (float(edge) / unit for edge in panel.bbox.extents)
     marks = [(mark.real - 4, mark.imag - 4, mark.real + 4, mark.imag + 4) for mark in points]
-    taken: list[tuple[float, float, float, float]] = []
+    occupied: list[tuple[float, float, float, float]] = []
     for index in sorted(range(len(labels)), key=lambda index: points[index].real, reverse=True):
         label, point = labels[index], points[index]
         if not label.text:
@@ -172,12 +172,12 @@ def place_labels(panel: Axes, labels: Sequence[Label]) -> None:
             line = [point + shift * part / 8 for part in range(8)] if far else []
             if enclosed and not any(
                 overlaps(box, other) or any(other[0] < mark.real < other[2] and other[1] < mark.imag < other[3] for mark in line)
-                for other in taken
+                for other in occupied
             ) and not any(overlaps(box, other) for other in marks):  # fmt: skip
                 break
         else:
             far, shift, box = 0, complex(5 + width / 2, 0), marks[index]
-        taken.append(box)
+        occupied.append(box)
         others = (abs(point + shift - other) for number, other in enumerate(points) if number != index)
         joined = far or min(others, default=math.inf) < 1.6 * abs(shift)
         paper = {"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.6}
@@ -189,13 +189,13 @@ def place_labels(panel: Axes, labels: Sequence[Label]) -> None:
         written.set_in_layout(False)
 
 
-def _cosine(one: complex, other: complex) -> float:
-    return (one * other.conjugate()).real / (abs(one) * abs(other))
+def _cosine(a: complex, b: complex) -> float:
+    return (a * b.conjugate()).real / (abs(a) * abs(b))
 
 
-def overlaps(one: Sequence[float], other: Sequence[float]) -> bool:
+def overlaps(box: Sequence[float], other: Sequence[float]) -> bool:
     """Return whether two boxes (left, bottom, right, top) share a point inside both."""
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def line_mark(label: str, **style_of: Any) -> Any:
@@ -233,7 +233,7 @@ def draw_figure(stem: Path, draw: Callable[..., Any], label: str, columns: int) 
 def render_png(figure: Figure) -> bytes:
     """Return the figure as a PNG, 160 dots to the inch, on white."""
     with style(), io.BytesIO() as file:
-        _place(figure)
+        _compute_layout(figure)
         figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
         return file.getvalue()
 
@@ -241,7 +241,7 @@ def render_png(figure: Figure) -> bytes:
 def render_svg(figure: Figure) -> str:
     """Return the figure as an SVG file with text as text, without date or random ids."""
     with style(), io.StringIO() as file:
-        _place(figure)
+        _compute_layout(figure)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         svg = printable(file.getvalue())  # XML holds no control characters
     return re.sub(
@@ -249,7 +249,7 @@ def render_svg(figure: Figure) -> str:
     )
 
 
-def _place(figure: Figure) -> None:
+def _compute_layout(figure: Figure) -> None:
     """Lay the figure out once, and draw it no more often than there are files: matplotlib would do both for each file."""
     engine = figure.get_layout_engine()
     if engine is not None:

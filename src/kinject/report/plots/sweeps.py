@@ -60,16 +60,16 @@ class _Drawn:
 
 def sweep_figure(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Figure | None:
     """Return accuracy along one sweep (one of each model): learning sets in one panel, retention sets in another."""
-    places = [
+    sweep_roles = [
         (sweep, role) for sweep in sweeps for role in ("learning", "retention")
         if any(_drawn(view, sweep, name) for name in view.sets(role, sweep.model))
     ]  # fmt: skip
-    if not places:
+    if not sweep_roles:
         return None
     marks: dict[str, Any] = {}
     with style():
-        figure, axes, n_columns = panels(len(places), min(columns, 2), 2.75)
-        for index, (panel, (sweep, role)) in enumerate(zip(axes, places, strict=True)):
+        figure, axes, n_columns = panels(len(sweep_roles), min(columns, 2), 2.75)
+        for index, (panel, (sweep, role)) in enumerate(zip(axes, sweep_roles, strict=True)):
             percent_axis(panel, labelled=index % n_columns == 0)
             names = view.sets(role, sweep.model)
             for name, series in zip(names, _ROLE_SERIES[role] * len(names), strict=False):
@@ -126,7 +126,7 @@ def _drawn(view: View, sweep: Sweep, question_set: str) -> list[_Drawn]:
         control = view.result(sweep.model, point.control, question_set) if point.control else None
         if result is not None:
             drawn.append(_Drawn(x, result, control))
-    return sorted(drawn, key=lambda one: one.x)
+    return sorted(drawn, key=lambda point: point.x)
 
 
 def _draw_series(panel: Axes, view: View, sweep: Sweep, name: str, series: tuple[str, str, str]) -> dict[str, Any]:
@@ -134,29 +134,29 @@ def _draw_series(panel: Axes, view: View, sweep: Sweep, name: str, series: tuple
     drawn, (colour, marker, line) = _drawn(view, sweep, name), series
     if not drawn:
         return {}
-    xs = [one.x for one in drawn]
-    whole = None not in numbers_of(sweep)  # between categories there is nothing
-    if whole:
+    xs = [point.x for point in drawn]
+    is_continuous = None not in numbers_of(sweep)  # between categories there is nothing
+    if is_continuous:
         panel.fill_between(
             xs, [d.result.low for d in drawn], [d.result.high for d in drawn], color=colour, alpha=0.16, lw=0
         )
     else:
         panel.vlines(xs, [d.result.low for d in drawn], [d.result.high for d in drawn], color=colour, linewidth=1.6)
-    line = line if whole else "none"
+    line = line if is_continuous else "none"
     panel.plot(xs, [d.result.accuracy for d in drawn], color=colour, marker=marker, linestyle=line, markersize=5,
                linewidth=1.6, clip_on=False, label=name)  # fmt: skip
-    for one in drawn:
-        add_tip(panel, one.x, one.result.accuracy, result_text(one.result))
-        if len(one.result.by_seed) > 1:
+    for point in drawn:
+        add_tip(panel, point.x, point.result.accuracy, result_text(point.result))
+        if len(point.result.by_seed) > 1:
             panel.plot(
-                [one.x] * len(one.result.by_seed), one.result.by_seed, "_", color=colour, markersize=5, alpha=0.8
+                [point.x] * len(point.result.by_seed), point.result.by_seed, "_", color=colour, markersize=5, alpha=0.8
             )
     return {name: line_mark(format_name(name, LONGEST), color=colour, marker=marker, linestyle=line, markersize=5)}
 
 
 def _draw_control(panel: Axes, drawn: Sequence[_Drawn], series: tuple[str, str, str]) -> dict[str, Any]:
     colour, marker, _ = series
-    controls = [(one.x, one.control) for one in drawn if one.control is not None]
+    controls = [(point.x, point.control) for point in drawn if point.control is not None]
     if not controls:
         return {}
     if len({control.arm for _, control in controls}) == 1:  # one arm for the whole sweep: a level, not a sweep
@@ -195,16 +195,16 @@ def _ticks(panel: Axes, sweep: Sweep) -> None:
 
 def accuracy_by_k(view: View, *, columns: int = 3) -> Figure | None:
     """Return accuracy by number of retrieved passages, one panel for each model and set, one line for each arm."""
-    places = [
+    model_sets = [
         (model, name) for model in view.report.models for name in view.sets("", model)
         if any(len(view.every_k(model, arm.name, name)) > 2 for arm in view.own_arms(model))
     ]  # fmt: skip
-    if not places:
+    if not model_sets:
         return None
     marks: dict[str, Any] = {}
     with style():
-        figure, axes, n_columns = panels(len(places), min(columns, len(places) + 1), 2.4)
-        for index, (panel, (model, name)) in enumerate(zip(axes, places, strict=True)):
+        figure, axes, n_columns = panels(len(model_sets), min(columns, len(model_sets) + 1), 2.4)
+        for index, (panel, (model, name)) in enumerate(zip(axes, model_sets, strict=True)):
             percent_axis(panel, labelled=index % n_columns == 0)
             arms = [arm.name for arm in view.own_arms(model) if any(s.k for s in view.every_k(model, arm.name, name))]
             for arm, (colour, marker, line) in zip(arms, SERIES * (len(arms) // len(SERIES) + 1), strict=False):
@@ -240,16 +240,16 @@ def accuracy_by_k(view: View, *, columns: int = 3) -> Figure | None:
 def exposures(view: View, *, columns: int = 3) -> Figure | None:
     """Return accuracy by how often training read the document behind a question, one panel for each model and set."""
     bins = [bin for bin in view.report.exposures if not view.arms[bin.model, bin.arm].sweep]
-    places = list(dict.fromkeys((bin.model, bin.question_set) for bin in bins))
-    if not places:
+    model_sets = list(dict.fromkeys((bin.model, bin.question_set) for bin in bins))
+    if not model_sets:
         return None
     marks: dict[str, Any] = {}
     with style():
-        figure, axes, n_columns = panels(len(places), columns if len(places) > 1 else 1, 2.6)
-        if len(places) == 1 and columns > 1:
+        figure, axes, n_columns = panels(len(model_sets), columns if len(model_sets) > 1 else 1, 2.6)
+        if len(model_sets) == 1 and columns > 1:
             figure.set_size_inches(10.0, 3.2)
-        for index, (panel, place) in enumerate(zip(axes, places, strict=True)):
-            of_panel = [bin for bin in bins if (bin.model, bin.question_set) == place]
+        for index, (panel, model_set) in enumerate(zip(axes, model_sets, strict=True)):
+            of_panel = [bin for bin in bins if (bin.model, bin.question_set) == model_set]
             percent_axis(panel, labelled=index % n_columns == 0)
             lows = sorted({(bin.low, bin.high) for bin in of_panel})
             arms = list(dict.fromkeys(bin.arm for bin in of_panel))
@@ -263,10 +263,10 @@ def exposures(view: View, *, columns: int = 3) -> Figure | None:
                 marks[arm] = line_mark(format_name(arm, LONGEST), color=colour, marker=marker, linestyle=line)
             panel.set_xticks(range(len(lows)), [exposures_label(bin) for bin in _first_of(of_panel, lows)])
             panel.set_xlim(-0.4, len(lows) - 0.6)
-            _draw_base(panel, view, *place)
+            _draw_base(panel, view, *model_set)
             panel.set_xlabel("times its document was read")
-            prefix = f"{format_name(place[0], LONGEST)}\n" if view.several_models else ""
-            panel.set_title(prefix + format_name(place[1], LONGEST), fontweight="bold")
+            prefix = f"{format_name(model_set[0], LONGEST)}\n" if view.several_models else ""
+            panel.set_title(prefix + format_name(model_set[1], LONGEST), fontweight="bold")
         marks["\0base"] = line_mark("base", color=MUTED, linewidth=0.9)
         marks["\0chance"] = line_mark("chance", **CHANCE)
         add_legend(figure, list(marks.values()), columns)
@@ -279,23 +279,23 @@ def _first_of(bins: Sequence[ExposureBin], bounds: Sequence[tuple[float, float]]
 
 def frontier(view: View, *, columns: int = 2) -> Figure | None:
     """Return learning against retention, one panel for each model and retention set, one line for each sweep."""
-    places = []
+    panel_keys = []
     for model in view.report.models:
         forward = [name for name in view.sets("learning", model) if not is_reverse(name)]
         sweeps = [sweep for sweep in view.report.sweeps if sweep.model == model and sweep.frontier]
-        places += [
+        panel_keys += [
             (model, sweeps, forward[0], kept) for kept in view.sets("retention", model)
             if forward and any(_both(view, sweep, forward[0], kept) for sweep in sweeps)
         ]  # fmt: skip
-    if not places:
+    if not panel_keys:
         return None
     marks: dict[str, Any] = {}
     labels: list[list[Label]] = []
     with style():
-        figure, axes, _ = panels(len(places), columns if len(places) > 1 else 1, 3.9)
-        if len(places) == 1 and columns > 1:
+        figure, axes, _ = panels(len(panel_keys), columns if len(panel_keys) > 1 else 1, 3.9)
+        if len(panel_keys) == 1 and columns > 1:
             figure.set_size_inches(10.0, 5.0)
-        for panel, (model, sweeps, learned, kept) in zip(axes, places, strict=True):
+        for panel, (model, sweeps, learned, kept) in zip(axes, panel_keys, strict=True):
             texts, of_panel = _arm_labels(view), list[Label]()
             for sweep, (colour, marker, line) in zip(sweeps, SERIES * len(sweeps), strict=False):
                 points = _both(view, sweep, learned, kept)
@@ -309,8 +309,8 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
                     of_panel.append(Label(x, y, label, colour))
                 name = format_name(sweep.name, LONGEST)
                 marks[sweep.name] = line_mark(name, color=colour, marker=marker, linestyle=line, markersize=6)
-            own, arms = _draw_arms(panel, view, (model, learned, kept), texts)
-            marks |= own
+            arm_marks, arms = _draw_arms(panel, view, (model, learned, kept), texts)
+            marks |= arm_marks
             labelled = {(label.x, label.y) for label in arms}
             labels.append([*arms, *(label for label in of_panel if (label.x, label.y) not in labelled)])
             _prepare_frontier(panel, view, (model, learned, kept))
@@ -335,39 +335,43 @@ def _both(view: View, sweep: Sweep, learned: str, kept: str) -> list[tuple[float
     """Return (kept, learned, label) of each point of a sweep that has both."""
     points = []
     for point, x in zip(sweep.points, numbers_of(sweep), strict=True):
-        one, other = view.point(sweep, point, kept), view.point(sweep, point, learned)
-        if one is not None and other is not None:
-            points.append((one.accuracy, other.accuracy, tick_label(point, x)))
+        retention, learning = view.point(sweep, point, kept), view.point(sweep, point, learned)
+        if retention is not None and learning is not None:
+            points.append((retention.accuracy, learning.accuracy, tick_label(point, x)))
     return points
 
 
 def _draw_intervals(panel: Axes, results: Sequence[ArmResult | None], colour: str) -> None:
     """Draw the 95% intervals of retention and of learning (the two `results`) as a thin cross."""
-    one, other = results
-    if one is not None and other is not None:
-        panel.hlines(other.accuracy, one.low, one.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
-        panel.vlines(one.accuracy, other.low, other.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
+    retention, learning = results
+    if retention is not None and learning is not None:
+        panel.hlines(
+            learning.accuracy, retention.low, retention.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1
+        )
+        panel.vlines(retention.accuracy, learning.low, learning.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
 
 
 def _draw_arms(
-    panel: Axes, view: View, place: tuple[str, str, str], texts: Mapping[str, str]
+    panel: Axes, view: View, panel_key: tuple[str, str, str], texts: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Label]]:
     """Draw the study's own arms, the base as a star; return the entries of the legend, and the labels of `texts`."""
-    model, learned, kept = place
+    model, learned, kept = panel_key
     marks = {"\0base": line_mark("base", color=INK, marker="*", markersize=11, linestyle="none")}
     labels = []
     for arm in view.own_arms(model):
-        one, other = view.result(model, arm.name, kept), view.result(model, arm.name, learned)
-        if one is None or other is None:
+        retention, learning = view.result(model, arm.name, kept), view.result(model, arm.name, learned)
+        if retention is None or learning is None:
             continue
         marker, size = ("x", 6) if arm.trained else ("*", 13)
-        panel.plot([one.accuracy], [other.accuracy], marker, color=INK, markersize=size, clip_on=False, zorder=4)
+        panel.plot(
+            [retention.accuracy], [learning.accuracy], marker, color=INK, markersize=size, clip_on=False, zorder=4
+        )
         if not any(point.arm == arm.name for sweep in view.report.sweeps if sweep.frontier for point in sweep.points):
-            _draw_intervals(panel, (one, other), INK)
-        text = f"{arm.name}: {format_percent(other.accuracy)} learned, {format_percent(one.accuracy)} kept"
-        add_tip(panel, one.accuracy, other.accuracy, text)
+            _draw_intervals(panel, (retention, learning), INK)
+        text = f"{arm.name}: {format_percent(learning.accuracy)} learned, {format_percent(retention.accuracy)} kept"
+        add_tip(panel, retention.accuracy, learning.accuracy, text)
         label = texts.get(arm.name, "")
-        labels.append(Label(one.accuracy, other.accuracy, label))
+        labels.append(Label(retention.accuracy, learning.accuracy, label))
         if label:
             name = format_name(arm.name, LONGEST)
             words = "an arm of its own" if label == name else f"{label}  {name}"
@@ -375,8 +379,8 @@ def _draw_arms(
     return marks, labels
 
 
-def _prepare_frontier(panel: Axes, view: View, place: tuple[str, str, str]) -> None:
-    model, learned, kept = place
+def _prepare_frontier(panel: Axes, view: View, panel_key: tuple[str, str, str]) -> None:
+    model, learned, kept = panel_key
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
     panel.grid(color=RULE, linewidth=0.6)
@@ -394,12 +398,12 @@ def scaling_figure(view: View, *, columns: int = 3) -> Figure | None:
     if scaling is None or not scaling.points:
         return None
     sets = list(dict.fromkeys(point.question_set for point in scaling.points))
-    places: list[tuple[str, str]] = [("parameters", name) for name in sets]
-    places += [("exposures", name) for name in sets if any(p.exposures for p in _of(scaling, name))]
-    places += [("bits", name) for name in sets]
+    kinds: list[tuple[str, str]] = [("parameters", name) for name in sets]
+    kinds += [("exposures", name) for name in sets if any(p.exposures for p in _of(scaling, name))]
+    kinds += [("bits", name) for name in sets]
     with style():
-        figure, axes, _ = panels(len(places), columns, 2.75)
-        for panel, (kind, name) in zip(axes, places, strict=True):
+        figure, axes, _ = panels(len(kinds), columns, 2.75)
+        for panel, (kind, name) in zip(axes, kinds, strict=True):
             points = _of(scaling, name)
             marks: list[Any] = []
             key = "model" if kind == "exposures" else "label"
@@ -422,8 +426,8 @@ def _of(scaling: Scaling, question_set: str) -> list[ScalingPoint]:
     return [point for point in scaling.points if point.question_set == question_set]
 
 
-def _fit_of(scaling: Scaling, place: tuple[str, str, str]) -> ScalingFit | None:
-    return next((fit for fit in scaling.fits if (fit.question_set, fit.along, fit.fixed) == place), None)
+def _fit_of(scaling: Scaling, fit_key: tuple[str, str, str]) -> ScalingFit | None:
+    return next((fit for fit in scaling.fits if (fit.question_set, fit.along, fit.fixed) == fit_key), None)
 
 
 def _draw_accuracies(
