@@ -17,13 +17,16 @@ import yaml
 
 import kinject
 from kinject.cli import main
+from kinject.corpus.packing import TrainingRow
 from kinject.errors import InputError, KinjectError
 from kinject.plan.devices import Devices, cheapest_changes, parse_memory
 from kinject.plan.memory import Memory, MemoryTracker, optimizer_memory, simulate
 from kinject.plan.model import StepConfig
+from kinject.plan.parallelism import _shardable
 from kinject.plan.run import PlanOptions, estimate_disk, plan
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.optimizers import add_muon
+from kinject.train.regularization import Projection, _hooked, projection_memory
 
 LLAMA = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -143,6 +146,64 @@ def test_a_teacher_takes_a_copy_of_what_trains_or_only_the_logits_of_its_diverge
     assert _tensors(live) == _tensors(few) + few.trained_bytes
     assert plain.weights == few.weights
     assert plain.peak < few.peak < whole.peak
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_projection_takes_the_moments_the_bases_and_the_copies_of_its_layers(kind: str) -> None:
+    """Independent count: a real projection of a real model; of a basis with random inputs no half is left out."""
+    model: Any = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind]).float()
+    ids = torch.randint(0, 500, (40, 32), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [TrainingRow(row, row, list(range(32)), [False] * 32) for row in ids]
+    planned = projection_memory(model, on_cpu=True)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    with _hooked(model, names) as moments:
+        model(torch.tensor(ids))
+    squares = [total.nbytes for module, total in moments.sums.items() if not isinstance(module, torch.nn.Embedding)]
+    assert planned.measuring == sum(squares) + 4 * max(squares)
+    projection = Projection(model, rows, 0.2)
+    projection.on_pre_optimizer_step(None, None, None)
+    assert planned.copies == sum(tensor.nbytes for tensor in projection._before.values())
+    bases = [limit.basis.nbytes for limit in projection.constraints.values() if limit.basis is not None]
+    assert len(bases) == len(squares)
+    assert planned.bases / 4 < sum(bases) <= planned.bases
+
+    plain, projected = simulate(_step(kind)), simulate(_step(kind, projected=True))
+    assert projected.optimizer == plain.optimizer + planned.bases
+
+
+def test_with_an_adapter_projection_needs_most_before_the_first_step() -> None:
+    adapter = {"r": 2, "target_modules": "all-linear"}
+    memory = simulate(_step(batch=1, block=2, adapter=adapter, projected=True))
+    assert memory.when == "measuring the texts that projection keeps, before the first step"
+    assert memory.activations == 8 * (3 * (6 * 64 * 64 + 160 * 160) + 4 * 160 * 160)
+    assert _tensors(memory) == memory.weights + memory.activations
+
+
+def test_the_update_of_a_projection_holds_the_weights_before_it() -> None:
+    """With rows of a few tokens the fullest moment is the update, whose tensors are counted by hand."""
+    config = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 16, "intermediate_size": 32, "vocab_size": 4000})
+    step = _step(batch=1, block=2)
+    plain = simulate(replace(step, model=config, fused=True, optim="sgd"))
+    projected = simulate(replace(step, model=config, fused=True, optim="sgd", projected=True))
+    matrices = 3 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 32) + 2 * 4000 * 16
+    assert projected.when == "the optimizer's step"
+    assert projected.activations == 4 * matrices + 3 * 4 * 4000 * 16
+    assert projected.optimizer == 4 * (3 * (6 * 16 * 8 + 32 * 16) + 16 * 8)
+    assert projected.weights == plain.weights
+
+
+def test_changes_that_rule_out_projection_remove_it() -> None:
+    """Sharding, rounding and updates in the backward pass are refused beside it: the plan's command leaves it out."""
+    step = _step(projected=True, mixed=torch.bfloat16)
+    overrides, plain = _shardable(step)
+    assert "regularization.projection=null" in overrides
+    assert not plain.projected
+    small = Devices("cuda", "GPU", 1, 1 << 20, here=False, reserved=0)
+    changes, _ = cheapest_changes(replace(step, device="cuda"), small, lambda changed: simulate(changed).peak)
+    words = [set(change.overrides) for change in changes]
+    excluding = {"techniques.stochastic_rounding=true", "techniques.optimizer_in_backward=true"}
+    assert sum(bool(each & excluding) for each in words) == 2
+    assert all("regularization.projection=null" in each for each in words if each & excluding)
 
 
 def test_a_plan_counts_what_the_teacher_reads_and_writes(

@@ -269,7 +269,8 @@ def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Ca
     if config.dtype == torch.float32:
         cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
         words: tuple[str, ...] = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true")
-        yield _without_muon(config, words, cost, (("dtype", torch.bfloat16), ("rounding", True)))
+        fields = (("dtype", torch.bfloat16), ("rounding", True))
+        yield _without_muon(config, *_without_projection(config, words, cost, fields))
     if "paged" not in config.optim and config.device == "cuda":
         cost = "the same update; the optimizer's state is in the machine's memory while the GPU's is short"
         yield _without_muon(config, ("trainer.optim=paged_adamw_8bit",), cost, (("optim", "paged_adamw_8bit"),))
@@ -282,7 +283,8 @@ def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Ca
             "trainer.max_grad_norm=0",
             "trainer.gradient_accumulation_steps=1",
         )
-        yield _without_muon(config, words, cost, (("in_backward", True), ("accumulation", 1)))
+        fields = (("in_backward", True), ("accumulation", 1))
+        yield _without_muon(config, *_without_projection(config, words, cost, fields))
 
 
 def _without_muon(
@@ -292,6 +294,16 @@ def _without_muon(
     if not config.muon:
         return _Candidate(words, cost, fields)
     return _Candidate((*words, "techniques.muon=null"), f"{cost}; AdamW instead of Muon", (*fields, ("muon", False)))
+
+
+def _without_projection(
+    config: StepConfig, words: tuple[str, ...], cost: str, fields: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[str, ...], str, tuple[tuple[str, Any], ...]]:
+    """Return the parts of a change that rules out regularization.projection."""
+    if not config.projected:
+        return words, cost, fields
+    words = (*words, "regularization.projection=null")
+    return words, f"{cost}; updates are not projected", (*fields, ("projected", False))
 
 
 def render_size(n_bytes: float) -> str:

@@ -33,14 +33,18 @@ from kinject.plan.model import (
     count_alike_layers,
     count_flops,
     count_parameters,
+    count_tiled_weights,
+    largest_block,
     layer_stack,
 )
 from kinject.train.loss import divergence, in_tiles
 from kinject.train.optimizers import embedding_bits, is_muon_matrix
+from kinject.train.regularization import projection_memory
 
 _TILE = (4096, 32_768)
 """Tokens and vocabulary entries that TRL's fused head projects at once, at most."""
 _UPDATE = "the optimizer's step"
+_MEASURING = "measuring the texts that projection keeps, before the first step"
 _SHORT = (2, 3)
 """Layers of the two short stacks that are run in place of a longer one."""
 _MIN_OFFLOADED = 1024
@@ -261,8 +265,13 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
     state, working = optimizer_memory(model, config)
     counts = {
         "parameters": n_all, "trained": n_trained, "multiplied": n_multiplied, "state": state, "working": working,
-        "trained bytes": _bytes(trained), "largest block": _largest_block(model), "in tiles": _tiled_weights(model),
+        "bases": 0, "measuring": 0, "trained bytes": _bytes(trained), "largest block": largest_block(model),
+        "in tiles": count_tiled_weights(model),
     }  # fmt: skip
+    if config.projected:
+        projection = projection_memory(model, on_cpu=config.device == "cpu")
+        counts |= {"bases": projection.bases, "measuring": projection.measuring}
+        counts["working"] = projection.copies + max(working, projection.correction)
 
     def keep(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
@@ -387,30 +396,22 @@ def _fullest_moment(figures: Mapping[tuple[str, str], int], config: StepConfig) 
     when = max(moments, key=lambda moment: sum(moments[moment].values()))
     parts = moments[when]
     is_paged = config.optim.startswith("paged") and config.device == "cuda"
-    state = 0 if is_paged else counts["state"]
+    state = counts["bases"] + (0 if is_paged else counts["state"])
+    weights = moments[_UPDATE]["weights"]
+    if weights + counts["measuring"] > sum(parts.values()) + state:
+        when, state = _MEASURING, 0
+        parts = {"weights": weights, "gradients": 0, "activations": counts["measuring"], "logits": 0}
     holes = min(_HEAP_HOLES, (sum(parts.values()) + state) // 2) if config.device == "cpu" else 0
     if config.device == "cpu" and config.checkpointing:
         holes += int(_CHECKPOINTING_HOLES * (parts["activations"] + parts["logits"]))
     return Memory(
         weights=parts["weights"], gradients=parts["gradients"], optimizer=state,
         activations=parts["activations"], logits=parts["logits"], fragmentation=holes,
-        when=_UPDATE if when == _UPDATE else "forward and backward pass", n_parameters=counts["parameters"],
+        when=when if when in (_UPDATE, _MEASURING) else "forward and backward pass", n_parameters=counts["parameters"],
         n_trained=counts["trained"], trained_bytes=counts["trained bytes"], largest_block=counts["largest block"],
         flops=count_flops(counts["multiplied"], counts["trained"], config, counts["in tiles"]),
         paged=counts["state"] if is_paged else 0,
     )  # fmt: skip
-
-
-def _tiled_weights(model: Any) -> int:
-    """Return the number of weights in MLPs that read a row in tiles."""
-    mlps = [module for module in model.modules() if hasattr(module, "mlp_tile")]
-    return sum(parameter.numel() for mlp in mlps for parameter in mlp.parameters())
-
-
-def _largest_block(model: Any) -> int:
-    """Return the bytes of the largest layer of the stack, or of the embeddings if they are larger."""
-    sizes = [_bytes(layer.parameters()) for layer in layer_stack(model)]
-    return max([*sizes, _bytes(model.get_input_embeddings().parameters())])
 
 
 def _bytes(parameters: Iterable[torch.Tensor]) -> int:

@@ -44,8 +44,8 @@ class StepConfig:
     `mlp_tile` tokens of a row at once (None: all). `muon`,
     `rounding` and `in_backward` are techniques.muon, stochastic_rounding and optimizer_in_backward. `distilled` is the number
     of a teacher's log-probs of each token (None: no teacher); `teacher_copy`: its weights are in memory beside those that
-    train. `liger` is trainer.use_liger_kernel. `context` devices read a row together, each its part of the tokens; `tensor`
-    devices have a part of every layer each.
+    train. `projected`: regularization.projection limits the updates. `liger` is trainer.use_liger_kernel. `context` devices
+    read a row together, each its part of the tokens; `tensor` devices have a part of every layer each.
     """
 
     model: PretrainedConfig
@@ -72,6 +72,7 @@ class StepConfig:
     mlp_tile: int | None = None
     distilled: int | None = None
     teacher_copy: bool = False
+    projected: bool = False
     liger: bool = False
     context: int = 1
     tensor: int = 1
@@ -353,3 +354,15 @@ def count_flops(n_multiplied: int, n_trained: int, config: StepConfig, n_tiled: 
     attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size // config.tensor
     tokens = config.batch * config.tokens * config.accumulation
     return float(tokens * (2 * (passes * n_multiplied + n_tiled + min(n_trained, n_multiplied)) + attention))
+
+
+def count_tiled_weights(model: Any) -> int:
+    """Return the number of weights in MLPs that read a row in tiles."""
+    mlps = [module for module in model.modules() if hasattr(module, "mlp_tile")]
+    return sum(parameter.numel() for mlp in mlps for parameter in mlp.parameters())
+
+
+def largest_block(model: Any) -> int:
+    """Return the bytes of the largest layer of the stack, or of the embeddings if they are larger."""
+    blocks = [*layer_stack(model), model.get_input_embeddings()]
+    return max(sum(weight.numel() * weight.element_size() for weight in block.parameters()) for block in blocks)

@@ -136,6 +136,9 @@ def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
     if step.muon:
         overrides += ("techniques.muon=null",)
         step = replace(step, muon=False)
+    if step.projected:
+        overrides += ("regularization.projection=null",)
+        step = replace(step, projected=False)
     if step.loss_tile is not None:
         overrides += ("techniques.loss_tile=null",)
         step = replace(step, loss_tile=None)

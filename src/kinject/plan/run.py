@@ -201,13 +201,19 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
 def _uncounted(recipe: TrainRecipe) -> list[str]:
     """Return a note on the parts of the recipe whose memory is not simulated."""
     parts = {
-        "regularization (its copies of weights and directions)": recipe.regularization is not None,
+        "regularization (its copies of the weights)": _copies_weights(recipe),
         "techniques.sam (a copy of the weights that train)": recipe.techniques.sam > 0,
         "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
         "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",
     }
     names = [name for name, used in parts.items() if used]
     return [f"memory not counted: {'; '.join(names)}."] if names else []
+
+
+def _copies_weights(recipe: TrainRecipe) -> bool:
+    """Return whether L2, EWC or KL hold the base's weights."""
+    section = recipe.regularization
+    return section is not None and bool(section.l2 or section.ewc or section.kl)
 
 
 def _describe_liger(step: StepConfig) -> list[str]:
@@ -259,6 +265,7 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
         loss_tile=recipe.techniques.loss_tile, mlp_tile=recipe.techniques.mlp_tile,
         rounding=recipe.techniques.stochastic_rounding,
         in_backward=recipe.techniques.optimizer_in_backward, muon=recipe.techniques.muon is not None,
+        projected=recipe.projection is not None,
         liger=devices.kind == "cuda" and bool(recipe.trainer.get("use_liger_kernel")), **_teacher(recipe, config),
     )  # fmt: skip
 

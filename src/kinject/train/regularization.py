@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
     from kinject.recipe import TrainRecipe
+
+
+_DECOMPOSITION = 4
+"""Square matrices beside a second moment while its eigenvectors are computed: its mean, the vectors, LAPACK's two of work."""
 
 
 class Regularizer:
@@ -315,18 +319,52 @@ class _Moments:
 def _hooked(model: nn.Module, names: dict[int, str]) -> Iterator[_Moments]:
     """Yield the moments of the layers of `model` whose weights are in `names`, filled as the model reads."""
     moments = _Moments()
-    hooks = [
-        module.register_forward_hook(moments.add)
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D, nn.Embedding))
-        and id(module.weight) in names
-        and ".lora_B." not in name
-    ]
+    hooks = [module.register_forward_hook(moments.add) for module in _constrained_layers(model, names)]
     try:
         yield moments
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _constrained_layers(model: nn.Module, trained: Container[int]) -> list[Any]:
+    """Return the layers of `model` whose weight is limited: those whose id(weight) is in `trained`, without LoRA's B."""
+    return [
+        module for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and id(module.weight) in trained and ".lora_B." not in name
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProjectionMemory:
+    """Bytes of a `Projection`.
+
+    `bases` are at most those of all layers: texts that use few directions need fewer. `copies` are the weights before an update,
+    `correction` the tensors that correct the largest weight after it. `measuring` are the second moments before the first
+    update, with the decomposition of the largest.
+    """
+
+    bases: int
+    copies: int
+    correction: int
+    measuring: int
+
+
+def projection_memory(model: nn.Module, *, on_cpu: bool) -> ProjectionMemory:
+    """Return the memory of a projection of the updates of `model`, of whose tensors only shapes and types are read."""
+    layers = _constrained_layers(model, {id(weight) for weight in model.parameters() if weight.requires_grad})
+    weights = list({id(layer.weight): layer.weight for layer in layers}.values())
+    n_inputs = [
+        layer.weight.shape[0 if isinstance(layer, Conv1D) else 1] for layer in layers if not isinstance(layer, nn.Embedding)
+    ]  # fmt: skip
+    squares, number = [n * n for n in n_inputs], 8 if on_cpu else 4
+    numbers_at_once = [weight.numel() * (3 if weight.dtype == torch.float32 else 4) for weight in weights]
+    return ProjectionMemory(
+        bases=sum(4 * n * (n // 2) for n in n_inputs),
+        copies=sum(weight.numel() * weight.element_size() for weight in weights),
+        correction=4 * max(numbers_at_once, default=0),
+        measuring=number * (sum(squares) + _DECOMPOSITION * max(squares, default=0)),
+    )
 
 
 def _free_directions(moment: torch.Tensor, free: float) -> tuple[torch.Tensor, bool]:
