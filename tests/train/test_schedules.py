@@ -100,7 +100,7 @@ def _cases() -> list[Any]:
     for warmup, (fields, steps) in WARMUPS.items():
         for name, (kwargs, formula) in FORMULAS.items():
             expected = _expected(name, formula, steps)
-            cases.append(pytest.param(name.split()[0], kwargs, fields, expected, id=f"{warmup} {name}"))
+            cases.append(pytest.param(name.split()[0], kwargs, fields, expected, id=f"{name} {warmup}"))
         late = _late_cosine(steps)
         floor = {"min_lr_rate": 0.1}
         cases.append(pytest.param("cosine_warmup_with_min_lr", floor, fields, late, id=f"late cosine {warmup}"))

@@ -269,7 +269,7 @@ def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Ca
     if config.dtype == torch.float32:
         cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
         words: tuple[str, ...] = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true")
-        fields = (("dtype", torch.bfloat16), ("rounding", True))
+        fields: tuple[tuple[str, Any], ...] = (("dtype", torch.bfloat16), ("rounding", True))
         yield _without_muon(config, *_without_projection(config, words, cost, fields))
     if "paged" not in config.optim and config.device == "cuda":
         cost = "the same update; the optimizer's state is in the machine's memory while the GPU's is short"

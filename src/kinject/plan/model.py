@@ -364,5 +364,5 @@ def count_tiled_weights(model: Any) -> int:
 
 def largest_block(model: Any) -> int:
     """Return the bytes of the largest layer of the stack, or of the embeddings if they are larger."""
-    blocks = [*layer_stack(model), model.get_input_embeddings()]
+    blocks: list[nn.Module] = [*layer_stack(model), model.get_input_embeddings()]
     return max(sum(weight.numel() * weight.element_size() for weight in block.parameters()) for block in blocks)
