@@ -83,7 +83,7 @@ def test_an_update_is_the_part_of_the_plain_one_that_numpy_finds_free(free: floa
     hidden = before["embed.weight"][[t for row in rows for t in row.input_ids]]
     states = np.tanh(hidden @ before["layer.weight"].T + before["layer.bias"])
     projection = Projection(model, rows, free)
-    assert projection.held == ["layer.bias"]
+    assert projection.frozen == ["layer.bias"]
     assert not model.layer.bias.requires_grad
     assert projection.n_tokens == 12
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.7)

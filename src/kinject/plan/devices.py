@@ -132,8 +132,8 @@ def find_devices(
 
 def _named_in(name: str) -> Gpu | None:
     """Return the card of `GPUS` whose name is in the driver's name of a GPU, the longest one."""
-    found = [gpu for gpu in GPUS.values() if gpu.name.partition("-")[0] in name.replace("-", " ").split()]
-    return found[0] if found else None
+    matching = [gpu for gpu in GPUS.values() if gpu.name.partition("-")[0] in name.replace("-", " ").split()]
+    return matching[0] if matching else None
 
 
 def find_gpu(name: str) -> Gpu:
@@ -185,9 +185,9 @@ def cheapest_changes(
             break
     suffice = bool(chosen) and devices.fits(peak(chosen))
     for candidate in chosen[-2::-1] if suffice else ():
-        rest = [other for other in chosen if other is not candidate]
-        if devices.fits(peak(rest)):
-            chosen = rest
+        others = [other for other in chosen if other is not candidate]
+        if devices.fits(peak(others)):
+            chosen = others
     changes = [Change(each.overrides, each.cost, peak(chosen[: n + 1])) for n, each in enumerate(chosen)]
     return changes, changed(chosen) if suffice else None
 

@@ -141,16 +141,16 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.moment = moment
 
         for index, layer in enumerate(layers):
-            place = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
-            after = "head" if index == len(layers) - 1 else f"forward, {place}"
+            layer_name = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
+            after = "head" if index == len(layers) - 1 else f"forward, {layer_name}"
 
-            def leave(_: Any, __: Any, output: Any, place: str = place, after: str = after) -> None:
+            def leave(_: Any, __: Any, output: Any, layer_name: str = layer_name, after: str = after) -> None:
                 enter(after)
                 for tensor in tree_leaves(output):
                     if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                        tensor.register_hook(lambda _: enter(f"backward, {place}", backward=True))  # type: ignore[no-untyped-call]
+                        tensor.register_hook(lambda _: enter(f"backward, {layer_name}", backward=True))  # type: ignore[no-untyped-call]
 
-            layer.register_forward_pre_hook(lambda *_, place=place: enter(f"forward, {place}"))
+            layer.register_forward_pre_hook(lambda *_, layer_name=layer_name: enter(f"forward, {layer_name}"))
             layer.register_forward_hook(leave)
 
     def _forget(self, key: int, n_bytes: int) -> None:
@@ -336,10 +336,10 @@ def _loss(model: Any, config: StepConfig, inputs: dict[str, Any], tracker: Memor
         if config.distilled is not None:
             return _distance(logits.flatten(0, 1), labels, config.distilled)
         return F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum")
-    whole = model.get_base_model() if config.adapter is not None else model
+    base = model.get_base_model() if config.adapter is not None else model
     with autocast:
-        hidden = whole.base_model(**inputs).last_hidden_state[:, :-1].reshape(-1, whole.config.hidden_size)
-        weight = whole.get_output_embeddings().weight
+        hidden = base.base_model(**inputs).last_hidden_state[:, :-1].reshape(-1, base.config.hidden_size)
+        weight = base.get_output_embeddings().weight
         losses = _FusedHead.apply(hidden, weight, config.mixed or hidden.dtype)  # type: ignore[no-untyped-call]
     assert isinstance(losses, torch.Tensor)
     return losses.sum()
@@ -348,20 +348,20 @@ def _loss(model: Any, config: StepConfig, inputs: dict[str, Any], tracker: Memor
 def _distance(logits: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
     """Return the loss of tokens with a teacher's predictions, as `TrainingLoss.by_token` computes it."""
     losses = F.cross_entropy(logits, labels, reduction="none")
-    given = torch.arange(len(labels))
+    taught = torch.arange(len(labels))
     ids = torch.zeros(len(labels), k, dtype=torch.long) if k < logits.shape[-1] else None
     target = torch.zeros(len(labels), k + 1 if ids is not None else logits.shape[-1])
-    return losses.index_copy(0, given, divergence(logits[given] / 1.0, target, ids)).sum()
+    return losses.index_copy(0, taught, divergence(logits[taught] / 1.0, target, ids)).sum()
 
 
 def _tiled_loss(model: Any, config: StepConfig, inputs: dict[str, Any], autocast: Any) -> torch.Tensor:
     """Return the loss with the logits of `loss_tile` tokens at a time, as techniques.loss_tile computes it."""
-    whole = model.get_base_model() if config.adapter is not None else model
+    base = model.get_base_model() if config.adapter is not None else model
     with autocast:
-        hidden = whole.base_model(**inputs).last_hidden_state[:, :-1].flatten(0, 1)
-        head = whole.get_output_embeddings()
+        hidden = base.base_model(**inputs).last_hidden_state[:, :-1].flatten(0, 1)
+        head = base.get_output_embeddings()
         losses = in_tiles(
-            lambda part, wanted: F.cross_entropy(head(part).float(), wanted, reduction="none"),
+            lambda part, labels: F.cross_entropy(head(part).float(), labels, reduction="none"),
             config.loss_tile or 1, hidden, inputs["input_ids"][:, 1:].flatten(),
         )  # fmt: skip
     return torch.cat(losses).sum()

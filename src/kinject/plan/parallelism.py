@@ -222,12 +222,12 @@ def _fsdp_step(step: StepConfig, memory: Memory | None) -> Memory:
         changed = replace(changed, optim="adamw_torch_fused", optim_args=None)
     if memory is not None and changed == step:
         return memory
-    found = simulate(changed)
-    wider = found.n_trained * step.dtype.itemsize - found.trained_bytes if step.adapter is None else 0
-    ratio = 1 + wider / found.trained_bytes  # the shards keep the dtype of the weights
+    whole = simulate(changed)
+    wider = whole.n_trained * step.dtype.itemsize - whole.trained_bytes if step.adapter is None else 0
+    ratio = 1 + wider / whole.trained_bytes  # the shards keep the dtype of the weights
     return replace(
-        found, weights=found.weights + wider, gradients=found.trained_bytes + wider, optimizer=int(ratio * found.optimizer),
-        trained_bytes=found.trained_bytes + wider,
+        whole, weights=whole.weights + wider, gradients=whole.trained_bytes + wider, optimizer=int(ratio * whole.optimizer),
+        trained_bytes=whole.trained_bytes + wider,
     )  # fmt: skip
 
 
@@ -266,8 +266,8 @@ def _fsdp(step: StepConfig, memory: Memory, devices: Devices, group: int, overri
 
 def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tuple[str, ...]) -> Parallelism:
     """Return FSDP with weights, gradients and state in the machine's memory, or the reason why nothing fits."""
-    rest, layer = memory.activations + memory.logits, _whole_layers(step, memory)
-    if devices.fits(rest + layer):
+    on_gpu, layer = memory.activations + memory.logits, _whole_layers(step, memory)
+    if devices.fits(on_gpu + layer):
         host = (memory.weights + memory.gradients + memory.optimizer) // devices.nodes
         why = (
             f"{_PARTS} ({render_size(host)}) are in the machine's memory and one layer at a time on the GPU: several times "
@@ -281,19 +281,19 @@ def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tupl
             )
         sent = (2 * memory.weights + memory.trained_bytes) * step.accumulation // devices.count
         launch = _launch("fsdp2-offload", devices)
-        return Parallelism("offload", why, rest + layer, launch, sent, overrides, notes)
+        return Parallelism("offload", why, on_gpu + layer, launch, sent, overrides, notes)
     if not devices.fits(layer):
         why = (
             f"the largest layer ({render_size(memory.largest_block)}) does not fit, since FSDP and ZeRO gather it whole with "
             "the next one. Between several devices tensor parallelism splits a layer (--tp 2 plans it): use that, weights in "
             "bfloat16 or 4 bits, or a larger device"
         )
-        return Parallelism("none", why, rest + layer, "")
+        return Parallelism("none", why, on_gpu + layer, "")
     why = (
         "the activations of a device's own rows do not fit even with all else in the machine's memory: take smaller or "
         "shorter rows"
     )
-    return Parallelism("none", why, rest + layer, "")
+    return Parallelism("none", why, on_gpu + layer, "")
 
 
 def _split(step: StepConfig, devices: Devices) -> Parallelism:

@@ -224,13 +224,13 @@ class Projection(TrainerCallback):  # type: ignore[misc]
     def __init__(self, model: Any, rows: Sequence[TrainingRow], free: float) -> None:
         self.free, self.n_tokens = free, 0
         self.constraints: dict[str, Constraint] = {}
-        self.held: list[str] = []
+        self.frozen: list[str] = []
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._before: dict[str, torch.Tensor] = {}
         self._measure(model, rows)
         for name, parameter in self._parameters.items():
             if name not in self.constraints and ".lora_B." not in name:
-                self.held.append(name)
+                self.frozen.append(name)
                 parameter.requires_grad_(False)
         if not self.constraints:
             raise TrainingError("regularization.projection: no matrix of a layer trains. Remove the line.")
@@ -255,18 +255,18 @@ class Projection(TrainerCallback):  # type: ignore[misc]
 
     def describe(self, path: str) -> str:
         """Return a note on what may change; `path` is the file of the kept texts."""
-        matrices = [one for one in self.constraints.values() if one.basis is not None]
-        free = sum(_n_free(one) for one in matrices)
-        total = sum(len(one.basis) for one in matrices if one.basis is not None)
-        tokens = [one.moving for one in self.constraints.values() if one.moving is not None]
+        matrices = [limit for limit in self.constraints.values() if limit.basis is not None]
+        free = sum(map(_n_free, matrices))
+        total = sum(len(limit.basis) for limit in matrices if limit.basis is not None)
+        tokens = [limit.moving for limit in self.constraints.values() if limit.moving is not None]
         text = (
             f"regularization.projection: measured on {self.n_tokens:,} tokens of {path}; the updates of {len(matrices)} matrices "
             f"keep {free:,} of {total:,} directions of their inputs ({free / max(total, 1):.0%})"
         )
         if tokens:
-            n_moving, n_rows = sum(int(one.sum()) for one in tokens), sum(len(one) for one in tokens)
+            n_moving, n_rows = sum(int(rows.sum()) for rows in tokens), sum(map(len, tokens))
             text += f", the embeddings of {n_moving:,} of {n_rows:,} tokens train"
-        return text + (f"; {len(self.held)} other parameters do not train" if self.held else "")
+        return text + (f"; {len(self.frozen)} other parameters do not train" if self.frozen else "")
 
     def _measure(self, model: Any, rows: Sequence[TrainingRow]) -> None:
         """Set the constraints from the inputs of the layers on `rows`. Raises `TrainingError` without rows."""
