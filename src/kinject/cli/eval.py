@@ -168,7 +168,7 @@ lines with a meaning of their own:
 examples:
   kinject chat runs/cpt
   kinject chat runs/cpt --documents data/sandbox/documents.jsonl --k 1
-  kinject chat runs/sandbox/instruct/model --base none --system "Answer in upper case."
+  kinject chat runs/sandbox/instruct/model --base none --system "Answer in German."
   echo "Where was Aldrik Arndale born?" | kinject chat runs/cpt"""
 
 
