@@ -43,6 +43,7 @@ HARD = {"hard_example_mining": {"fraction": 0.5}}
          "techniques.hard_example_mining: regularization.kl is in units"),
         ({"techniques": {"sam": 0.1}, "trainer": {"optim": "lomo"}}, "techniques.sam: this optimizer updates while"),
         ({"techniques": {"freeze_base_steps": 2}}, "techniques.freeze_base_except: missing. Name the parameters"),
+        ({"techniques": {"freeze_base_steps": 2}}, "Or set techniques.reinitialize_last_layers."),
         ({"techniques": {"freeze_base_steps": 2}, "adapter": {"r": 2}}, "an adapter's base is frozen to the end"),
         ({"techniques": {"reinitialize_last_layers": 1}, "adapter": {"r": 2}}, "beside an adapter they would not train"),
         ({"techniques": {"reinitialize_last_layers": 1}, "regularization": {"l2": 0.1}}, "to untrained layers"),

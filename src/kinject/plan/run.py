@@ -200,20 +200,15 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
 
 def _uncounted(recipe: TrainRecipe) -> list[str]:
     """Return a note on the parts of the recipe whose memory is not simulated."""
+    section = recipe.regularization
     parts = {
-        "regularization (its copies of the weights)": _copies_weights(recipe),
+        "regularization (its copies of the weights)": section is not None and section.needs_base,
         "techniques.sam (a copy of the weights that train)": recipe.techniques.sam > 0,
         "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
         "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",
     }
     names = [name for name, used in parts.items() if used]
     return [f"memory not counted: {'; '.join(names)}."] if names else []
-
-
-def _copies_weights(recipe: TrainRecipe) -> bool:
-    """Return whether L2, EWC or KL hold the base's weights."""
-    section = recipe.regularization
-    return section is not None and bool(section.l2 or section.ewc or section.kl)
 
 
 def _describe_liger(step: StepConfig) -> list[str]:

@@ -96,6 +96,11 @@ class RegularizationSection:
     kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0, max=1e6)
     projection: ProjectionSection | None = option(None, help="Project updates away from what other texts use.")
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether a term compares with the base: L2, EWC or KL."""
+        return bool(self.l2 or self.ewc or self.kl)
+
 
 @dataclass(frozen=True)
 class GuardsSection:

@@ -381,7 +381,7 @@ def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     if (section.l2 or section.ewc) and recipe.trainer.get("fp16"):
         faults.append((key, "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
     splits = what_splits(recipe, config)
-    if (section.l2 or section.ewc or section.kl) and splits:
+    if section.needs_base and splits:
         faults.append((key, f"l2, ewc and kl need the base's weights and the gradients, and {splits}"))
     return faults
 
@@ -440,8 +440,7 @@ def _layer_faults(recipe: TrainRecipe) -> Faults:
             fault = "an adapter's base is frozen to the end. Remove the line."
             faults.append(("techniques.freeze_base_steps", fault))
         elif not techniques.freeze_base_except and not techniques.reinitialize_last_layers:
-            fault = "missing. Name the parameters that train first, as in [lm_head.*]; or set "
-            "techniques.reinitialize_last_layers."
+            fault = "missing. Name the parameters that train first: [lm_head.*]. Or set techniques.reinitialize_last_layers."
             faults.append(("techniques.freeze_base_except", fault))
     elif techniques.freeze_base_except:
         faults.append(("techniques.freeze_base_steps", "missing. freeze_base_except needs it: the number of updates."))
@@ -451,7 +450,7 @@ def _layer_faults(recipe: TrainRecipe) -> Faults:
             faults.append((key, "beside an adapter they would not train. Remove the line, or train all weights."))
         if model.new is not None:
             faults.append((key, "all weights of a new model are random. Remove the line."))
-        if section is not None and (section.l2 or section.ewc or section.kl or section.projection):
+        if section is not None and (section.needs_base or section.projection):
             fault = "regularization would hold the model to untrained layers. Keep one; layerwise_lr_decay may stay."
             faults.append((key, fault))
     return faults

@@ -325,8 +325,10 @@ def _plan_readings(
     )  # fmt: skip
     for name, documents in plan.probed_documents.items():
         if not any(documents):
-            fault = "no question names a document of the corpus or of replay (document_id), so none can decide "
-            "which documents are read."
+            fault = (
+                "no question names a document of the corpus or of replay (document_id), so none can decide which documents "
+                "are read."
+            )
             raise recipe.error(f"probes.questions.{name}", f"{fault} Name the deciding sets in exposure.questions.")
     tokenized.notes.append(plan.describe())
     return plan
