@@ -120,17 +120,17 @@ def _run_merge(arguments: argparse.Namespace) -> int:
 def _check_form(arguments: argparse.Namespace) -> None:
     """Raise `InputError` unless the arguments are those of one of the three forms."""
     forms = {"TUNED": arguments.tuned, "--add": arguments.add, "--onto": arguments.onto}
-    found_forms = [name for name, value in forms.items() if value is not None]
-    if len(found_forms) != 1:
+    used = [name for name, value in forms.items() if value is not None]
+    if len(used) != 1:
         raise InputError(
-            f"kinject merge: found {' and '.join(found_forms) or 'one model'}. Give BASE TUNED (an average), MODEL --add "
+            f"kinject merge: found {' and '.join(used) or 'one model'}. Give BASE TUNED (an average), MODEL --add "
             "INSTRUCT --minus BASE (chat vector), or ADAPTER --onto INSTRUCT."
         )
     if (arguments.add is None) != (arguments.minus is None):
         raise InputError("--add and --minus belong together: an instruct model, and the base that it was made from.")
     for flag, value, form in (("--alpha", arguments.alpha, "TUNED"), ("--scale", arguments.scale, "--add")):
-        if value is not None and found_forms != [form]:
-            raise InputError(f"{flag}: is for {form} only, found with {found_forms[0]}.")
+        if value is not None and used != [form]:
+            raise InputError(f"{flag}: is for {form} only, found with {used[0]}.")
 
 
 def _merge(arguments: argparse.Namespace, out: Path) -> dict[str, Path]:

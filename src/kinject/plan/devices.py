@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +48,11 @@ _LONG_ROW = 8192
 """Tokens of a row from which on it is worth splitting between devices, or into tiles."""
 _MLP_TILE = 2048
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
+EXCLUDABLE = {
+    "projected": ("regularization.projection=null", "updates are not projected"),
+    "muon": ("techniques.muon=null", "AdamW instead of Muon"),
+}
+"""Field of `StepConfig` -> the override that switches it off, and the loss; some ways to train cannot have them."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ def _possible_changes(config: StepConfig, devices: Devices) -> Iterator[_Candida
     is_full = config.adapter is None and not config.freeze
     if is_full and not config.optim_in_8_bits and config.optim not in ("adafactor", "sgd"):
         cost = "the optimizer's state in 8 bits: nearly the same updates"
-        yield _without_muon(config, ("trainer.optim=adamw_8bit",), cost, (("optim", "adamw_8bit"),))
+        yield _without(("muon",), config, ("trainer.optim=adamw_8bit",), cost, (("optim", "adamw_8bit"),))
     if not config.checkpointing:
         cost = "the same update, about a third more time"
         yield _Candidate(("trainer.gradient_checkpointing=true",), cost, (("checkpointing", True),))
@@ -269,11 +274,10 @@ def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Ca
     if config.dtype == torch.float32:
         cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
         words: tuple[str, ...] = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true")
-        fields: tuple[tuple[str, Any], ...] = (("dtype", torch.bfloat16), ("rounding", True))
-        yield _without_muon(config, *_without_projection(config, words, cost, fields))
+        yield _without(EXCLUDABLE, config, words, cost, (("dtype", torch.bfloat16), ("rounding", True)))
     if "paged" not in config.optim and config.device == "cuda":
         cost = "the same update; the optimizer's state is in the machine's memory while the GPU's is short"
-        yield _without_muon(config, ("trainer.optim=paged_adamw_8bit",), cost, (("optim", "paged_adamw_8bit"),))
+        yield _without(("muon",), config, ("trainer.optim=paged_adamw_8bit",), cost, (("optim", "paged_adamw_8bit"),))
     if not config.in_backward:
         cost = (
             f"updates in the backward pass, one for each {config.batch} rows, without clipping: lower the learning rate"
@@ -283,27 +287,18 @@ def _smaller_full_training(config: StepConfig, devices: Devices) -> Iterator[_Ca
             "trainer.max_grad_norm=0",
             "trainer.gradient_accumulation_steps=1",
         )
-        fields = (("in_backward", True), ("accumulation", 1))
-        yield _without_muon(config, *_without_projection(config, words, cost, fields))
+        yield _without(EXCLUDABLE, config, words, cost, (("in_backward", True), ("accumulation", 1)))
 
 
-def _without_muon(
-    config: StepConfig, words: tuple[str, ...], cost: str, fields: tuple[tuple[str, Any], ...]
+def _without(
+    excluded: Iterable[str], config: StepConfig, words: tuple[str, ...], cost: str, fields: tuple[tuple[str, Any], ...]
 ) -> _Candidate:
-    """Return a change that rules out techniques.muon."""
-    if not config.muon:
-        return _Candidate(words, cost, fields)
-    return _Candidate((*words, "techniques.muon=null"), f"{cost}; AdamW instead of Muon", (*fields, ("muon", False)))
-
-
-def _without_projection(
-    config: StepConfig, words: tuple[str, ...], cost: str, fields: tuple[tuple[str, Any], ...]
-) -> tuple[tuple[str, ...], str, tuple[tuple[str, Any], ...]]:
-    """Return the parts of a change that rules out regularization.projection."""
-    if not config.projected:
-        return words, cost, fields
-    words = (*words, "regularization.projection=null")
-    return words, f"{cost}; updates are not projected", (*fields, ("projected", False))
+    """Return a change that rules out `excluded`, keys of `EXCLUDABLE`: they are switched off if the step has them."""
+    for name in excluded:
+        if getattr(config, name):
+            override, loss = EXCLUDABLE[name]
+            words, cost, fields = (*words, override), f"{cost}; {loss}", (*fields, (name, False))
+    return _Candidate(words, cost, fields)
 
 
 def render_size(n_bytes: float) -> str:

@@ -141,16 +141,16 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.moment = moment
 
         for index, layer in enumerate(layers):
-            layer_name = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
-            after = "head" if index == len(layers) - 1 else f"forward, {layer_name}"
+            position = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
+            after = "head" if index == len(layers) - 1 else f"forward, {position}"
 
-            def leave(_: Any, __: Any, output: Any, layer_name: str = layer_name, after: str = after) -> None:
+            def leave(_: Any, __: Any, output: Any, position: str = position, after: str = after) -> None:
                 enter(after)
                 for tensor in tree_leaves(output):
                     if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                        tensor.register_hook(lambda _: enter(f"backward, {layer_name}", backward=True))  # type: ignore[no-untyped-call]
+                        tensor.register_hook(lambda _: enter(f"backward, {position}", backward=True))  # type: ignore[no-untyped-call]
 
-            layer.register_forward_pre_hook(lambda *_, layer_name=layer_name: enter(f"forward, {layer_name}"))
+            layer.register_forward_pre_hook(lambda *_, position=position: enter(f"forward, {position}"))
             layer.register_forward_hook(leave)
 
     def _forget(self, key: int, n_bytes: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kinject.errors import InputError
-from kinject.plan.devices import Change, Devices, cheapest_changes, render_size
+from kinject.plan.devices import EXCLUDABLE, Change, Devices, cheapest_changes, render_size
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, tensor_parallel_fault
 from kinject.process import machine_memory
@@ -133,12 +133,9 @@ def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
     if step.in_backward:
         overrides += ("techniques.optimizer_in_backward=false",)
         step = replace(step, in_backward=False)
-    if step.muon:
-        overrides += ("techniques.muon=null",)
-        step = replace(step, muon=False)
-    if step.projected:
-        overrides += ("regularization.projection=null",)
-        step = replace(step, projected=False)
+    off: dict[str, Any] = {name: False for name in EXCLUDABLE if getattr(step, name)}
+    overrides += tuple(EXCLUDABLE[name][0] for name in off)
+    step = replace(step, **off)
     if step.loss_tile is not None:
         overrides += ("techniques.loss_tile=null",)
         step = replace(step, loss_tile=None)

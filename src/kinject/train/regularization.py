@@ -306,13 +306,17 @@ class _Moments:
             added = torch.bincount(args[0].flatten(), minlength=module.num_embeddings)
         else:
             inputs = args[0].detach().flatten(0, -2)
-            inputs = inputs.to(torch.float64 if inputs.device.type == "cpu" else torch.float32)
+            inputs = inputs.to(_moment_dtype(on_cpu=inputs.device.type == "cpu"))
             added = inputs.T @ inputs
         if module not in self.sums:
             self.modules.append(module)
             self.sums[module] = added
         else:
             self.sums[module] += added
+
+
+def _moment_dtype(*, on_cpu: bool) -> torch.dtype:
+    return torch.float64 if on_cpu else torch.float32
 
 
 @contextlib.contextmanager
@@ -357,13 +361,13 @@ def projection_memory(model: nn.Module, *, on_cpu: bool) -> ProjectionMemory:
     n_inputs = [
         layer.weight.shape[0 if isinstance(layer, Conv1D) else 1] for layer in layers if not isinstance(layer, nn.Embedding)
     ]  # fmt: skip
-    squares, number = [n * n for n in n_inputs], 8 if on_cpu else 4
+    squares = [n * n for n in n_inputs]
     numbers_at_once = [weight.numel() * (3 if weight.dtype == torch.float32 else 4) for weight in weights]
     return ProjectionMemory(
         bases=sum(4 * n * (n // 2) for n in n_inputs),
         copies=sum(weight.numel() * weight.element_size() for weight in weights),
         correction=4 * max(numbers_at_once, default=0),
-        measuring=number * (sum(squares) + _DECOMPOSITION * max(squares, default=0)),
+        measuring=_moment_dtype(on_cpu=on_cpu).itemsize * (sum(squares) + _DECOMPOSITION * max(squares, default=0)),
     )
 
 
