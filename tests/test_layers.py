@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import resource
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "kinject"
+from kinject import cli
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "kinject"
 
 LAYER = {
     "types": 0, "results": 0, "scaling": 0,
@@ -38,12 +42,6 @@ SIDEWAYS = {
 
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
-MOST_FILES = (
-    225  # a file for each family of documents; the demo; public data; slurm, export; big models; written answers;
-    # dialogues of the sandbox, checks of answers, differences of models, a chat in the terminal; outcomes of answers; scaling
-    # answers of the model itself; the section of the corpus
-    # context distillation: its section, what the teacher reads, its predictions; exposure: its section, the plan of what is read
-)
 MOST_SERVING_ONE = 15
 
 
@@ -185,10 +183,6 @@ def _defines_something(package: str) -> bool:
     return any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in _tree(package).body)
 
 
-def test_there_are_no_more_files_than_agreed() -> None:
-    assert len(_modules()) <= MOST_FILES
-
-
 def test_files_and_functions_keep_to_their_size() -> None:
     too_long = []
     for module, path in _modules().items():
@@ -218,3 +212,40 @@ def test_help_is_quick_and_imports_no_torch() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert best < 0.3  # processor time: what else the machine does is not --help's
+
+
+BUDGETS = {
+    "lines of src": 63_180,
+    "files of src": 225,
+    "lines of tests": 48_190,
+    "verbs": 25,
+    "recipe keys": 363,
+    "words of docs": 103_070,
+}
+"""The size of the house: a number may only be lowered, with the commit that shrinks it.
+
+Wanted: 45,000 lines of src in 175 files, 33,000 lines of tests, 17 verbs, 230 recipe keys, 45,000 words of docs."""
+
+
+def _lines(folder: str) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in (ROOT / folder).rglob("*.py"))
+
+
+def _n_recipe_keys() -> int:
+    """Return the number of kinject's own keys; those of `trainer` and `adapter` belong to the libraries."""
+    schema = json.loads((ROOT / "recipes" / "recipe.schema.json").read_text("utf-8"))
+    sections = (schema, *schema["definitions"].values())
+    return sum(len(section.get("properties", ())) for section in sections)
+
+
+def test_the_house_keeps_to_its_budgets() -> None:
+    sizes = {
+        "lines of src": _lines("src"),
+        "files of src": len(_modules()),
+        "lines of tests": _lines("tests"),
+        "verbs": len(cli._VERBS),
+        "recipe keys": _n_recipe_keys(),
+        "words of docs": sum(len(path.read_text("utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
+    }
+    over = {name: f"{size} of {BUDGETS[name]}" for name, size in sizes.items() if size > BUDGETS[name]}
+    assert over == {}
