@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_endpoint_faults import PAGE, table
 from test_outages import Start
 
 from kinject.augment import augment
@@ -279,12 +278,3 @@ def test_the_local_endpoint_outlives_any_request(few: Callable[..., Recipe], ser
                 pass
         assert not answer or re.match(rb"HTTP/1.1 40[0-9] ", answer), request[:80]
     assert augment(few(server.url)).got == 4
-
-
-def test_the_tests_that_the_page_names_exist() -> None:
-    folder = Path(__file__).parent
-    for row in table("Around the answers").values():
-        file, _, name = row[-1].strip("`").partition("::")
-        assert re.search(rf"^def {name}\(", (folder / file).read_text("utf-8"), re.MULTILINE), row
-    for name in re.findall(r"`(test_\w+)\[fault\]`", PAGE.read_text("utf-8")):
-        assert any(f"def {name}(" in path.read_text("utf-8") for path in folder.rglob("test_*.py")), name

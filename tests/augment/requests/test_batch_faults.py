@@ -1,4 +1,4 @@
-"""Every fault of the batch API, once and for good. The rows of `FAULTS` stand in docs/reliability.md, too."""
+"""Every fault of the batch API, once and for good."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_endpoint_faults import table
 
 from kinject.augment import augment
 from kinject.cli import main
@@ -271,13 +270,6 @@ def test_a_batch_that_is_out_of_sight_for_a_while_is_not_handed_in_again(
     monkeypatch.setattr(server.state, "_answer", answer)
     assert augment(few(server.url, generator__batch=True)).got == 4
     assert len(server.state.batches.batches) == 1
-
-
-def test_the_documented_table_holds_these_faults_of_batches() -> None:
-    rows = table("Faults of a batch")
-    assert list(rows) == list(FAULTS)
-    for name, (once, _) in rows.items():
-        assert once == FAULTS[name].once, name
 
 
 def test_a_damaged_log_of_batches_is_told(few: Callable[..., Recipe], serving: Callable[..., Any]) -> None:

@@ -1,6 +1,6 @@
 """Every fault of an endpoint, one request at a time: what is done about it once, and when it stays.
 
-The server is no client of ours: it writes bytes. `FAULTS` and the table in docs/reliability.md hold the same rows.
+The server is no client of ours: it writes bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "reliability.md"
 N = 4
 """Documents, with a paraphrase each."""
 
@@ -338,18 +336,3 @@ def test_a_fault_that_stays_ends_in_one_clear_line_and_its_exit_code(
     variants = recipe.run_dir / "variants.jsonl"
     assert len(_texts(variants)) == (N if fault.exit == 0 else 0)
     assert len(server.seen) <= 3 * N
-
-
-def table(title: str) -> dict[str, list[str]]:
-    """Return the rows of a table of docs/reliability.md by their first cell."""
-    section = PAGE.read_text("utf-8").split(f"\n### {title}\n")[1].split("\n## ")[0].split("\n### ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
-    return {row[0].strip("`"): row[1:] for row in rows[2:]}
-
-
-def test_the_documented_table_holds_these_faults_and_says_what_the_tests_say() -> None:
-    rows = table("Faults of one answer")
-    assert list(rows) == list(FAULTS)
-    for name, (met, _, stays) in rows.items():
-        assert met == FAULTS[name].met, name
-        assert stays == str(FAULTS[name].exit), name
