@@ -6,7 +6,6 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
@@ -263,72 +262,6 @@ class ArmResult(_AskedArm):
     def answered(self) -> OutcomeResult | None:
         """How often a question that has no answer got one."""
         return self.outcome("answered")
-
-
-class Tag(StrEnum):
-    """The result of one comparison; docs/reports.md has the condition of each."""
-
-    LEARNED = "learned"
-    NOT_ABOVE_CHANCE = "gained, not above guessing"
-    NO_LEARNING = "no learning shown"
-    WORSE = "got worse"
-    GAINED = "gained"
-    KEPT = "no loss shown"
-    FORGOT = "forgot"
-    BETTER = "better than retrieval"
-    NO_DIFFERENCE = "no difference shown"
-    RETRIEVAL_BETTER = "retrieval better"
-    BOTH_HELP = "both help"
-    ADDS = "adds to retrieval"
-    NO_ADDITION = "no addition shown"
-    HURTS = "hurts retrieval"
-    DECLINES_MORE = "declines more"
-    NO_CHANGE = "no change in declining shown"
-    DECLINES_LESS = "declines less"
-    TOO_FEW = "too few to tell"
-    NOT_TESTED = "not tested"
-    DIVERGED = "diverged"
-
-    @property
-    def tone(self) -> Literal["good", "bad", "flat"]:
-        """Whether the result is good news, bad news, or shows nothing."""
-        if self in (Tag.LEARNED, Tag.GAINED, Tag.BETTER, Tag.BOTH_HELP, Tag.ADDS, Tag.DECLINES_MORE):
-            return "good"
-        bad = (Tag.WORSE, Tag.FORGOT, Tag.RETRIEVAL_BETTER, Tag.HURTS, Tag.DECLINES_LESS, Tag.DIVERGED)
-        return "bad" if self in bad else "flat"
-
-
-Topic = Literal["learning", "retention", "retrieval", "unanswerable"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The judgement of one comparison of an arm on a question set. `kinject.report.words` puts it into words.
-
-    `before` is the accuracy of the other side: base, or for the topic retrieval base with passages. `contrast` holds the
-    difference with its interval, test, scope and numbers of questions and documents; None without a test, or without scores.
-    `n` counts questions and `n_documents` their documents (None: not counted), `seeds` the accuracy of each training.
-    """
-
-    topic: Topic
-    tag: Tag
-    model: str
-    arm: str
-    question_set: str
-    k: Count
-    n: Count
-    n_documents: Count | None
-    seeds: tuple[Fraction, ...]
-    before: Fraction | None
-    after: Fraction | None
-    contrast: Contrast | None
-
-    @property
-    def delta(self) -> float | None:
-        """The difference of accuracies, None without scores."""
-        if self.contrast is not None:
-            return self.contrast.delta
-        return None if self.before is None or self.after is None else self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
