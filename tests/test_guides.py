@@ -33,7 +33,6 @@ RECIPE: dict[str, Mapping[str, Any]] = {
     "eval": {"eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}}},
     "study": {"study": {"title": "t", "train": "t.yaml", "eval": "e.yaml", "models": {"m": "m"}, "arms": {"a": {}}}},
 }
-RECIPE["bench"] = RECIPE["train"]
 """Verb: the smallest recipe that it reads. The lines of a row are put into it."""
 
 
@@ -161,7 +160,7 @@ def test_the_commands_of_the_rows_parse_and_their_recipes_are_read() -> None:
         arguments, rest = parser.parse_known_args(words)
         operands = [*getattr(arguments, "arguments", []), *rest]
         assert not any(word.startswith("-") for word in operands), command
-        verb = words[0] if words[0] in ("study", "bench") else "train"
+        verb = "study" if words[0] == "study" else "train"
         overrides = tuple(word for word in operands if "=" in word)
         recipes |= {(word, verb, overrides) for word in operands if word.startswith("recipes/")}
     for recipe, verb, overrides in recipes:

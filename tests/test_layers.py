@@ -21,7 +21,7 @@ LAYER = {
     "types": 0, "results": 0, "scaling": 0,
     "errors": 0, "terminal": 0, "secrets": 0, "signals": 0, "process": 1, "disk": 1, "hub": 1, "web": 1,
     "recipe": 1, "executors": 2, "requests": 2, "models": 2, "corpus": 2, "sandbox": 2,
-    "augment": 3, "train": 3, "eval": 3, "report": 4, "bench": 5, "plan": 5,
+    "augment": 3, "train": 3, "eval": 3, "report": 4, "plan": 5,
     "tune": 5, "doctor": 5, "export": 5, "study": 5, "api": 6, "demo": 6, "cli": 7,
 }  # fmt: skip
 SIDEWAYS = {
@@ -36,7 +36,6 @@ SIDEWAYS = {
     ("requests", "models"),  # a local model writes
     ("sandbox", "corpus"),  # the one prompt of a question
     ("demo", "api"),
-    ("bench", "study"),  # a bench runs its trainings as stages, in the worker processes of study's executor
 }  # fmt: skip
 """Imports within a layer (importing room, imported room), one way only."""
 

@@ -239,20 +239,6 @@ def score_with_harness(setting: Setting) -> dict[str, Any]:
     return {"questions": len(requests), "seconds": seconds, "log_probs": log_probs}
 
 
-def run_bench(setting: Setting) -> dict[str, Any]:
-    """Return the table of `kinject bench` on the model of recipes/bench/50m.yaml."""
-    from kinject import api
-    from kinject.recipe import read_recipe
-
-    folder = setting.scratch / "bench"
-    corpus = training.make_corpus(setting, 20_000 if setting.tiny else 400_000)
-    overrides = [f"run_dir={folder}", f"corpus.path={corpus}", "trainer.max_length=1024"]  # no text is longer
-    overrides += ["model.new.hidden_size=64", "trainer.per_device_train_batch_size=2"] if setting.tiny else []
-    recipe = read_recipe(setting_root() / "recipes/bench/50m.yaml", overrides, verb="bench")
-    options: dict[str, Any] = {"only": ["bf16"], "steps": 4} if setting.tiny else {}
-    return {"table": json.loads(api.bench(recipe, repeats=1, **options).to_frame().to_json(orient="records"))}
-
-
 OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bf16, as it comes": ("1B", "full", {}),
     "fp16": ("1B", "full", {"trainer.fp16": True, "trainer.bf16": False}),
@@ -307,6 +293,5 @@ CASES: dict[str, Case] = {
     **{f"option/{name}": Case("options", partial(_option, name=name), 25, 200) for name in OPTIONS},
     **_training_cases("0.5B", ("full", "LoRA", "QLoRA"), 20),
     **_training_cases("1B", ("QLoRA",), 25),
-    "bench": Case("bench", run_bench, 150, 420),
 }
 assert set(SHAPES) == {"0.5B", "1B", "8B"}

@@ -206,22 +206,6 @@ def _eval(results: Results) -> list[str]:
     return lines if rows else []
 
 
-def _bench(results: Results) -> list[str]:
-    table = _done(results, "bench").get("", {}).get("table", [])
-    if not table:
-        return []
-    columns = list(table[0])
-    table = [{**row, "peak": f"{row['peak'] / 2**30:.2f} GiB"} if row.get("peak") else row for row in table]
-    rows = [[_cell(row.get(column)) for column in columns] for row in table]
-    return ["`kinject bench recipes/bench/50m.yaml`, one run of each strategy.", "", *_table(columns, rows)]
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return "–" if value is None else str(value).replace("|", "/")
-
-
 def _failures(results: Results) -> str:
     rows = [
         (name, str(entry["reason"]).replace("|", "/").replace("\n", " "))
@@ -237,5 +221,4 @@ _PARTS = {
     "plan": ("Is the planned memory the measured one?", _plan),
     "options": ("What does each option cost?", _options),
     "eval": ("How fast does it score?", _eval),
-    "bench": ("How do the strategies compare?", _bench),
 }

@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.results.mkdir(parents=True, exist_ok=True)
     results = options.results / "results.jsonl"
     os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
-    add_path(ROOT / "src")  # of processes that a case starts, as kinject bench does
+    add_path(ROOT / "src")  # of processes that a case starts
     if options.case:
         from training import Setting
 

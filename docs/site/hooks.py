@@ -26,7 +26,6 @@ _SECTIONS = (
     "questions",
     "eval",
     "study",
-    "bench",
 )
 
 

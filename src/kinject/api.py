@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kinject.augment import AugmentResult
     from kinject.augment.questions.run import QuestionsResult
     from kinject.augment.survey import Survey
-    from kinject.bench.results import BenchResult
     from kinject.corpus.documents.collect import DocumentsResult
     from kinject.disk import FoundRun
     from kinject.doctor import Checkup
@@ -276,20 +275,6 @@ def read_report(path: str | Path) -> Report:
     return read(Path(path))
 
 
-def bench(
-    recipe: TrainRecipe | str | Path, *, only: Sequence[str] = (), skip: Sequence[str] = (), repeats: int = 3,
-    steps: int | None = None,
-) -> BenchResult:  # fmt: skip
-    """Compare training strategies on a recipe, each in a process of its own; write the table and the figure.
-
-    kinject.bench("recipes/bench/sandbox.yaml", only=["bf16"], repeats=1).to_frame()
-    """
-    from kinject.bench.run import BenchOptions
-    from kinject.bench.run import bench as run
-
-    return run(_checked(recipe, "bench"), BenchOptions(tuple(only), tuple(skip), repeats, steps))[0]
-
-
 def plan(
     recipe: TrainRecipe | str | Path, *, memory: int | None = None, devices: int | None = None, nodes: int | None = None,
     link: float | None = None, calibration: bool = True, seconds: float = 120.0,
@@ -372,7 +357,6 @@ def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
 
 def _check_one(file: Path) -> None:
     from kinject.augment.validation import check_sections
-    from kinject.bench.strategies import custom_strategies
     from kinject.eval.plan import check_section
     from kinject.recipe import read_recipe
     from kinject.study.arms import expand_arms
@@ -382,8 +366,7 @@ def _check_one(file: Path) -> None:
     recipe = read_recipe(file)
     check_sections(recipe)
     check_section(recipe)
-    custom_strategies(recipe)
-    if {"model", "corpus", "trainer"} <= recipe.raw.keys() and "bench" not in recipe.raw:
+    if {"model", "corpus", "trainer"} <= recipe.raw.keys():
         check_training(read_recipe(file, verb="train", check_inputs=False))
     if recipe.study is not None:
         study = read_recipe(file, verb="study", check_inputs=False)

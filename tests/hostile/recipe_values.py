@@ -219,7 +219,7 @@ def all_keys() -> list[Key]:
     keys = []
     hints = typing.get_type_hints(read.Sections)
     for field in dataclasses.fields(read.Sections):
-        if field.name in ("adapter", "trainer", "bench"):
+        if field.name in ("adapter", "trainer"):
             continue
         verb = field.name if field.name in ("augment", "questions", "eval", "study") else "train"
         base = {"train": "load"}.get(verb, verb)

@@ -45,7 +45,7 @@ def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     verbs = [line for line in lines if line.startswith(("kinject ", "accelerate "))][:-1]
     assert len(verbs) == len(set(verbs))
-    assert {f"kinject {verb}" for verb in ("augment", "questions", "train", "eval", "study", "bench")} < {*verbs}
+    assert {f"kinject {verb}" for verb in ("augment", "questions", "train", "eval", "study")} < {*verbs}
     assert "accelerate launch --config_file" in verbs
     index = lines.index("  recipes/cpt.yaml")
     assert lines[index + 1].startswith("      continued pretraining on the paraphrased documents")

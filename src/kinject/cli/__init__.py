@@ -23,7 +23,7 @@ from kinject.terminal import Formatter, aligned, lost_output, protect_streams, s
 _VERBS = {
     "demo": "sandbox", "try": "documents", "documents": "documents", "augment": "augment", "questions": "augment",
     "train": "train", "slurm": "slurm", "merge": "train", "export": "train", "eval": "eval", "compare": "eval",
-    "chat": "eval", "study": "study", "bench": "study", "plan": "plan", "doctor": "plan", "find-lr": "plan",
+    "chat": "eval", "study": "study", "plan": "plan", "doctor": "plan", "find-lr": "plan",
     "find-batch": "plan", "report": "eval", "sandbox": "sandbox", "check": "recipes", "recipes": "recipes",
     "data": "documents", "styles": "augment", "schema": "recipes",
 }  # fmt: skip

@@ -20,7 +20,6 @@ State = Literal["done", "short", "unfinished", "running", "not started"]
 
 _VERBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "study": ("report.html", ("choices.json", "questions")),
-    "bench": ("bench.json", ("compiled", "runs")),
     "train": ("model", ("log.jsonl", "recipe.yaml")),
     "eval": ("report.html", ("answers.jsonl", "pending.json")),
     "documents": ("documents.jsonl", ("skipped.jsonl",)),
@@ -30,7 +29,6 @@ _VERBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Verb -> its last file, and files that show that a run without a manifest is one of the verb."""
 _SECTIONS = {
     "study": "study",
-    "bench": "bench",
     "trainer": "train",
     "eval": "eval",
     "augment": "augment",
@@ -103,7 +101,7 @@ def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
         state = "running"
     elif not any((path / name).exists() for name in (LOCK, "manifest.json", last)):
         state = "not started"
-    elif (path / last).exists() and (manifest or verb == "bench") and counts.get("finished", True):
+    elif (path / last).exists() and manifest and counts.get("finished", True):
         n_nothing = sum(
             style.get("nothing", 0) for style in counts.get("styles", {}).values()
         )  # answered: nothing to write

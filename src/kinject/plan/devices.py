@@ -233,7 +233,7 @@ def _possible_changes(config: StepConfig, devices: Devices) -> Iterator[_Candida
             (("adapter", _LORA), *lora),
             ("adapter={r: 64, lora_alpha: 128, target_modules: all-linear}", *words),
         )
-        cost = "LoRA: learns fewer new facts than all weights do (kinject bench and kinject eval measure it)"
+        cost = "LoRA: learns fewer new facts than all weights do (kinject eval measures it)"
         yield _Candidate(words, cost, lora)
     if config.quantization == "none" and not config.freeze:
         cost = "QLoRA: base weights in 4 bits; slower products, a little less accurate"

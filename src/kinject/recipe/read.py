@@ -19,7 +19,6 @@ from kinject.recipe.eval_section import EvalSection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,
-    BenchSection,
     GuardsSection,
     ModelSection,
     ProbesSection,
@@ -33,10 +32,10 @@ from kinject.recipe.study_section import StudySection
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 
-Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"]
+Verb = Literal["augment", "questions", "train", "eval", "study", "plan"]
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "train": ("probes", "distillation"), "bench": ("probes", "distillation"),
+    "train": ("probes", "distillation"),
 }  # fmt: skip
 """Sections that a verb uses if they are present."""
 
@@ -80,7 +79,6 @@ class Sections:
     questions: QuestionsSection | None = None
     eval: EvalSection | None = None
     study: StudySection | None = None
-    bench: BenchSection = BenchSection()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +129,7 @@ class Recipe(Sections):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecipe(Recipe):
-    """A recipe of the verbs that train: train, bench, plan, find-lr, find-batch."""
+    """A recipe of the verbs that train: train, plan, find-lr, find-batch."""
 
     model: ModelSection
     corpus: CorpusSection
@@ -173,7 +171,7 @@ class StudyRecipe(Recipe):
 
 _RECIPES: Mapping[str, type[Recipe]] = {
     "augment": AugmentRecipe, "questions": QuestionsRecipe, "train": TrainRecipe, "eval": EvalRecipe,
-    "study": StudyRecipe, "bench": TrainRecipe, "plan": TrainRecipe,
+    "study": StudyRecipe, "plan": TrainRecipe,
 }  # fmt: skip
 """Verb -> its recipe: the sections that the class declares again are those that the verb requires."""
 
@@ -184,7 +182,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ..., *, check_input
 def read_recipe(
     path: str | Path,
     overrides: Sequence[str] = ...,
-    verb: Literal["train", "bench", "plan"] = ...,
+    verb: Literal["train", "plan"] = ...,
     *,
     check_inputs: bool = ...,
 ) -> TrainRecipe: ...

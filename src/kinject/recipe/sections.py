@@ -455,22 +455,3 @@ class TechniquesSection:
     histogram_steps: int | None = option(
         None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1
     )
-
-
-@dataclass(frozen=True)
-class BenchSection:
-    """Strategies that `kinject bench` measures beside, or instead of, its own list."""
-
-    strategies: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict,
-        metadata={"help": "name: changes to vanilla, as section.key: value (adapter: the whole section)."},
-    )
-    built_in: bool = option(True, help="Measure the strategies of bench too; vanilla is always measured.")
-    devices: tuple[int, ...] = option(
-        (),
-        help="Numbers of devices to compare, each process with a GPU (or core) and its fraction of the batch.",
-        min=2,
-    )
-    whole_runs: bool = option(
-        False, help="Each run takes the recipe's own epochs, evaluations and best checkpoint, instead of a few steps."
-    )

@@ -1,1 +1,0 @@
-"""`kinject bench`: training strategies measured side by side."""
