@@ -5,7 +5,6 @@ The order of `CASES` is the order of importance: what does not fit into the minu
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time

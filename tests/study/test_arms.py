@@ -164,6 +164,24 @@ def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_
     assert n_tokens("recipes/best.yaml", {}) == full
 
 
+@pytest.mark.parametrize("name", ["strategies", "techniques", "whole-runs"])
+def test_each_strategy_changes_vanilla_in_its_own_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    study = read_recipe(f"recipes/studies/{name}.yaml", (), "study")
+    arms = {arm.name: arm for arm in expand_arms(study).arms if arm.trained}
+    raw = {
+        key: read_recipe("recipes/cpt.yaml", override_arguments(arm.train_overrides), "train", check_inputs=False).raw
+        for key, arm in arms.items()
+    }
+    own = {key: arm.overrides or {} for key, arm in study.study.arms.items()}
+    vanilla, *others = own
+    assert own[vanilla] == {}
+    assert all(raw[key] != raw[vanilla] for key in others)
+    for key in others:
+        changed = {section for section in raw[key] if raw[key][section] != raw[vanilla].get(section)}
+        assert changed == {line.partition(".")[0] for line in own[key]}
+
+
 def test_test_questions_may_not_decide_what_an_arm_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     tests = [{"path": "eval/sandbox/new.jsonl", "layout": "auto"}, {"path": "eval/sandbox/known.jsonl"}]

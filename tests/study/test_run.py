@@ -105,6 +105,8 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
         ("rep", 0): 1,
         ("half", 0): 1,
     }
+    assert all(cost.seconds > 0 and cost.peak_bytes > 2**26 for cost in result.costs if cost.stage == "train")
+    assert {cost.arm for cost in result.costs if cost.stage == "train"} >= {"ft", "rep"}
     text = render_summary(result)
     assert "A small study" in text
     assert "training helps" in text

@@ -59,4 +59,3 @@ def _study(arguments: argparse.Namespace) -> int:
     show(render_summary(result))
     show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
     return 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0
-
