@@ -21,11 +21,10 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize
 
-from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.retrieval import make_retriever, read_passages
 from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
-from kinject.eval.statistics import bounded_accuracy, difference_estimate
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
+from kinject.stats import CorrectnessMatrix, bounded_accuracy, difference_estimate
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "bm25": {},

@@ -19,8 +19,9 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import norm
 
-from kinject.eval.correctness import CorrectnessMatrix
-from kinject.eval.statistics import (
+from kinject.results import ALPHA
+from kinject.stats import (
+    CorrectnessMatrix,
     bounded_accuracy,
     correct_contrast,
     difference_estimate,
@@ -30,7 +31,6 @@ from kinject.eval.statistics import (
     moderated,
     relative_gain,
 )
-from kinject.results import ALPHA
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
-
-from pydantic import AfterValidator
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from kinject.scaling import Scaling
-from kinject.types import JudgeResult, Tabular, Written
+from kinject.types import Count, Difference, Fraction, JudgeResult, Tabular, Written
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "unanswerable", "baseline"]
@@ -28,7 +26,9 @@ Scope = Literal["method", "these models"]
 
 ALPHA = 0.05
 FEWEST = 10
-"""Documents (or questions without a document) below which no difference is judged: so few do not represent others."""
+"""Effective documents (a question without one counts alone) below which nothing is judged: so few represent no others."""
+MARGIN = 0.05
+"""A difference that matters. Below it on both sides of a 95% interval, two accuracies are called alike."""
 
 
 def fewest_for(family: int) -> int:
@@ -42,26 +42,6 @@ def fewest_for(family: int) -> int:
 def in_these_models(scope: Scope) -> str:
     """Return the words that limit a verdict to the trained models, "" where it is about the method."""
     return "" if scope == "method" else " in these models"
-
-
-def _within(low: float, high: float) -> AfterValidator:
-    def check(value: Any) -> Any:
-        if not low - 1e-6 <= value <= high + 1e-6:
-            raise ValueError(f"allowed is {low:g} to {high:g}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _count(value: int) -> int:
-    if not 0 <= value < 2**53:
-        raise ValueError("allowed is 0 or more, up to the largest integer that a float holds exactly")
-    return value
-
-
-Fraction = Annotated[float, _within(0, 1)]
-Difference = Annotated[float, _within(-1, 1)]
-Count = Annotated[int, AfterValidator(_count)]
 
 
 class PromptFormat(NamedTuple):
@@ -123,6 +103,15 @@ class Contrast:
     relative_high: float | None = None
     family: Count = 1
     scope: Scope = "method"
+    accuracy: Fraction | None = None
+    """This arm's accuracy on the questions of both; the other's is `delta` less."""
+    effective: float | None = None
+    """Documents as far as they count (Kish 1965): fewer than `n_clusters` where some have most of the questions."""
+
+    @property
+    def n_effective(self) -> float:
+        """The effective number of documents."""
+        return self.n_clusters if self.effective is None else self.effective
 
     @property
     def deciding_p(self) -> float | None:
@@ -132,9 +121,9 @@ class Contrast:
     @property
     def too_few(self) -> bool:
         """Whether there are too few documents (or questions) to judge the difference, or for so many comparisons."""
-        if self.n_clusters < FEWEST:
+        if self.n_effective < FEWEST:
             return True
-        return (self.deciding_p is None or self.deciding_p >= ALPHA) and self.n_clusters < fewest_for(self.family)
+        return (self.deciding_p is None or self.deciding_p >= ALPHA) and self.n_effective < fewest_for(self.family)
 
     @property
     def unit(self) -> str:
@@ -230,6 +219,8 @@ class ArmResult(_AskedArm):
     design_effect: float | None = None
     n_documents: Count | None = None
     """The source documents of the questions with a score, a question without one being its own; None: not counted."""
+    n_effective: float | None = None
+    """Documents as far as they count (Kish 1965)."""
     n_correct: Count | None = None  # with one seed only
     n_unscored: Count = 0
     n_cut: Count = 0
@@ -238,6 +229,12 @@ class ArmResult(_AskedArm):
     written: Written | None = None
     outcomes: tuple[OutcomeResult, ...] = ()
     """Of answers that the model wrote, the outcomes beside right; () for choices, and for one subject alone."""
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few effective documents to judge the accuracy."""
+        n = self.n_documents if self.n_effective is None else self.n_effective
+        return n is not None and n < FEWEST
 
     @property
     def prompt_format(self) -> PromptFormat:

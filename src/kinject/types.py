@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from html import escape
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator
 
 Message = Mapping[str, str]
 """One chat message: ``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -306,3 +308,23 @@ class TrainResult(Tabular):
             "run": self.run_dir, "steps": self.n_steps, "epochs": self.n_epochs, "loss": self.final_loss,
             "tokens learned": self.n_learned, "seconds": self.seconds, "model": self.model_dir,
         }]  # fmt: skip
+
+
+def _within(low: float, high: float) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not low - 1e-6 <= value <= high + 1e-6:
+            raise ValueError(f"allowed is {low:g} to {high:g}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _count(value: int) -> int:
+    if not 0 <= value < 2**53:
+        raise ValueError("allowed is 0 or more, up to the largest integer that a float holds exactly")
+    return value
+
+
+Fraction = Annotated[float, _within(0, 1)]
+Difference = Annotated[float, _within(-1, 1)]
+Count = Annotated[int, AfterValidator(_count)]

@@ -11,8 +11,7 @@ from kinject.cli import main
 from kinject.disk import Journal
 from kinject.errors import InputError
 from kinject.eval.compare import compare_runs, read_run, render_comparison
-from kinject.eval.correctness import CorrectnessMatrix
-from kinject.eval.statistics import make_contrast
+from kinject.stats import CorrectnessMatrix, make_contrast
 from kinject.types import Answer
 
 

@@ -23,12 +23,12 @@ from kinject.eval.results import correct_families, correctness, summarize_arm
 from kinject.eval.run import show_progress
 from kinject.eval.scores import is_correct
 from kinject.eval.scoring.answers import AnswerStore, read_answers
-from kinject.eval.statistics import make_contrast
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
 from kinject.report.files import write_report
 from kinject.report.summary import render_summary
 from kinject.results import Report
+from kinject.stats import make_contrast
 from kinject.types import Answer
 
 ROWS = [

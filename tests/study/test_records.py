@@ -6,9 +6,9 @@ import math
 
 from kinject.disk import write_checked_json
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
-from kinject.eval.statistics import moderated
 from kinject.recipe.study_section import ResourcesSection
 from kinject.results import Perplexity, Recall, Report, to_json
+from kinject.stats import moderated
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.types import Answer, Passage, Question

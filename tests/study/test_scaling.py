@@ -15,10 +15,10 @@ from study_results import make_small
 
 from kinject.disk import read_checked_json
 from kinject.errors import InputError, RecipeError
-from kinject.eval.correctness import CorrectnessMatrix
 from kinject.recipe import Recipe, read_recipe
 from kinject.report.files import read_report, write_report
 from kinject.scaling import Scaling, ScalingFit, ScalingPoint
+from kinject.stats import CorrectnessMatrix
 from kinject.study.analysis import bits_matrix, fit_line
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes

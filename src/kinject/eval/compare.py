@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 from kinject.corpus.questions import read_questions
 from kinject.disk import check_folder, file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
-from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.harness_files import read_samples
 from kinject.eval.plan import layout_of
 from kinject.eval.prompts import GENERATED, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import correct_family, correctness, summarize_arm
 from kinject.eval.scores import Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
-from kinject.eval.statistics import format_p, make_contrast
 from kinject.results import ArmResult, Contrast
+from kinject.stats import CorrectnessMatrix, aligned, format_p, make_contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
 from kinject.types import Answer, Tabular

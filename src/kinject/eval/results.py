@@ -12,7 +12,6 @@ from string import ascii_uppercase
 from typing import Any, TypeVar
 
 from kinject.disk import Row
-from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
@@ -36,14 +35,6 @@ from kinject.eval.scores import (
     written_choices,
 )
 from kinject.eval.scoring.answers import finite_or_none
-from kinject.eval.statistics import (
-    bootstrap_interval,
-    bounded_accuracy,
-    chance,
-    correct_contrasts,
-    design_effect,
-    make_contrast,
-)
 from kinject.recipe.eval_section import EvalSection
 from kinject.results import (
     ArmInfo,
@@ -57,6 +48,15 @@ from kinject.results import (
     Scope,
     Subject,
     UnscoredResult,
+)
+from kinject.stats import (
+    CorrectnessMatrix,
+    bootstrap_interval,
+    bounded_accuracy,
+    chance,
+    correct_contrasts,
+    design_effect,
+    make_contrast,
 )
 from kinject.types import Answer, Passage, Question
 
@@ -93,12 +93,8 @@ def summarize_arm(
     subjects = _subjects(merged)
     accuracy = n_correct / len(merged)
     others = {"to_base": base, "to_rag": rag}
-    matrices = {
-        field: (of[0].arm, partial(correctness, of)) for field, of in others.items() if of is not None
-    }  # fmt: skip
-    contrasts: dict[str, Any] = {
-        field: make_contrast(matrix, of("right"), name) for field, (name, of) in matrices.items()
-    }
+    matrices = {field: (of[0].arm, partial(correctness, of)) for field, of in others.items() if of is not None}
+    contrasts: dict[str, Any] = {key: make_contrast(matrix, of("right"), name) for key, (name, of) in matrices.items()}
     return ArmResult(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
@@ -106,7 +102,8 @@ def summarize_arm(
         chance=chance([answer.n_choices for answer in merged if answer.n_choices]),
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), subjects=subjects, score=score,
-        macro=_macro(merged, subjects), design_effect=design_effect(matrix), n_documents=matrix.members[1],
+        macro=_macro(merged, subjects), design_effect=design_effect(matrix),
+        n_documents=matrix.members[1], n_effective=matrix.n_effective,
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
         written=summarize_written(merged),

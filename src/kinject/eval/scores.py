@@ -13,11 +13,10 @@ from typing import Any, Final, Literal
 
 from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, passes
 from kinject.errors import InputError
-from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.statistics import bounded_accuracy, make_contrast
 from kinject.eval.texts import read_letter
 from kinject.results import Outcome, OutcomeResult, Scope
+from kinject.stats import CorrectnessMatrix, bounded_accuracy, make_contrast
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]

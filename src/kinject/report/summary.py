@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kinject.eval.statistics import format_p
 from kinject.report.formatting import escape_markdown, format_finite, perplexity_change
 from kinject.report.headline import render_headline
 from kinject.report.page import render_markdown_block
@@ -12,6 +11,7 @@ from kinject.report.tables import numbers_tables
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, unscored_text
 from kinject.results import ArmResult, Contrast, Recall, Report
+from kinject.stats import format_p
 from kinject.terminal import aligned
 
 _HEAD = ("arm", "K", "format", "shots", "accuracy", "95% interval", "chance", "n", "to base", "gain", "p", "p Holm")

@@ -10,23 +10,9 @@ from typing import Any, Literal
 
 from kinject.disk import read_checked_json
 from kinject.errors import InputError
-from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
-from kinject.eval.statistics import (
-    bounded_accuracy,
-    bounded_mean,
-    chance,
-    chance_p,
-    design_effect,
-    difference_estimate,
-    difference_p,
-    holm,
-    make_contrast,
-    near_p,
-    trend,
-)
 from kinject.executors import LOG
 from kinject.recipe.study_section import ClaimSection, ScalingSection
 from kinject.results import (
@@ -46,6 +32,21 @@ from kinject.results import (
     fewest_for,
 )
 from kinject.scaling import Scaling, ScalingFit, ScalingPoint
+from kinject.stats import (
+    CorrectnessMatrix,
+    aligned,
+    bounded_accuracy,
+    bounded_mean,
+    chance,
+    chance_p,
+    design_effect,
+    difference_estimate,
+    difference_p,
+    holm,
+    make_contrast,
+    near_p,
+    trend,
+)
 from kinject.study.arms import BASE, RAG, Arm, value_label
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
@@ -132,7 +133,7 @@ class _Summary:
             written=summarize_written(written) if written else None,
             outcomes=outcome_results(other_outcomes(written), matrix_of, compared, scope),
             subjects=() if subject else subjects_of(answers, matrix), subject=subject,
-            design_effect=design_effect(matrix), n_documents=matrix.members[1],
+            design_effect=design_effect(matrix), n_documents=matrix.members[1], n_effective=matrix.n_effective,
         )  # fmt: skip
 
 

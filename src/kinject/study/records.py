@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
-from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.scores import (
     TEXT_GRADERS,
@@ -27,10 +26,10 @@ from kinject.eval.scores import (
     written_choices,
 )
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
-from kinject.eval.statistics import moderated
 from kinject.recipe import EvalRecipe
 from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Subject
+from kinject.stats import CorrectnessMatrix, moderated
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.types import Answer, Passage, Question
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.stats
-from scipy.stats import bootstrap, sem, t
+from scipy.stats import bootstrap, t
 
-from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.results import correct_families, correctness, summarize_arm
-from kinject.eval.statistics import (
-    _detectable,
+from kinject.results import fewest_for
+from kinject.stats import (
+    CorrectnessMatrix,
+    aligned,
     bootstrap_interval,
     bounded_accuracy,
     bounded_mean,
@@ -33,12 +34,11 @@ from kinject.eval.statistics import (
     moderated,
     near_p,
     relative_gain,
-    seed_interval,
     sign_flip_p,
     trend,
     wilson,
 )
-from kinject.results import fewest_for
+from kinject.stats.intervals import _detectable
 from kinject.types import Answer
 
 
@@ -123,7 +123,7 @@ def test_how_many_draws_are_held_at_once_changes_nothing(monkeypatch):
     values, clusters = np.random.default_rng(1).random(300).tolist(), [f"d{i % 70}" for i in range(300)]
     strata = [str(i % 3) for i in range(300)]
     whole = bootstrap_interval(values, clusters, strata)
-    monkeypatch.setattr("kinject.eval.statistics._MOST_DRAWS", 1001)
+    monkeypatch.setattr("kinject.stats.intervals._MOST_DRAWS", 1001)
     assert bootstrap_interval(values, clusters, strata) == whole
 
 
@@ -191,7 +191,7 @@ def test_the_exact_distribution_is_that_of_random_flips_and_the_transform_agrees
     exact = {observed: flipped_sum_p(Counter(sizes), observed) for observed in range(0, sum(sizes) + 1, 5)}
     for observed, p in exact.items():
         assert p == pytest.approx(float((sums >= observed - 1e-9).mean()), rel=1e-9)
-    monkeypatch.setattr("kinject.eval.statistics._MOST_PRODUCTS", 0)
+    monkeypatch.setattr("kinject.stats.intervals._MOST_PRODUCTS", 0)
     for observed, p in exact.items():
         assert flipped_sum_p(Counter(sizes), observed) == pytest.approx(p, abs=1e-12)
 
@@ -443,15 +443,6 @@ def test_a_question_without_a_score_in_one_arm_is_no_pair():
     first, second = aligned(arm, other.part([0, 2, 3]))
     assert first.question_ids == second.question_ids == tuple(other.question_ids[i] for i in (0, 2, 3))
     assert (first.mean(), second.mean()) == (1.0, pytest.approx(1 / 3))
-
-
-def test_seeds_have_students_interval():
-    deltas = [0.1, 0.14, 0.12]
-    mean, spread, low, high = seed_interval(deltas)
-    expected = t.interval(0.95, 2, loc=np.mean(deltas), scale=sem(deltas))
-    assert (mean, spread, low, high) == pytest.approx((0.12, 0.02, *expected))
-    assert seed_interval([0.1]) is None
-    assert seed_interval([0.1, 0.3])[0] == pytest.approx(0.2)
 
 
 def answered(question: str, *log_probs: float, gold: int = 0, arm: str = "base") -> Answer:

@@ -70,6 +70,12 @@ class CorrectnessMatrix:
         return sums, np.bincount(member, minlength=n).astype(np.float64)
 
     @property
+    def n_effective(self) -> float:
+        """The effective number of documents (Kish 1965): 1.02 where one has 200 questions of 202, and two have one each."""
+        counts = self.per_cluster[1]
+        return float(counts.sum() ** 2 / (counts**2).sum()) if len(counts) else 0.0
+
+    @property
     def seed_variance(self) -> tuple[float, float]:
         """The variance of one seed's accuracy between seeds, with its degrees of freedom; several seeds are needed."""
         import numpy as np

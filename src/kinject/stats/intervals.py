@@ -13,11 +13,11 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.results import ALPHA, FEWEST, Contrast, Scope, Test
+from kinject.stats.matrix import CorrectnessMatrix, aligned
 
 if TYPE_CHECKING:
-    from kinject.eval.correctness import Floats
+    from kinject.stats.matrix import Floats
 
 POWER = 0.8
 """The probability with which the smallest detectable difference would be found."""
@@ -365,6 +365,7 @@ def make_contrast(
             p=difference_p(matrix, other), p_holm=None, wrong_to_right=gained, right_to_wrong=lost,
             relative=relative[0], relative_low=relative[1], relative_high=relative[2], smallest=None, test=test, scope=scope,
             n=len(matrix.question_ids), n_clusters=matrix.members[1], standard_error=estimate.standard_error, df=estimate.df,
+            accuracy=matrix.mean(), effective=matrix.n_effective,
         ), None, 1,
     )  # fmt: skip
 
@@ -487,14 +488,3 @@ def _one_more(matrix: CorrectnessMatrix, documents: float) -> float:
     spread = matrix.mean() * (1 - matrix.mean())
     effective = spread / documents if documents and spread > 1e-12 else matrix.members[1]
     return float(1 / (matrix.n_seeds * (effective + 2)) ** 2)
-
-
-def seed_interval(deltas: Sequence[float]) -> tuple[float, float, float, float] | None:
-    """Return (mean, standard deviation, low, high) of a difference over seeds (Student's t, 95%); None for fewer than two."""
-    import numpy as np
-
-    if len(deltas) < 2:
-        return None
-    mean, spread = float(np.mean(deltas)), float(np.std(deltas, ddof=1))
-    half = _quantile(0.025, len(deltas) - 1) * spread / math.sqrt(len(deltas))
-    return mean, spread, mean - half, mean + half
