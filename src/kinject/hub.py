@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from kinject.errors import InputError
+from kinject.gguf import converted_folder, gguf_file
 
 _SECONDS = 1.5
 _OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
@@ -24,12 +25,15 @@ _CACHED = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_co
 def find_source(name: str, kind: str, revision: str | None = None) -> str:
     """Return `name` if it is a path that exists or the hub can be reached, else its folder in the local cache.
 
+    A GGUF file, or a folder with one, is converted first: the result is the folder of the conversion.
+
     Raises `InputError` if `kind` (model, tokenizer) is in none of the three.
     """
     from huggingface_hub.utils._validators import validate_repo_id
 
     if name and os.path.exists(name):
-        return name
+        file = gguf_file(name)
+        return name if file is None else str(converted_folder(file))
     try:
         validate_repo_id(name)
     except ValueError as error:

@@ -13,6 +13,7 @@ from kinject.disk import read_manifest
 from kinject.errors import InputError
 from kinject.eval.retrieval import make_retriever, read_passages
 from kinject.eval.retrievers import Retriever
+from kinject.gguf import gguf_file
 from kinject.models import LoadedModel, end_tokens, load_model, window_of
 from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
@@ -40,8 +41,8 @@ def find_models(run: str, base: str | None) -> dict[str, str]:
     for a run without a finished model.
     """
     folder = Path(run)
-    is_run = folder.is_dir() and not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists()
-    if not is_run:
+    is_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
+    if is_model or gguf_file(folder) is not None or not folder.is_dir():
         return {"base": base, "model": run} if base not in (None, "none") else {"model": run}
     manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else None
     if manifest is None or not (folder / "model").is_dir():

@@ -229,6 +229,8 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
 
 def preview(recipe: EvalRecipe) -> Iterator[str]:
     """Yield a line for each model: its prompts, and for an endpoint the missing answers and their greatest cost."""
+    for local in recipe.eval.local().values():
+        check_model(local.path)
     plan = read_plan(recipe)
     path = recipe.run_dir / "answers.jsonl"
     stored = {row["key"] for _, row in read_journal(path)} if path.exists() else set()

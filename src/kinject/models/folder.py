@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinject.disk import check_regular, file_hash, parse_json, path_exists, read_bytes, verified_hashes
 from kinject.errors import InputError
+from kinject.gguf import converted_folder, gguf_file
 from kinject.models.sharded import own_part
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ def check_model(path: str | Path) -> None:
     Checked are the kinds of its files, the JSON ones, sizes and dtype in config.json, and the headers of the weights. A
     name on the hub is not checked.
     """
-    folder = Path(path)
-    if not path_exists(folder):
+    if not path_exists(Path(path)):
         return
+    file = gguf_file(path)
+    folder = Path(path) if file is None else converted_folder(file)
     check_files(folder)
     if (folder / ADAPTER_CONFIG).exists():
         check_model(base_of_adapter(folder / ADAPTER_CONFIG))
@@ -102,7 +104,13 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def model_hash(folder: Path) -> str:
-    """Return the SHA-256 of the names and bytes of `model_files`. Raises `InputError` if its SHA256SUMS disagrees."""
+    """Return the SHA-256 of the names and bytes of `model_files`, or of the GGUF file.
+
+    Raises `InputError` if its SHA256SUMS disagrees.
+    """
+    file = gguf_file(folder)
+    if file is not None:
+        return file_hash(file)
     known = verified_hashes(folder)
     digest = hashlib.sha256()
     for path in model_files(folder):

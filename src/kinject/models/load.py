@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import InputError
+from kinject.gguf import gguf_file
 from kinject.hub import find_source, local_folder
 from kinject.models.folder import (
     ADAPTER_CONFIG,
@@ -152,6 +153,10 @@ def load_model(
     elif quantization == "none" and device_map == "none" and move:
         model = model.to(device)
     model.eval()
+    if gguf_file(path) is not None:
+        model.name_or_path = model.config._name_or_path = (
+            path  # the base that an adapter names: the cache may be emptied
+        )
     _check_finite([on_top or Path(base), Path(base)], model, quantized=quantization != "none")
     implementation = str(model.config._attn_implementation)
     name = f"{path}{f'@{revision}' if revision else ''}{f' with {adapter}' if adapter else ''}"

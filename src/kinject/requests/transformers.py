@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import is_folder
+from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError
 from kinject.models import end_tokens, generation_settings, model_hash, window_of
 from kinject.recipe import GeneratorSection
@@ -36,7 +36,7 @@ _CLOSE = 1e-4
 @lru_cache(maxsize=8)
 def weights_identity(model: str) -> str:
     """Return the hash of a model folder's files, "" for a name on the hub: other weights give other answers."""
-    return model_hash(Path(model)) if is_folder(model) else ""
+    return model_hash(Path(model)) if path_exists(Path(model)) else ""
 
 
 class LocalModel:

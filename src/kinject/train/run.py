@@ -27,6 +27,7 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import TrainingError
+from kinject.hub import find_source
 from kinject.models import check_files, check_model, model_hash
 from kinject.process import is_first_process, made_by_first_process, work_seconds
 from kinject.recipe import TrainRecipe
@@ -181,7 +182,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
             folder = Path(path)
             check = check_model if name == "model" else check_files
             if folder.exists():
-                check(folder)
+                check(Path(find_source(path, name)))
             digest = model_hash(folder) if folder.exists() else ""
             inputs[name] = digest or f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in _SECTIONS}

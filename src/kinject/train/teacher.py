@@ -235,7 +235,7 @@ def make_teacher(
 
 def _identity(recipe: TrainRecipe, model: Any) -> str:
     path = Path(str(recipe.model.path))
-    return models.model_hash(path) if path.is_dir() else f"{path}@{getattr(model.config, '_commit_hash', '')}"
+    return models.model_hash(path) if path.exists() else f"{path}@{getattr(model.config, '_commit_hash', '')}"
 
 
 @torch.no_grad()

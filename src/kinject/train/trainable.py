@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from kinject import models
-from kinject.disk import is_file
+from kinject.disk import is_file, path_exists
 from kinject.errors import RecipeError, TrainingError
+from kinject.hub import find_source
 from kinject.process import machine_memory
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
@@ -69,8 +70,11 @@ def check_model(recipe: TrainRecipe) -> None:
     build_config: Callable[[], Any]
     if section.new is not None:
         build_config = functools.partial(_new_config, section.new)
-    elif section.path is not None and is_file(Path(section.path) / "config.json"):
-        build_config = functools.partial(AutoConfig.from_pretrained, section.path, trust_remote_code=False)
+    elif section.path is not None and path_exists(Path(section.path)):
+        folder = find_source(section.path, "model")
+        if not is_file(Path(folder) / "config.json"):
+            return
+        build_config = functools.partial(AutoConfig.from_pretrained, folder, trust_remote_code=False)
     else:
         return
     try:

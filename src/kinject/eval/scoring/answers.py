@@ -60,7 +60,7 @@ def hash_model(path: str, revision: str | None) -> str:
     `InputError` if the folder's SHA256SUMS disagrees.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not folder.exists():
         return hashlib.sha256(f"{path}@{revision}".encode()).hexdigest()
     parts = [model_hash(folder)]
     adapter = folder / "adapter_config.json"
