@@ -25,7 +25,7 @@ from faithfulness import find_fault, read_pairs, read_passages
 
 from kinject.augment.checks.judge import read_opinion
 from kinject.augment.checks.planted_errors import LANGUAGES, RELATION_KINDS, find_names, plant_error, reword
-from kinject.augment.prompts import judge_messages, statement_messages
+from kinject.augment.prompts import judge_messages
 from kinject.corpus.passages import sentences, word_spans
 from kinject.disk import content_id, read_jsonl
 
@@ -113,12 +113,9 @@ def make(arguments: argparse.Namespace) -> None:
 
     plain = tokens([message["content"] for row in rows for message in judge_messages("", row["passage"], row["text"])])
     lines = tokens(["".join(f"[{n}] OK " for n, _ in enumerate(sentences(row["text"]))) for row in rows])
-    source = tokens([row["passage"] for row in rows])
-    listing = tokens([message["content"] for row in rows for message in statement_messages("", row["passage"])])
     print(
         f"tokens of a verdict, in and out: one word {plain:.0f} + 2; a line for each sentence {plain:.0f} + {lines + 2:.0f}"
     )
-    print(f"with statements {plain + source:.0f} + {lines + 2:.0f}, and {listing:.0f} + {source:.0f} once a passage")
 
 
 def score(arguments: argparse.Namespace) -> None:

@@ -125,8 +125,7 @@ class Completion:
 class Variant:
     """One accepted paraphrase of a passage; `sample` counts the variants of one passage and style from 0.
 
-    `attempt` is the number of answers that were refused before it. `thinking` is a reasoning model's, where the recipe
-    keeps it.
+    `attempt` is the number of answers that were refused before it.
     """
 
     id: str
@@ -140,7 +139,6 @@ class Variant:
     usage: Usage
     checks: Mapping[str, Any] = field(default_factory=dict)
     attempt: int = 0
-    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)

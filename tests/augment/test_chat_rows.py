@@ -99,14 +99,6 @@ def test_a_question_stands_among_what_a_search_would_return(make_recipe: Make, p
     assert len(positions) > 1
 
 
-def test_distractors_may_be_drawn_and_answers_be_plain(make_recipe: Make) -> None:
-    section = {"distractors": 2, "drawn_by": "seed", "without_gold": 0.0, "quote": False}
-    rows = _raft(make_recipe, raft=section)
-    assert all(row["prompt"].count("\n\n") == 3 and BEGIN_QUOTE not in row["completion"] for row in rows)
-    assert len({frozenset(row["prompt"].split("\n\n")[:3]) for row in rows}) > len(rows) / 2
-    assert _raft(make_recipe, raft=section) == rows
-
-
 def test_a_quotation_must_stand_in_the_passage_word_for_word() -> None:
     style = STYLES["raft"]
     checker = Checker(PASSAGE, style.rules, style.literals)

@@ -60,31 +60,26 @@ def test_each_document_asks_for_no_more_than_is_given_and_what_drops_a_fact_is_r
     assert preview(make(GIVEN)).n_requests == 0
 
 
-def test_what_is_in_doubt_is_accepted_or_refused_as_the_recipe_says_and_counted_apart(make: Make) -> None:
+def test_what_is_in_doubt_is_accepted_and_counted_apart(make: Make) -> None:
     rewritings = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
     result = augment(make(rewritings))
     assert (result.got, result.styles["paraphrase"].in_doubt) == (1, {"number": 1})
-    assert "in doubt, accepted (augment.checks.in_doubt: accept): number 1" in render_summary(result)
+    assert "in doubt, accepted (there is no judge): number 1" in render_summary(result)
     assert [row["checks"]["in_doubt"] for _, row in read_jsonl(result.variants_path)] == [
         [["number", "7 is not in the source"]]
     ]
     assert read_manifest(result.manifest_path)["counts"]["languages"]["en"] == {"texts": 1, "not_checked": []}
-    rewritings[0]["text"] = "In Osaka plays the band, with eight players."
-    result = augment(make(rewritings, checks={"in_doubt": "refuse"}))
-    assert (result.got, result.refused) == (0, {"number": 1})
-    assert result.styles["paraphrase"].refused_in_doubt == {"number": 1}
-    assert "in doubt, refused: number 1" in render_summary(result)
 
 
 @pytest.mark.parametrize(
     ("verdict", "got", "refused"), [("FAITHFUL", 1, {}), ('[1] WRONG "seven players"\nUNFAITHFUL', 0, {"judge": 1})]
 )
-def test_the_judge_decides_about_a_doubt_whatever_the_recipe_says_of_doubts(
+def test_the_judge_decides_about_a_doubt(
     make: Make, monkeypatch: pytest.MonkeyPatch, verdict: str, got: int, refused: dict[str, int]
 ) -> None:
     monkeypatch.setattr("kinject.augment.sandbox.generate_answer", lambda messages, seed: Completion(verdict))
     rewritings = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
-    result = augment(make(rewritings, checks={"in_doubt": "refuse"}, judge={"kind": "sandbox"}))
+    result = augment(make(rewritings, judge={"kind": "sandbox"}))
     assert (result.got, result.refused) == (got, refused)
     count = result.styles["paraphrase"]
     assert (count.in_doubt, count.refused_in_doubt) == (({"number": 1}, {}) if got else ({}, {"number": 1}))

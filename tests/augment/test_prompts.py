@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.prompts import Source, judge_messages, statement_messages
+from kinject.augment.prompts import Source, judge_messages
 from kinject.augment.questions.prompts import answered_by, closed_book, propose, propose_as_json, verify
 from kinject.augment.styles import STYLES
 from kinject.requests.judges import grading_request
@@ -62,9 +62,8 @@ def _prompts() -> dict[str, str]:
     )
     prompts["grades.txt"] = "\n".join(_show(title, messages) for title, messages in grades)
     prompts["judge.txt"] = _show("judge", judge_messages(PROSE.title, PROSE.text, "REWRITING"))
-    prompts["judge_statements.txt"] = _show("statements", statement_messages(PROSE.title, PROSE.text))
     prompts["judge_part.txt"] = _show(
-        "judge", judge_messages(PROSE.title, PROSE.text, "REWRITING", STYLES["questions"].rules, "STATEMENTS")
+        "judge", judge_messages(PROSE.title, PROSE.text, "REWRITING", STYLES["questions"].rules)
     )
     return prompts
 

@@ -147,9 +147,12 @@ def test_answers_that_there_is_no_relation_do_not_end_a_document(
     assert (result.styles["entigraph"].nothing, result.got) == (4 + 6, 6 + 4)
 
 
-def test_a_document_above_the_limit_counts_as_several(make_recipe: Make, write: Callable[..., Writer]) -> None:
+def test_a_document_above_the_limit_counts_as_several(
+    make_recipe: Make, write: Callable[..., Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = write(entities="Mara Lind\nArvika\nOslo")
-    augment(make_recipe(styles={"entigraph": 1}, document_tokens=30))
+    monkeypatch.setattr("kinject.augment.plan.LONGEST_DOCUMENT", 30)
+    augment(make_recipe(styles={"entigraph": 1}))
     shown = [
         passage_of([{"role": "user", "content": prompt}]) for kind, _, prompt in writer.asked if kind == "entities"
     ]

@@ -48,7 +48,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     {"r": 2, "lora_alpha": 10**30, "target_modules": "all-linear"}, {"r": 1, "target_modules": ["q_proj"], "merge": True}),
     "regularization": ({"l2": 1e-3}, {"l2": 1e30}), "techniques": ({"sam": 0.05}, {"sam": 1e30},
     {"layerwise_lr_decay": 1e-9}, {"freeze_base_steps": 99, "freeze_base_except": ["model.norm.*"]},
-    {"reinitialize_last_layers": 1}), "guards": ({"skipped_updates": 99}, {"zero_loss": "ignore"}),
+    {"reinitialize_last_layers": 1}), "guards": ({"skipped_updates": 99}, {"nothing_learned": "ignore"}),
     "model": ({"freeze": ["*"]}, {"freeze": ["model.*"]}, {"dtype": "bfloat16"}, {"dtype": "float16"}),
 }  # fmt: skip
 

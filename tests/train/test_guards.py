@@ -319,10 +319,10 @@ def test_a_skipped_update_leaves_the_schedule_where_it_is(
 
 def test_a_batch_of_masked_labels_stops_warns_or_passes(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TrainingError, match="all labels masked"):
-        Collator(0, masked_batch="stop")(MASKED)
-    Collator(0, masked_batch="ignore")(MASKED)
+        Collator(0, nothing_learned="stop")(MASKED)
+    Collator(0, nothing_learned="ignore")(MASKED)
     assert not caplog.messages
-    Collator(0, masked_batch="warn")(MASKED)
+    Collator(0, nothing_learned="warn")(MASKED)
     assert "all labels masked" in caplog.text
 
 
@@ -333,12 +333,10 @@ def test_a_masked_batch_that_may_pass_moves_nothing(make_recipe: MakeRecipe, mon
         return honest(self, [{**row, "labels": [-100] * len(row["labels"])} for row in rows])
 
     monkeypatch.setattr(Collator, "__call__", _masked)
-    guards = {"masked_batch": "ignore", "zero_loss": "ignore"}
+    guards = {"nothing_learned": "ignore"}
     for decay in (0.0, 0.1):  # decay alone shrinks the weights and learns nothing
         recipe = make_recipe(guards=guards, trainer={"max_steps": 2, "weight_decay": decay})
         _unfinished(recipe, "the gradient was 0 in all 2 updates")
-    with pytest.raises(TrainingError, match="step 1: the loss is exactly 0"):
-        train(make_recipe(guards={"masked_batch": "ignore"}, trainer={"max_steps": 2}), overwrite=True)
 
 
 def test_a_rate_that_moves_no_weight_and_one_that_dies_early_are_said(make_recipe: MakeRecipe) -> None:
@@ -364,8 +362,6 @@ def test_a_tokenizer_that_pads_with_its_end_is_said(make_recipe: MakeRecipe, tin
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(tiny_model)
     assert any("pads with its end-of-text token" in note for note in train(make_recipe()).notes)
-    with pytest.raises(TrainingError, match="pads with its end-of-text token"):
-        train(make_recipe(guards={"pad_is_eos": "stop"}), overwrite=True)
 
 
 def test_a_corpus_longer_than_the_steps_is_said_with_the_number_that_reads_it_once(make_recipe: MakeRecipe) -> None:

@@ -225,10 +225,10 @@ def test_the_metrics_of_a_sample_are_those_of_its_first_learned_tokens() -> None
 
 
 def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows: Any) -> None:
-    dates = ["2024-01-01", "2023-01-01T00:00:00", "2023-12-31T22:00:00-02:00", None]
-    path = write_rows("aged.jsonl", [{"text": "x", "meta": {"date": date} if date else {}} for date in dates])
-    weights = RowWeights(RowWeightsSection("meta.date", half_life=365.0, missing=0.25), path).result()
-    assert weights.tolist() == pytest.approx([1.0, 0.5, 1.0, 0.25])
+    dates = ["2024-01-01", "2023-01-01T00:00:00", "2023-12-31T22:00:00-02:00"]
+    path = write_rows("aged.jsonl", [{"text": "x", "meta": {"date": date}} for date in dates])
+    weights = RowWeights(RowWeightsSection("meta.date", half_life=365.0), path).result()
+    assert weights.tolist() == pytest.approx([1.0, 0.5, 1.0])
 
 
 def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
@@ -242,7 +242,7 @@ def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
     assert "odd.jsonl:3: w: found -2, expected a number of 0 or more" in message
     assert "odd.jsonl:4: w: found '2'" in message
     with pytest.raises(InputError, match="found 1, expected a date such as"):
-        RowWeights(RowWeightsSection("w", half_life=3.0, missing=1.0), path).result()
+        RowWeights(RowWeightsSection("w", half_life=3.0), path).result()
     with pytest.raises(InputError, match="every row weighs 0"):
         RowWeights(RowWeightsSection("w"), write_rows("none.jsonl", [{"text": "a", "w": 0}])).result()
 

@@ -90,6 +90,11 @@ def test_two_tokens_as_close_as_rounding_are_decided_by_the_text_alone(
     assert together == [write_tokens(loaded.model, section, [row], [0], ends)[0] for row in rows]
 
 
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.train.own_answers.MOST_TOKENS", 8)
+
+
 @pytest.fixture
 def taught(make_recipe: MakeRecipe, write_rows: WriteRows, tmp_path: Path) -> Path:
     """The tiny model, without chat template, taught to answer from the text before a question."""
@@ -125,7 +130,7 @@ def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
     make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path, tmp_path: Path
 ) -> None:
     path = write_rows("mixed.jsonl", corpus_rows())
-    answers = {"without_context": 0.0, "max_tokens": 8}
+    answers = {"without_context": 0.0}
     corpus: dict[str, Any] = {"path": str(path), "answers": answers}
     recipe = make_recipe(model={"path": str(taught)}, corpus=corpus)
     result = train(recipe)
@@ -165,7 +170,7 @@ def test_a_wrong_answer_is_tried_again_and_then_left_out(
     path = write_rows("mixed.jsonl", corpus_rows()[:8])
 
     def write(**answers: Any) -> tuple[list[str], str]:
-        corpus = {"path": str(path), "answers": {"max_tokens": 8, **answers}}
+        corpus = {"path": str(path), "answers": answers}
         recipe = make_recipe(model={"path": str(taught)}, corpus=corpus)
         out, note, _ = write_own_answers(recipe, "", recipe.corpus.own_answers()[""])
         rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -175,10 +180,9 @@ def test_a_wrong_answer_is_tried_again_and_then_left_out(
     alone, note = write(without_context=1.0)
     assert (alone, "3 without the given answer" in note) == ([" Kelm"], True)
     assert write(without_context=1.0, correct_only=False)[0] == [" Kelm"] * 4
-    once, often = write(without_context=0.5, attempts=1)[0], write(without_context=0.5, attempts=50)[0]
-    assert len(often) >= max(len(once), 2)
-    assert set(often) <= {f" {town}" for town in PLACES}
-    assert write(without_context=0.0, context="answer")[1] != note
+    drawn = write(without_context=0.5)[0]
+    assert len(drawn) >= 2
+    assert set(drawn) <= {f" {town}" for town in PLACES}
 
 
 def test_the_documents_are_those_of_the_corpus_or_of_a_file_of_documents(
@@ -188,7 +192,7 @@ def test_the_documents_are_those_of_the_corpus_or_of_a_file_of_documents(
     path = write_rows("documents.jsonl", [{"id": row["document_id"], "text": row["text"]} for row in rows[:4]])
 
     def write(corpus: list[dict[str, Any]], **answers: Any) -> list[str]:
-        options = {"max_tokens": 8, "without_context": 0.0, "correct_only": False, **answers}
+        options = {"without_context": 0.0, "correct_only": False, **answers}
         recipe = make_recipe(
             model={"path": str(taught)}, corpus={"path": str(write_rows("c.jsonl", corpus)), "answers": options}
         )

@@ -119,15 +119,6 @@ def test_the_checkpoint_with_the_best_probe_is_the_model(make_recipe: MakeRecipe
     assert all(torch.equal(kept[name], chosen[name]) for name in kept)
 
 
-def test_a_run_without_progress_stops_after_its_patience(make_recipe: MakeRecipe, questions: Path) -> None:
-    probes = {"questions": {"new": str(questions)}, "patience": 2}
-    still = {**EVERY, "eval_steps": 1, "max_steps": 9, "learning_rate": 1e-6, "metric_for_best_model": "accuracy"}
-    result = train(make_recipe(probes=probes, trainer=still, guards={"vanishing_rate": "ignore"}))
-    assert result.n_steps == 3
-    warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]
-    assert "for 2 evaluations (probes.patience); the run stops" in warnings[0]
-
-
 def test_a_run_that_forgets_too_much_stops(
     make_recipe: MakeRecipe, tiny_model: Path, questions: Path, write_rows: WriteRows
 ) -> None:
@@ -156,7 +147,7 @@ def test_a_resumed_run_asks_and_decides_as_an_undisturbed_one(
 ) -> None:
     trainer = {**EVERY, "max_steps": 8, "save_strategy": "steps", "save_steps": 3, "learning_rate": 1e-2,
                "metric_for_best_model": "new_accuracy"}  # fmt: skip
-    probes = {"questions": {"new": str(questions)}, "patience": 9}
+    probes = {"questions": {"new": str(questions)}}
     rows = []
     for name in ("straight", "broken"):
         recipe = make_recipe(run_dir=str(tmp_path / name), probes=probes, trainer=trainer)
@@ -177,7 +168,6 @@ def test_a_resumed_run_asks_and_decides_as_an_undisturbed_one(
     ("probes", "trainer", "fault"),
     [
         ({}, {}, "trainer.eval_strategy: missing. Probes are scored at evaluations"),
-        ({"patience": 2}, EVERY, "probes.patience: needs trainer.metric_for_best_model, for example new_accuracy"),
         ({"max_forgetting": 0.1}, EVERY, "probes.max_forgetting: no question set has role: retention"),
         ({}, {**EVERY, "metric_for_best_model": "new_acuracy"}, "found 'new_acuracy'. Did you mean new_accuracy?"),
         ({}, {**EVERY, "load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2},
@@ -220,7 +210,9 @@ def open_questions(write_rows: WriteRows) -> Path:
 
 
 @pytest.mark.parametrize("batch_tokens", [64, 4096])
-def test_written_answers_are_those_of_kinject_eval(tiny_model: Path, open_questions: Path, batch_tokens: int) -> None:
+def test_written_answers_are_those_of_kinject_eval(
+    tiny_model: Path, open_questions: Path, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kinject.eval.prompts import Generation
     from kinject.eval.scoring.encode import encode_requests
     from kinject.eval.scoring.generate import AnswerGenerator
@@ -231,9 +223,9 @@ def test_written_answers_are_those_of_kinject_eval(tiny_model: Path, open_questi
         for parameter in loaded.model.parameters():
             parameter.mul_(6.0)  # so that answers differ
     loaded.model.generation_config.repetition_penalty = 2.0  # no part of the question
-    section = ProbesSection(
-        {"open": ProbeSection(str(open_questions), layout="open")}, batch_tokens=batch_tokens, max_new_tokens=6
-    )
+    monkeypatch.setattr("kinject.train.probes.BATCH_TOKENS", batch_tokens)
+    monkeypatch.setattr("kinject.train.probes.MAX_NEW_TOKENS", 6)
+    section = ProbesSection({"open": ProbeSection(str(open_questions), layout="open")})
     probes = Probes(section, {"open": items}, loaded.tokenizer, 30)
     texts = probes.written(loaded.model, probes.sets[0], 0)
     scores = probes.score(loaded.model, 0)
@@ -253,11 +245,12 @@ def test_a_run_logs_written_probes_and_follows_them(
 ) -> None:
     probes = {
         "questions": {"open": {"path": str(open_questions), "layout": "open", "role": "retention"}},
-        "patience": 2,
         "max_forgetting": 0.9,
     }
     still = {**EVERY, "eval_steps": 1, "max_steps": 9, "learning_rate": 1e-6, "metric_for_best_model": "open_accuracy"}
-    result = train(make_recipe(probes=probes, trainer=still, guards={"vanishing_rate": "ignore"}))
+    result = train(
+        make_recipe(probes=probes, trainer=still, techniques={"patience": 2}, guards={"vanishing_rate": "ignore"})
+    )
     assert result.n_steps == 3
     (first, *_) = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_open_wrong" in row]
     assert first["eval_open_accuracy"] + first["eval_open_wrong"] + first["eval_open_abstained"] == pytest.approx(1.0)

@@ -35,7 +35,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def _section(path: Path, free: float = 0.0) -> dict[str, Any]:
-    return {"regularization": {"projection": {"path": str(path), "free": free, "tokens": 10}}}
+    return {"regularization": {"projection": {"path": str(path), "free": free}}}
 
 
 def _logits(folder: Path, text: str) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -22,9 +23,11 @@ from kinject.disk import read_jsonl, read_manifest, write_checked_json
 from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model
 from kinject.recipe import Recipe
+from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.train import train
 from kinject.train.checkpoints import is_complete, newest_complete
 from kinject.train.data import Collator, CorpusPacker, RowDataset
+from kinject.train.run import hash_inputs
 from kinject.train.setup import effective_batch
 
 MakeRecipe = Callable[..., Recipe]
@@ -317,3 +320,17 @@ def test_what_was_chosen_is_said(make_recipe: MakeRecipe, caplog: pytest.LogCapt
     assert "sdpa attention, on cpu" in logged
     assert "in float32" in logged
     assert tuple(caplog.messages) == result.notes
+
+
+@pytest.mark.parametrize("key", sorted({item.name for item in dataclasses.fields(Sections)} - NOT_TRAINING))
+def test_every_section_that_training_reads_is_in_the_fingerprint(make_recipe: MakeRecipe, key: str) -> None:
+    recipe = make_recipe()
+    changed = dataclasses.replace(recipe, raw={**recipe.raw, key: "of another run"})
+    assert hash_inputs(changed)["fingerprint"] != hash_inputs(recipe)["fingerprint"]
+
+
+@pytest.mark.parametrize("key", sorted(NOT_TRAINING))
+def test_a_section_of_another_verb_changes_no_fingerprint(make_recipe: MakeRecipe, key: str) -> None:
+    recipe = make_recipe()
+    changed = dataclasses.replace(recipe, raw={**recipe.raw, key: "of another run"})
+    assert hash_inputs(changed) == hash_inputs(recipe)

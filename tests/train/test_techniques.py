@@ -50,8 +50,6 @@ HARD = {"hard_example_mining": {"fraction": 0.5}}
         ({"techniques": {"patience": 1}}, "trainer.eval_strategy: missing. techniques.patience counts evaluations"),
         ({"techniques": {"patience": 1}, "trainer": {"eval_strategy": "epoch"}, "probes": {"questions": {"new": "Q"}}},
          "techniques.patience: without corpus.validation_corpus there is no loss"),
-        ({"techniques": {"patience": 1}, "trainer": {"eval_strategy": "epoch", "metric_for_best_model": "new_accuracy"},
-          "probes": {"questions": {"new": "Q"}, "patience": 1}}, "techniques.patience: is the same as probes.patience"),
         ({"techniques": {"histogram_steps": 2}}, "techniques.histogram_steps: no tracker that takes them"),
         ({"trainer": {"optim": "schedule_free_adamw"}},
          "trainer.lr_scheduler_type: found linear, but schedule_free_adamw averages weights"),

@@ -68,7 +68,7 @@ class ContaminationCheck:
     Add the questions, then the texts of the documents, then check the texts for the model.
     """
 
-    def __init__(self, n_words: int) -> None:
+    def __init__(self, n_words: int = 13) -> None:
         """A question is found if `n_words` of its words occur in a row, or all of it if it is shorter."""
         self._n_words = n_words
         self._questions: dict[str, set[str]] = {}  # n-gram -> ids

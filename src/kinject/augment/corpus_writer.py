@@ -315,8 +315,7 @@ class _RaftRows:
         self._texts = {passage.id: (passage.document_id, passage.shown) for passage in passages}
         self._ids = list(self._texts)
         self._n_passages = Counter(document for document, _ in self._texts.values())
-        by_words = section.drawn_by == "bm25" and section.distractors
-        self._index = Bm25([text for _, text in self._texts.values()]) if by_words else None
+        self._index = Bm25([text for _, text in self._texts.values()])
 
     def fields(self, gold: Passage, row_id: str, question: str, quotation: str, answer: str) -> dict[str, str]:
         """Return ``prompt`` and ``completion``: passages in an order of the seed, the question, the answer with its quotation.
@@ -326,20 +325,16 @@ class _RaftRows:
         section = self._section
         rng = Random(content_id("raft", self._seed, row_id))
         shows_gold = rng.random() >= section.without_gold
-        others = self._distractors(gold, question, section.distractors + (not shows_gold), rng)
+        others = self._distractors(gold, question, section.distractors + (not shows_gold))
         texts = [*([gold.shown] if shows_gold else []), *others]
         rng.shuffle(texts)
-        quotes = shows_gold and section.quote
-        completion = quoting_answer(quotation, answer) if quotes else answer
+        completion = quoting_answer(quotation, answer) if shows_gold else answer
         return {"prompt": with_passages(texts, question_prompt(question)), "completion": f" {completion}"}
 
-    def _distractors(self, gold: Passage, question: str, n: int, rng: Random) -> list[str]:
+    def _distractors(self, gold: Passage, question: str, n: int) -> list[str]:
         """Return the texts of `n` passages of other documents, fewer if there are fewer."""
         n_ranked = min(n + self._n_passages[gold.document_id], len(self._ids))
-        if self._index is None:
-            ranked = rng.sample(range(len(self._ids)), n_ranked)
-        else:
-            ranked = best_of(self._index.scores(question), n_ranked)
+        ranked = best_of(self._index.scores(question), n_ranked)
         others = (self._texts[self._ids[index]] for index in ranked)
         return list(islice((text for document, text in others if document != gold.document_id), n))
 

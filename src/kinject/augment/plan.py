@@ -26,6 +26,9 @@ from kinject.requests import generator_identity
 from kinject.requests.generator import request_seed
 from kinject.types import Document, Message, Passage
 
+LONGEST_DOCUMENT = 8192
+"""Most tokens of a document that styles of whole documents see at once; a longer one counts as several."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -192,7 +195,6 @@ class Plan:
     catalog: Mapping[str, Style]
     precomputed: Precomputed | None = None
     targets: Mapping[str, int] = field(default_factory=dict)
-    document_tokens: int = 0
     documents: DocumentsSection = DocumentsSection()
     _prompt_hashes: dict[tuple[str, str, int], str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -246,7 +248,7 @@ class Plan:
         """Yield the groups of the styles that show whole documents; a very long one counts as several."""
         styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"]
         if styles:
-            for part in split_passages(document, self.document_tokens, spans_of(self.tokenizer)):
+            for part in split_passages(document, LONGEST_DOCUMENT, spans_of(self.tokenizer)):
                 yield from (self._group(document, part, style) for style in styles)
 
     def _group(self, document: Document, passage: Passage, style: Style) -> Group:
@@ -336,7 +338,7 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
         styles={name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()},
         targets={name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)},
-        catalog=read_styles(section.style_files), document_tokens=section.document_tokens, seed=recipe.seed,
+        catalog=read_styles(section.style_files), seed=recipe.seed,
         identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
     )  # fmt: skip
 

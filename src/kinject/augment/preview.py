@@ -7,7 +7,7 @@ import heapq
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import comb
@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.plan import Group, Plan, make_plan, spans_of
+from kinject.augment.plan import LONGEST_DOCUMENT, Group, Plan, make_plan, spans_of
 from kinject.augment.prompts import describe
 from kinject.augment.run import augment
 from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style, read_styles
@@ -30,7 +30,7 @@ from kinject.recipe.sections import TokenTarget
 from kinject.requests.cache import stored_usage
 from kinject.requests.limits import Limits, limits_of
 from kinject.terminal import duration
-from kinject.types import Document, Message, Passage
+from kinject.types import Document, Message
 
 TOKENS_PER_WORD = 1.35
 """Estimate for English: tokens of a language model for each word or punctuation mark."""
@@ -153,8 +153,6 @@ def preview(recipe: AugmentRecipe) -> Preview:
             before = counts.copy()
             for group in plan.groups(document, passages):
                 _count_group(plan, group, stored, counts, judge_limits is not None)
-            if section.judge_statements and counts["judged"] > before["judged"]:
-                _count_statements(passages, counts)
             if judge_limits and counts["judged"] and not before["judged"]:
                 _count_trials(counts)
             new = counts - before
@@ -252,14 +250,6 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
     return n_requests, n_preparations
 
 
-def _count_statements(passages: Sequence[Passage], counts: Counter[str]) -> None:
-    """Add the lists of statements that the judge makes, one a passage, and their part of its other prompts."""
-    n_tokens = round(sum(len(word_spans(passage.text)) for passage in passages) * TOKENS_PER_WORD)
-    counts["judge_requests"] += len(passages)
-    counts["judge_in"] += n_tokens + n_tokens * counts["judged"] // max(1, counts["passages"])
-    counts["judge_out"] += n_tokens
-
-
 def _count_trials(counts: Counter[str]) -> None:
     """Add the judge's trial on planted errors, which comes first."""
     trials = 2 * N_TRIALS
@@ -342,7 +332,7 @@ def find_passage(style: Style, recipe: AugmentRecipe | None, documents: Path | N
     """
     section = recipe.augment if recipe else None
     shown: AugmentSection | type[AugmentSection] = section or AugmentSection  # the class has the defaults
-    n_tokens = shown.document_tokens if style.scope == "document" else shown.passage_tokens
+    n_tokens = LONGEST_DOCUMENT if style.scope == "document" else shown.passage_tokens
     spans = token_spans(section.tokenizer if section else None)
     path = documents or (Path(section.documents) if section else None)
     groups = (
@@ -394,7 +384,7 @@ def try_style(group: Group, recipe: AugmentRecipe) -> StyleTrial:
         path.write_text(json.dumps(row, ensure_ascii=False), encoding="utf-8", errors="surrogatepass")
         section = replace(
             recipe.augment, documents=str(path), styles={group.style.name: 1 if group.style.mechanical else TokenTarget(1)},
-            include_originals=False, judge=None, contamination_check=(), passage_tokens=10**9, document_tokens=10**9,
+            include_originals=False, judge=None, contamination_check=(), passage_tokens=10**9,
         )  # fmt: skip
         result = augment(replace(recipe, run_dir=Path(folder) / "run", augment=section))
         texts = [row["text"] for _, row in read_jsonl(result.variants_path)]

@@ -207,26 +207,13 @@ _REWRITING = re.compile(r"<rewriting>\n(.*)\n</rewriting>", re.DOTALL)
 _SENTENCE_NUMBER = re.compile(r"\[(\d+)\] ")
 
 
-def judge_messages(
-    title: str, passage: str, text: str, rules: Rules | None = None, statements: str = ""
-) -> list[Message]:
-    """Return the messages that ask whether `text` keeps the facts of `passage`, as a style's `rules` require.
-
-    `statements` lists the statements of the passage, "" without a list. It comes before the text, so that servers can
-    reuse it.
-    """
+def judge_messages(title: str, passage: str, text: str, rules: Rules | None = None) -> list[Message]:
+    """Return the messages that ask whether `text` keeps the facts of `passage`, as a style's `rules` require."""
     rules = rules or Rules()
     shown = {
         "text": number_sentences(escape_tags(text)), "complete": rules.complete, "explains": rules.explains,
-        "statements": escape_tags(statements),
     }  # fmt: skip
     _, user_message = task_messages(title, passage, render(JUDGE, Source(title, passage), shown))
-    return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, user_message]
-
-
-def statement_messages(title: str, passage: str) -> list[Message]:
-    """Return the messages that ask a judge for the statements of a passage."""
-    _, user_message = task_messages(title, passage, shared_texts()["statements"].strip())
     return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, user_message]
 
 

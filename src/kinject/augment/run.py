@@ -15,7 +15,7 @@ from kinject.augment import sandbox
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Refusals, Verdict, check_completion, declines
 from kinject.augment.checks.facts import checks_off, compare_facts
-from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
+from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.corpus_writer import CorpusWriter
 from kinject.augment.plan import (
@@ -89,7 +89,7 @@ async def _augment(
     recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits, part_of: Path | None,
     shards: Sequence[Mapping[str, Any]],
 ) -> AugmentResult:  # fmt: skip
-    contamination = ContaminationCheck(section.contamination_ngram)
+    contamination = ContaminationCheck()
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
@@ -97,7 +97,7 @@ async def _augment(
         documents = PassageFile.read_stored(recipe.run_dir) if part_of else plan.read_passages()
         counts = _read_documents(plan, documents, passages, contamination if section.contamination_check else None)
         progress = AugmentProgress(counts["variants"])
-        with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
+        with Store(recipe.run_dir) as store, progress:
             rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress, part_of)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
@@ -158,8 +158,7 @@ async def _rewrite(
         )
         progress.watch(sender.status)
         judge = await open_judge(stack, recipe, section, passages, sender, part_of)
-        refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
-        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge, refuse_in_doubt=refuse)
+        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         start = running_time()
         try:
             await rewriter.run(passages, limits.concurrency)
@@ -186,20 +185,14 @@ async def open_judge(
         sandbox=sandbox.generate_answer,
     )  # fmt: skip
     sender = await stack.enter_async_context(opened)
-    judge = Judge(sender, recipe.seed, section.judge_statements)
+    judge = Judge(sender, recipe.seed)
     if part_of is not None:
         return judge
     pairs = ((document.title, passage.shown) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
         score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
-        faults = score.faults(section.judge_min_recall or 0.0, section.judge_min_precision or 0.0)
-        if faults:
-            raise InputError(
-                f"augment.judge: on planted errors its {' and its '.join(faults)} (augment.judge_min_recall, "
-                "judge_min_precision). Take a stronger model as the judge, or lower the limits. Nothing was written yet."
-            )
-        for fault in score.faults(MIN_RECALL, MIN_PRECISION):
+        for fault in score.limits_missed():
             log.warning("augment.judge is not reliable: on planted errors its %s. Take a stronger model.", fault)
     return judge
 
@@ -235,7 +228,6 @@ class Rewriter:
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
-    refuse_in_doubt: bool = False
     paused: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
@@ -401,9 +393,6 @@ class Rewriter:
             verdict = replace(
                 verdict, reason=compared.reason, detail=compared.detail, doubts=verdict.doubts + compared.doubts
             )
-        if verdict.accepted and verdict.doubts and self.refuse_in_doubt and not group.style.mechanical:
-            reason, detail = verdict.doubts[0]
-            verdict = replace(verdict, reason=reason, detail=f"in doubt: {detail}")
         return _Answer(request, completion, text, verdict)
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:

@@ -33,9 +33,8 @@ class Store:
     Rows of earlier recipes stay there unused.
     """
 
-    def __init__(self, run_dir: Path, *, keep_thinking: bool = False) -> None:
+    def __init__(self, run_dir: Path) -> None:
         """Open them. Raises `InputError` if a file is damaged, `DiskError` if it cannot be written."""
-        self._keep_thinking = keep_thinking
         self.variants_path = run_dir / "variants.jsonl"
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
@@ -84,12 +83,12 @@ class Store:
         self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str, text: str,
         verdict: Verdict,
     ) -> None:  # fmt: skip
-        """Store an accepted `text`, with the thinking before it if that is kept; `attempt` answers were refused before it."""
+        """Store an accepted `text`; `attempt` answers were refused before it."""
         variant = Variant(
             id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
             sample=request.sample, text=text, generator=generator, prompt_hash=request.prompt_hash, usage=completion.usage,
             checks={**verdict.measures, **_doubts(verdict)},
-            attempt=attempt, thinking=completion.thinking if self._keep_thinking else "",
+            attempt=attempt,
         )  # fmt: skip
         self._variant_offsets.add(variant.id, self._variants.append(variant))
 

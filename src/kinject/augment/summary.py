@@ -190,9 +190,6 @@ def _short_lines(result: AugmentResult) -> list[str]:
     if unprepared:
         fixes += [f"preparations: {advice}" for advice in refusal_advice(unprepared)]
     if result.refused and result.n_sent:
-        n_in_doubt = sum(sum(count.refused_in_doubt.values()) for count in result.styles.values())
-        if not result.judge and n_in_doubt >= _DOMINANT * sum(result.refused.values()):
-            fixes.append("in doubt: name a model in augment.judge to decide, or set augment.checks.in_doubt: accept")
         fixes += refusal_advice(result.refused)
     n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
     if len(fixes) > 1:
@@ -206,7 +203,7 @@ def _doubt_lines(result: AugmentResult) -> list[str]:
     for count in result.styles.values():
         accepted.update(count.in_doubt)
         refused.update(count.refused_in_doubt)
-    by = "the judge found them faithful" if result.judge else "augment.checks.in_doubt: accept"
+    by = "the judge found them faithful" if result.judge else "there is no judge"
     lines = [
         f"in doubt, {outcome}: {', '.join(f'{reason} {number}' for reason, number in counts.most_common())}"
         for outcome, counts in ((f"accepted ({by})", accepted), ("refused", refused)) if counts

@@ -5,7 +5,7 @@ from kinject.recipe.data_sections import (
     CorpusSection,
     DistillationSection,
     DocumentsSection,
-    ReplaySection,
+    MixedCorpusSection,
 )
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
@@ -43,6 +43,7 @@ __all__ = [
     "EvalSection",
     "GeneratorSection",
     "GuardsSection",
+    "MixedCorpusSection",
     "ModelSection",
     "QuestionSetSection",
     "QuestionsRecipe",
@@ -50,7 +51,6 @@ __all__ = [
     "RaftSection",
     "Recipe",
     "RegularizationSection",
-    "ReplaySection",
     "RetrievalSection",
     "RowWeightsSection",
     "StudyRecipe",

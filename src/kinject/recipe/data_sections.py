@@ -51,10 +51,6 @@ class AnswersSection:
     Each token is drawn from the model's prediction with the context, or, by the fraction `without_context`, without it.
     """
 
-    context: Literal["document", "answer"] = option(
-        "document",
-        help="The text before the prompt: the document of the row (origin: original), or prompt and given answer.",
-    )
     documents: str | None = option(
         None,
         help="Documents, as for augment; default: the rows of the main corpus with origin original. Rows name theirs by "
@@ -67,34 +63,16 @@ class AnswersSection:
     correct_only: bool = option(
         True, help="Keep only answers that hold the given one, as written answers to questions are graded."
     )
-    attempts: int = option(10, help="Most times that an answer is written until it can be kept.", min=1, max=100)
-    temperature: float = option(
-        0.0, help="Sampling temperature; 0: the likeliest token of the prediction drawn.", min=0.0, max=2.0
-    )
-    max_tokens: int = option(512, help="Longest answer, in tokens; at most half of the model's window.", min=1)
-    batch: int = option(32, help="Answers written at once.", min=1, max=1024)
-    seed: int = option(
-        0, help="Seed of the draws. The recipe's own is not used, so that its seeds share the answers.", min=0
-    )
 
 
-OWN_ANSWERS = AnswersSection(without_context=1.0, correct_only=False, attempts=1)
+OWN_ANSWERS = AnswersSection(without_context=1.0, correct_only=False)
 """The meaning of `answers: own`: greedily, to the prompt alone."""
 _ANSWERS_HELP = "own: the model answers the last turn of each row itself before it is trained (self-distillation)"
 
 
 @dataclass(frozen=True)
-class ReplaySection:
-    """Rows of a second corpus, mixed in against forgetting."""
-
-    path: str = option(help="Corpus (JSONL) to replay from.", path="file")
-    fraction: float = option(help="Fraction of the mixture's tokens that are replay.", min=0.0, max=0.95)
-    answers: Literal["given", "own"] | AnswersSection = option("given", help=f"{_ANSWERS_HELP}; or how it does.")
-
-
-@dataclass(frozen=True)
 class MixedCorpusSection:
-    """Rows of a further corpus mixed in: instruction rows among documents, or documents among instruction rows."""
+    """A further corpus, mixed in by fraction of tokens: replay against forgetting, instructions among documents."""
 
     path: str = option(help="Corpus (JSONL).", path="file")
     fraction: float = option(help="Fraction of the mixture's tokens.", min=0.0, max=0.95)
@@ -107,7 +85,7 @@ class CorpusSection:
 
     path: str = option(help="Corpus (JSONL).", path="file")
     answers: Literal["given", "own"] | AnswersSection = option("given", help=f"{_ANSWERS_HELP}; or how it does.")
-    replay: ReplaySection | None = option(None, help="Second corpus, mixed in.")
+    replay: MixedCorpusSection | None = option(None, help="Second corpus, mixed in.")
     mix: Mapping[str, MixedCorpusSection] | None = option(
         None, help="name: path and fraction of a further corpus, mixed in by fraction of tokens."
     )
@@ -140,7 +118,7 @@ class CorpusSection:
         """Whether evaluations have a validation loss."""
         return self.validation_corpus is not None or self.validation_fraction > 0
 
-    def parts(self) -> dict[str, ReplaySection | MixedCorpusSection]:
+    def parts(self) -> dict[str, MixedCorpusSection]:
         """Return the corpora that are mixed in, by name; replay is called ``replay``."""
         return {**({"replay": self.replay} if self.replay is not None else {}), **(self.mix or {})}
 

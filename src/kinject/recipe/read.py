@@ -42,6 +42,9 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"})
 """Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the recipe."""
 
+NOT_TRAINING = frozenset({"run_dir", "documents", "augment", "questions", "eval", "study"})
+"""Top-level keys that change nothing about a training; every other one, a new section too, is in its fingerprint."""
+
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
 _LONGEST_NAME = 255
@@ -134,6 +137,11 @@ class TrainRecipe(Recipe):
     model: ModelSection
     corpus: CorpusSection
     trainer: Mapping[str, Any]
+
+    def training_values(self) -> dict[str, Any]:
+        """Return the plain values of all sections that decide a training; those that every recipe has may be None."""
+        always = dict.fromkeys(("seed", "method", "model", "adapter", "corpus", "trainer"))
+        return always | {key: value for key, value in self.raw.items() if key not in NOT_TRAINING}
 
     @property
     def projection(self) -> ProjectionSection | None:

@@ -77,7 +77,6 @@ class ProjectionSection:
         0.2, help="Fraction of the inputs' energy on these texts whose directions may change; less keeps more.",
         min=0.0, max=1.0,
     )  # fmt: skip
-    tokens: int = option(60_000, help="Tokens of these texts, drawn at random, that the inputs are measured on.", min=1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,6 @@ class RegularizationSection:
     ewc: float = option(
         0.0, help="Strength of the same pull, weighted by the Fisher information of replay.", min=0.0, max=1e6
     )
-    ewc_rows: int = option(64, help="Replay rows that the Fisher information is measured on.", min=1)
     kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0, max=1e6)
     projection: ProjectionSection | None = option(None, help="Project updates away from what other texts use.")
 
@@ -109,13 +107,11 @@ class GuardsSection:
     skipped_updates: int = option(
         3, help="Updates with a non-finite gradient that are skipped; one more stops the run.", min=0
     )
-    masked_batch: Reaction = option("stop", help="A batch has no token to learn.")
-    zero_loss: Reaction = option("stop", help="The loss is exactly 0.")
+    nothing_learned: Reaction = option("stop", help="A batch has no token to learn, or its loss is exactly 0.")
     norm_spike: Reaction = option("warn", help="A gradient norm exceeds 10 times its running median.")
     divergence: Reaction = option("warn", help="The loss stays far above its lowest so far.")
     vanishing_gradient: Reaction = option("warn", help="The gradient norm stays almost 0.")
     vanishing_rate: Reaction = option("warn", help="The learning rate is too small to move the weights.")
-    pad_is_eos: Reaction = option("warn", help="The tokenizer pads with its end-of-text token.")
     unread_corpus: Reaction = option("warn", help="The recipe's steps end before the corpus was read once.")
 
 
@@ -147,11 +143,6 @@ class ProbesSection:
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
     template: str | None = option(
         None, help="Jinja file that writes the prompt instead, as eval.template.", path="file"
-    )
-    batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
-    max_new_tokens: int = option(32, help="Most tokens of a written answer; a line break ends it too.", min=1, max=4096)
-    patience: int | None = option(
-        None, help="Stop after so many evaluations without a better trainer.metric_for_best_model.", min=1
     )
     max_forgetting: float | None = option(
         None, help="Stop if the accuracy on a retention set falls by more than this below the one before training.",
@@ -269,26 +260,13 @@ class TokenTarget:
 
 
 @dataclass(frozen=True)
-class ChecksSection:
-    """The checks of a paraphrase against its passage."""
-
-    in_doubt: Literal["accept", "refuse"] = option(
-        "accept", help="A paraphrase in doubt, without a judge; with one, the judge decides."
-    )
-
-
-@dataclass(frozen=True)
 class RaftSection:
     """Passages in front of the questions of the style raft: the one that answers it among others, its distractors."""
 
     distractors: int = option(3, help="Distractors of each question.", min=0, max=100)
-    drawn_by: Literal["bm25", "seed"] = option(
-        "bm25", help="The passages nearest to the question by BM25, as a search would return them; or at random."
-    )
     without_gold: float = option(
         0.2, help="Fraction of the questions whose own passage is replaced by one more distractor.", min=0.0, max=1.0
     )
-    quote: bool = option(True, help="Each answer quotes its passage first, if the passage is shown.")
 
 
 @dataclass(frozen=True)
@@ -311,9 +289,6 @@ class AugmentSection:
     )
     raft: RaftSection | None = option(None, help="The passages in front of the questions of the style raft.")
     passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)
-    document_tokens: int = option(
-        8192, help="Longest document that styles of whole documents see at once; a longer one counts as several.", min=8
-    )
     tokenizer: str | None = option(
         None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
     )
@@ -323,24 +298,8 @@ class AugmentSection:
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
-    judge_statements: bool = option(
-        False, help="Have the judge list the statements of each passage first, one request a passage, and see them."
-    )
-    judge_min_recall: float | None = option(
-        None, help="Stop if the judge catches a smaller fraction of planted errors.", min=0.0, max=1.0
-    )
-    judge_min_precision: float | None = option(
-        None, help="Stop if a smaller fraction of the judge's refusals is correct.", min=0.0, max=1.0
-    )
-    checks: ChecksSection | None = option(None, help="The fate of a paraphrase that the checks cannot decide.")
-    keep_thinking: bool = option(
-        False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
-    )
     contamination_check: tuple[str, ...] = option(
         (), help="Questions (JSONL, or MMLU's CSV) that must not be in the corpus.", path="file"
-    )
-    contamination_ngram: int = option(
-        13, help="Words in a row that count as contamination; a shorter question counts whole.", min=4
     )
 
 
@@ -397,7 +356,6 @@ class RowWeightsSection:
         None, help="The column holds dates; a row counts half as much for every so many days before the newest.",
         min=0.001,
     )  # fmt: skip
-    missing: float | None = option(None, help="Weight of a row without the column; default: it is a fault.", min=0.0)
 
 
 @dataclass(frozen=True)

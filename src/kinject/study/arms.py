@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from kinject.recipe import StudyRecipe
+from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.recipe.study_section import ArmSection, ResourcesSection, StudyModelSection, StudySection, SweepSection
 from kinject.results import ArmInfo, Sweep, SweepPoint
 
@@ -17,12 +18,9 @@ BASE = "base"
 """Name of the arm of the untouched base model."""
 RAG = "+rag"
 """Suffix of an arm's name when it is evaluated with its chosen number of retrieved passages."""
-AUGMENT_SECTIONS = ("augment",)
+AUGMENT_SECTIONS = ("augment", "documents")
 """Sections of overrides that apply to the augment recipe."""
-TRAIN_SECTIONS = (
-    "trainer", "model", "corpus", "adapter", "distillation", "regularization", "guards", "techniques", "method", "probes",
-    "exposure",
-)  # fmt: skip
+TRAIN_SECTIONS = tuple(item.name for item in fields(Sections) if item.name not in {*NOT_TRAINING, "seed"})
 """Sections of overrides that apply to the train recipe."""
 _OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir", "eval.retrieval.cache_dir")
 """Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""

@@ -284,7 +284,7 @@ class EarlyStopping(TrainerCallback, ABC):  # type: ignore[misc]
 
 
 class ProbeStopping(EarlyStopping):
-    """Stops a run after `patience` evaluations without a better metric, or when too much is forgotten."""
+    """Stops a run when too much is forgotten."""
 
     def __init__(self, section: ProbesSection, messages: list[str]) -> None:
         super().__init__(messages)
@@ -292,14 +292,7 @@ class ProbeStopping(EarlyStopping):
         self.retention_sets = [name for name, item in section.sets().items() if item.role == "retention"]
 
     def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        """Return the reason that applies; "" without one."""
-        forgotten = self._forgotten(history)
-        if forgotten or self.section.patience is None:
-            return forgotten
-        metric = args.metric_for_best_model, args.greater_is_better
-        return no_improvement(history, metric, self.section.patience, "probes.patience")
-
-    def _forgotten(self, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return which retention set fell by more than probes.max_forgetting; "" without one."""
         most = self.section.max_forgetting
         for name in self.retention_sets if most is not None else ():
             values = list(_by_step(history, f"eval_{name}_accuracy").values())

@@ -339,9 +339,6 @@ def _evaluation_faults(recipe: TrainRecipe) -> Faults:
         if not evaluates:
             fault = "missing. Probes are scored at evaluations: set eval_strategy: steps with eval_steps, or epoch."
             faults.append(("trainer.eval_strategy", fault))
-        if probes.patience is not None and metric is None:
-            fault = f"needs trainer.metric_for_best_model, for example {next(iter(sets))}_accuracy."
-            faults.append(("probes.patience", fault))
         if probes.max_forgetting is not None and all(item.role != "retention" for item in sets.values()):
             faults.append(("probes.max_forgetting", "no question set has role: retention. Give one that role."))
     known = [*(["loss"] if has_loss else []), *(f"{name}_accuracy" for name in sets), *(["accuracy"] if sets else [])]
@@ -463,8 +460,6 @@ def _patience_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     if recipe.trainer.get("eval_strategy", "no") == "no":
         fault = "missing. techniques.patience counts evaluations: set eval_strategy: steps with eval_steps, or epoch."
         faults.append(("trainer.eval_strategy", fault))
-    if recipe.probes is not None and recipe.probes.patience is not None:
-        faults.append((key, "is the same as probes.patience. Keep one."))
     has_loss = recipe.corpus is not None and recipe.corpus.has_validation
     if not has_loss and config.metric_for_best_model in (None, "loss", "eval_loss"):
         fault = (

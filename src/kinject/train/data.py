@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 REPLAY = "replay"
 """The name of the part that is replay, and the origin of its rows."""
+PROJECTION_TOKENS = 60_000
+"""Tokens of the texts to keep, drawn at random, that the inputs of layers are measured on."""
 
 _MOST_ROWS = 1.25  # rows over the least that hold as many tokens, before a run warns that they are not full
 _REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",)}
@@ -271,7 +273,7 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     notes += [describe_heads(teacher)] if teacher is not None else []
     projection_rows = None
     if recipe.projection is not None and corpora.projection is not None:
-        projection_rows = packer.pack_sample(corpora.projection, recipe.projection.tokens)
+        projection_rows = packer.pack_sample(corpora.projection, PROJECTION_TOKENS)
     return TokenizedCorpora(data, weights, validation, packing, notes, teacher, projection_rows)
 
 
@@ -431,19 +433,19 @@ class Collator:
     pad_token_id: int
     flatten: bool = False
     pad_to_multiple_of: int = 1
-    masked_batch: Reaction = "stop"
+    nothing_learned: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return input_ids, labels, position_ids and, if rows have them, replayed, weights and teacher.
 
-        Raises `TrainingError` if no token of the batch is in the loss and `masked_batch` is stop.
+        Raises `TrainingError` if no token of the batch is in the loss and `nothing_learned` is stop.
         """
         import torch
 
         if not any(label != IGNORED for row in rows for label in row["labels"]):
             from kinject.train.guards import react
 
-            react(self.masked_batch, "a batch has no token to learn (all labels masked). Check the corpus rows.")
+            react(self.nothing_learned, "a batch has no token to learn (all labels masked). Check the corpus rows.")
         padding = {
             "input_ids": self.pad_token_id,
             "labels": IGNORED,

@@ -195,7 +195,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         logs = logs or {}
         if logs.get("loss") == 0.0:
             self._react(
-                self.reactions.zero_loss,
+                self.reactions.nothing_learned,
                 f"step {state.global_step}: the loss is exactly 0, so nothing is learned. Check the labels.",
             )
         for name, value in logs.items():
@@ -254,7 +254,7 @@ def check_start(
     warnings: list[str] = []
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         warnings += react(
-            reactions.pad_is_eos,
+            "warn",
             f"the tokenizer pads with its end-of-text token {tokenizer.eos_token!r}. kinject still learns where texts "
             "end, but tools that mask padding by its id do not. Give the tokenizer a pad token of its own.",
         )

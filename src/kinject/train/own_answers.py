@@ -57,7 +57,13 @@ log = logging.getLogger(__name__)
 
 _WINDOW = 1024
 """Tokens of an answer and its prompt for a model without a window of its own."""
-_FORMAT = 2
+_FORMAT = 3
+
+MOST_TOKENS = 512
+"""Longest answer; at most half of the model's window."""
+_ATTEMPTS = 10
+"""Most times that an answer is drawn until it can be kept."""
+_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +96,12 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
     rows, main = CorpusFile(Path(source)), CorpusFile(Path(corpus.path))
     generator = GeneratorSection(
-        kind="transformers", model=path, temperature=section.temperature, max_tokens=section.max_tokens,
-        concurrency=section.batch,
-    )  # fmt: skip
+        kind="transformers", model=path, temperature=0.0, max_tokens=MOST_TOKENS, concurrency=_BATCH
+    )
     identity = content_id(
         "own answers", _FORMAT, rows.cache_key, document_inputs(recipe, section.documents) or main.cache_key,
         generator_identity(generator),
-        {key: value for key, value in dataclasses.asdict(section).items() if key not in ("documents", "batch")},
+        section.without_context, section.correct_only,
         recipe.model.revision, recipe.model.dtype, recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
         _hash_of(recipe.trainer.get("chat_template_path")),
     )  # fmt: skip
@@ -149,7 +154,7 @@ def _hash_of(path: str | None) -> str | None:
 
 
 def _unanswerable(section: AnswersSection) -> str:
-    reads = section.without_context < 1 and section.context == "document"
+    reads = section.without_context < 1
     document = (
         " a document_id, and their documents in the main corpus (origin: original) or in answers.documents;"
         if reads
@@ -197,7 +202,7 @@ def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, genera
     )  # fmt: skip
     set_chat_template(recipe, loaded.tokenizer)
     window = models.window_of(loaded.model.config)
-    most = min(section.max_tokens, (window or 2 * _WINDOW) // 2)
+    most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)
     return _Writer(
         loaded.model, loaded.tokenizer, section, dataclasses.replace(generator, max_tokens=most), window,
         recipe.corpus.bos, dict(recipe.corpus.chat_template_kwargs or {}), part,
@@ -225,7 +230,7 @@ class _Writer:
     @property
     def reads_document(self) -> bool:
         """Whether a document is shown before the prompt."""
-        return self.section.without_context < 1 and self.section.context == "document"
+        return self.section.without_context < 1
 
     def requests(self, rows: Iterable[CorpusRow], documents: Mapping[str, str]) -> Iterator[_Request]:
         """Yield the rows that can be answered, in their order."""
@@ -237,7 +242,7 @@ class _Writer:
             if in_chat and (not last or not all(isinstance(turn.get("content"), str) for turn in row.messages)):
                 continue
             corpus_answer = row.messages[last]["content"] if in_chat else row.completion
-            context = self._context(row, corpus_answer, documents)
+            context = self._context(row, documents)
             if context is None:
                 continue
             alone = self._encode(row, row.messages[:last], "")
@@ -250,11 +255,11 @@ class _Writer:
             breaks = not in_chat and "\n" not in corpus_answer.strip()
             yield _Request(index, row.id, prompt, alone, corpus_answer.strip(), in_chat, breaks)
 
-    def _context(self, row: CorpusRow, corpus_answer: str, documents: Mapping[str, str]) -> str | None:
+    def _context(self, row: CorpusRow, documents: Mapping[str, str]) -> str | None:
         """Return the text before the prompt, "" for none; None if the row needs one that is not there."""
-        if self.section.without_context == 1:
+        if not self.reads_document:
             return ""
-        text = documents.get(row.document_id) if self.reads_document else f"{row.prompt}{corpus_answer}"
+        text = documents.get(row.document_id)
         return with_passages([text.strip()], "") if text else None
 
     def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]], context: str) -> list[int]:
@@ -275,11 +280,11 @@ class _Writer:
     def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], dict[str, int]]:
         """Return the answers that are kept, by row, how many are not (endless, wrong), and the tokens of all."""
         section, answers, fates = self.section, dict[int, str](), dict[int, str]()
-        draws = section.temperature > 0 or 0 < section.without_context < 1
+        draws = 0 < section.without_context < 1
         waiting, n_tokens = list(requests), 0
         label = f"{self.part} answers".strip()
         with Progress(label, len(requests), "rows") as progress:
-            for attempt in range(section.attempts if draws else 1):
+            for attempt in range(_ATTEMPTS if draws else 1):
                 failed: list[_Request] = []
                 for request, text, n_written in self._written(waiting, attempt):
                     n_tokens += n_written
@@ -308,9 +313,9 @@ class _Writer:
         for breaks, group in groupby(order, key=lambda request: request.breaks):
             stops = [*ends, *(token for token in self._line_breaks if token not in ends)] if breaks else ends
             some = list(group)
-            for start in range(0, len(some), self.section.batch):
-                batch = some[start : start + self.section.batch]
-                seeds = [request_seed("own answers", self.section.seed, request.row_id, attempt) for request in batch]
+            for start in range(0, len(some), _BATCH):
+                batch = some[start : start + _BATCH]
+                seeds = [request_seed("own answers", 0, request.row_id, attempt) for request in batch]
                 tokens = write_tokens(
                     self.model, self.generator, [request.prompt for request in batch], seeds, stops,
                     [request.alone for request in batch], self.section.without_context,

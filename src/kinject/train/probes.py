@@ -25,6 +25,11 @@ from kinject.types import Question
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+BATCH_TOKENS = 16_384
+"""Tokens in one forward pass, padding included."""
+MAX_NEW_TOKENS = 32
+"""Most tokens of a written answer; a line break ends it too."""
+
 
 @dataclass(frozen=True)
 class ProbeSet:
@@ -86,10 +91,10 @@ class Probes:
 
     def _cut(self, row: TokenRow, window: int | None) -> TokenRow:
         """Return the end of a prompt after which an answer fits into the window."""
-        room = len(row.input_ids) if window is None else window - self.section.max_new_tokens
+        room = len(row.input_ids) if window is None else window - MAX_NEW_TOKENS
         if room < 1:
             raise InputError(
-                f"probes.max_new_tokens: found {self.section.max_new_tokens}, but the model reads {window}."
+                f"probes: a written answer may have {MAX_NEW_TOKENS} tokens, but the model reads {window}."
             )
         return replace(row, input_ids=row.input_ids[-room:], learned=row.learned[-room:])
 
@@ -115,7 +120,7 @@ class Probes:
                 scores[f"{probe.name}_wrong"] = (n - n_right - n_abstained) / n
                 scores[f"{probe.name}_abstained"] = n_abstained / n
                 continue
-            sums = iter(log_probs(model, probe.rows, pad_token_id, self.section.batch_tokens))
+            sums = iter(log_probs(model, probe.rows, pad_token_id, BATCH_TOKENS))
             n_correct = n_scored = 0
             self.margins[probe.name] = margins = []
             for size, answer in zip(probe.n_options, probe.answers, strict=True):
@@ -139,7 +144,7 @@ class Probes:
         order = sorted(range(len(texts)), key=lambda i: -len(probe.rows[i].input_ids))
         while order:
             width = len(probe.rows[order[0]].input_ids)
-            n_rows = max(1, self.section.batch_tokens // (width + self.section.max_new_tokens))
+            n_rows = max(1, BATCH_TOKENS // (width + MAX_NEW_TOKENS))
             batch, order = order[:n_rows], order[n_rows:]
             rows = [list(probe.rows[i].input_ids) for i in batch]
             for i, tokens in zip(batch, self._write(inner, rows, pad_token_id), strict=True):
@@ -161,7 +166,7 @@ class Probes:
             return torch.tensor(["\n" in tail for tail in tails], device=device)
 
         config = GenerationConfig(
-            max_new_tokens=self.section.max_new_tokens, do_sample=False, eos_token_id=ends or None,
+            max_new_tokens=MAX_NEW_TOKENS, do_sample=False, eos_token_id=ends or None,
             pad_token_id=pad_token_id, use_cache=True,
         )  # fmt: skip
         with without_defaults(model):

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
 
 
+FISHER_ROWS = 64
+"""Replay rows that the Fisher information is measured on."""
 _DECOMPOSITION = 4
 """Square matrices beside a second moment while its eigenvectors are computed: its mean, the vectors, LAPACK's two of work."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,6 @@ class RowWeights:
     def add(self, number: int, row: Row) -> None:
         """Add the row on line `number`."""
         value = _look_up(row, self.section.column)
-        if value is None and self.section.missing is not None:
-            self._values.append(math.nan)
-            return
         try:
             self._values.append(_seconds(value) if self.section.half_life is not None else _number(value))
         except ValueError as error:
@@ -50,11 +46,10 @@ class RowWeights:
         if not self._values and not self._faults:
             for number, row in read_jsonl(self.path):
                 self.add(number, row)
-        self._faults.raise_if_any("Set techniques.row_weights.missing for rows that lack the column.")
+        self._faults.raise_if_any("Give every row the column.")
         weights = np.array(self._values)
-        if self.section.half_life is not None and not np.isnan(weights).all():
-            weights = 0.5 ** ((np.nanmax(weights) - weights) / _DAY / self.section.half_life)
-        weights = np.nan_to_num(weights, nan=self.section.missing or 0.0)
+        if self.section.half_life is not None and len(weights):
+            weights = 0.5 ** ((weights.max() - weights) / _DAY / self.section.half_life)
         if not weights.any():
             raise InputError(
                 f"{self.path}: every row weighs 0 by {self.section.column}, so nothing would be learned. Give some a "

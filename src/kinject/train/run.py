@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 _CORPUS_FIX = "Run kinject augment again: nothing is requested twice. If you changed it yourself, give it another name."
 _FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 """Files of a finished run whose hashes the manifest holds."""
-_SECTIONS = ("seed", "method", "model", "adapter", "corpus", "trainer")
-_OPTIONAL_SECTIONS = ("distillation", "regularization", "guards", "techniques", "probes", "exposure")
 
 
 def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
@@ -185,9 +183,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
                 check(Path(find_source(path, name)))
             digest = model_hash(folder) if folder.exists() else ""
             inputs[name] = digest or f"hub:{path}@{model.revision or 'main'}"
-    sections = {key: recipe.raw.get(key) for key in _SECTIONS}
-    sections |= {key: recipe.raw[key] for key in _OPTIONAL_SECTIONS if key in recipe.raw}
-    return {**inputs, "fingerprint": content_id(inputs, sections)}
+    return {**inputs, "fingerprint": content_id(inputs, recipe.training_values())}
 
 
 def _write_manifest(recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:

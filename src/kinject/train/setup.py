@@ -61,7 +61,7 @@ from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states, tile_m
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import OnPolicy, write_own_answers
 from kinject.train.probes import Probes
-from kinject.train.regularization import Projection, Regularizer
+from kinject.train.regularization import FISHER_ROWS, Projection, Regularizer
 from kinject.train.schedules import WarmUp
 from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
 from kinject.train.trainable import (
@@ -256,7 +256,7 @@ def _assemble(
             trainer = KnowledgeTrainer(
                 model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
                 eval_dataset=first_row if validation is not None else None,
-                data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.masked_batch),
+                data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned),
                 callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen,
                            *_stopping(recipe, guard.warnings)],
             )  # fmt: skip
@@ -338,7 +338,7 @@ def _prepare_regularizer(regularizer: Regularizer, trainer: KnowledgeTrainer, is
     if regularizer.strengths.ewc:
         rows = trainer.train_dataset.rows
         replayed = (_replay_only(row) for row in rows if any(row.replayed))
-        regularizer.measure_fisher(trainer.model, list(islice(replayed, regularizer.strengths.ewc_rows)))
+        regularizer.measure_fisher(trainer.model, list(islice(replayed, FISHER_ROWS)))
     if is_tiled:
         regularizer.read_hidden_states()
 

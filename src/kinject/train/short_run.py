@@ -24,6 +24,7 @@ from kinject.errors import KinjectError, TrainingError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.recipe.data_sections import ExposureSection
+from kinject.recipe.read import NOT_TRAINING
 from kinject.signals import exit_code, running_time, terminable
 from kinject.terminal import protect_streams, show
 
@@ -31,7 +32,6 @@ RESULT = "result.json"
 """Written last: peak_bytes, and out_of_memory if the GPU refused an allocation."""
 LOG = "log.txt"
 """The output of the process."""
-_SECTIONS = ("seed", "method", "model", "adapter", "distillation", "regularization", "techniques", "corpus", "exposure")
 _NEEDS_LONG_RUN = (
     "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
     "warmup_steps", "warmup_ratio",
@@ -42,7 +42,7 @@ _TECHNIQUES_OFF: Mapping[str, Any] = {
 }  # fmt: skip
 """Techniques that need more steps, evaluations or a tracker."""
 _GUARDS = dict.fromkeys(
-    ("unread_corpus", "zero_loss", "norm_spike", "divergence", "vanishing_gradient", "vanishing_rate"), "ignore"
+    ("unread_corpus", "nothing_learned", "norm_spike", "divergence", "vanishing_gradient", "vanishing_rate"), "ignore"
 )
 _POLL_SECONDS = 0.1
 
@@ -69,7 +69,7 @@ def short_recipe(
     fields = {key: value for key, value in recipe.trainer.items() if key not in _NEEDS_LONG_RUN}
     fields |= {"lr_scheduler_type": "constant", **short_fields(steps), **trainer}
     guards = {**_GUARDS, **(guards or {})}
-    raw = {key: recipe.raw[key] for key in _SECTIONS if key in recipe.raw}
+    raw = {key: value for key, value in recipe.raw.items() if key not in NOT_TRAINING and key != "probes"}
     raw["run_dir"] = str(run_dir)
     validation: dict[str, Any] = {"validation_corpus": None, "validation_fraction": 0.0}
     raw["corpus"] = {key: value for key, value in raw["corpus"].items() if key not in validation}

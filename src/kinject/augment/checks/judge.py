@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from random import Random
 
-from kinject.augment.answers import lines_of
-from kinject.augment.checks.checker import Rules, Verdict, check_completion, normal_form
+from kinject.augment.checks.checker import Rules, Verdict, normal_form
 from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, find_names, plant_error, reword
-from kinject.augment.prompts import judge_messages, statement_messages
+from kinject.augment.prompts import judge_messages
 from kinject.corpus.language import detect_language
 from kinject.corpus.passages import sentences
 from kinject.disk import content_id
@@ -88,12 +87,12 @@ class JudgeScore:
         n_planted = sum(self.planted.get(kind, 0) for kind in kinds)
         return sum(self.caught.get(kind, 0) for kind in kinds) / n_planted if n_planted else None
 
-    def faults(self, min_recall: float, min_precision: float) -> list[str]:
-        """Return the limits that the judge misses, in words."""
+    def limits_missed(self) -> list[str]:
+        """Return the limits of a reliable judge that this one misses, in words."""
         missed = []
         for name, value, limit in (
-            ("recall", self.recall, min_recall),
-            ("precision", self.precision, min_precision),
+            ("recall", self.recall, MIN_RECALL),
+            ("precision", self.precision, MIN_PRECISION),
         ):
             if value is not None and value < limit:
                 missed.append(f"{name} {value:.2f} is below {limit:.2f}")
@@ -171,14 +170,10 @@ def _as_lines(answer: str) -> str:
 
 @dataclass
 class Judge:
-    """Asks a model through `sender` for verdicts on rewritings. `score` is the result of `measure_accuracy`.
-
-    With `lists_statements` it lists the statements of each passage first, once, and sees them beside the passage.
-    """
+    """Asks a model through `sender` for verdicts on rewritings. `score` is the result of `measure_accuracy`."""
 
     sender: Sender
     seed: int
-    lists_statements: bool = False
     score: JudgeScore = field(default_factory=lambda: JudgeScore({}, {}, 0, 0))
 
     async def verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
@@ -202,8 +197,7 @@ class Judge:
 
     async def _request_verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
         """Return the judge's verdict. An unclear answer is a refusal; one that quotes other words is requested again."""
-        statements = await self._statements(title, passage) if self.lists_statements else ""
-        messages = judge_messages(title, passage, text, rules, statements)
+        messages = judge_messages(title, passage, text, rules)
         opinion, missing = None, "it gave no verdict"
         for attempt in range(_MAX_REQUESTS):
             completion = await self.sender.send(messages, self._seed_of(messages, attempt))
@@ -216,15 +210,6 @@ class Judge:
         if opinion is None:
             return Verdict("judge", missing)
         return Verdict("judge", f"{opinion.fault} (these words are not in the text)")
-
-    async def _statements(self, title: str, passage: str) -> str:
-        """Return the statements of a passage, one a line; the sender's cache makes it one request for all variants."""
-        messages = statement_messages(title, passage)
-        completion = await self.sender.send(messages, self._seed_of(messages, 0))
-        if not check_completion(completion).accepted:
-            log.warning("judge: no list of statements for a passage (%s); it is judged without.", passage[:40])
-            return ""
-        return "\n".join(lines_of(completion.text))
 
     def _seed_of(self, messages: list[Message], attempt: int) -> int:
         return request_seed("judge", self.seed, messages, attempt)
@@ -286,5 +271,5 @@ def render_judge_score(score: JudgeScore) -> str:
         f"judge, on planted errors: precision {precision}, recall {recall}, of relations {relations} (caught {kinds}; "
         f"refused {score.refused_good} of {score.n_good} correct ones)"
     )
-    faults = score.faults(MIN_RECALL, MIN_PRECISION)
+    faults = score.limits_missed()
     return f"{line}\nThe judge is not reliable: {', '.join(faults)}. Take a stronger model." if faults else line
