@@ -39,7 +39,6 @@ def interrupt(run: Path, steps: int) -> None:
     shutil.rmtree(run / "model")
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["counts"] = {"finished": False}
-    del manifest["crc32"]
     (run / "manifest.json").write_text(json.dumps(manifest))
 
 

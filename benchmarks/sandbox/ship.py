@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 
 import kinject
-from kinject.disk import SHA256SUMS, file_hash, read_manifest, write_checked_json, write_json, write_sha256sums
+from kinject.disk import SHA256SUMS, file_hash, read_manifest, write_json, write_json, write_sha256sums
 from kinject.recipe import read_recipe
 from kinject.sandbox import BASE, INSTRUCT, ShippedRun
 from kinject.train.run import hash_inputs
@@ -139,7 +139,7 @@ def ship(run: ShippedRun, trained: Path, scratch: Path) -> None:
     manifest["outputs"] = {name: file_hash(target / name) for name in manifest["outputs"]}
     for path in target.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    write_checked_json(target / "manifest.json", manifest)
+    write_json(target / "manifest.json", manifest)
     versions = {name: manifest["versions"][name] for name in ("kinject", "torch", "transformers", "trl")}
     card = CARDS[run.name].format(
         n_parameters=sum(tensor.numel() for tensor in tensors.values()), steps=manifest["counts"]["steps"],

@@ -18,9 +18,9 @@ from kinject.disk import (
     file_hash,
     lock_dir,
     manifest_beside,
-    read_checked_json,
+    read_json,
     read_manifest,
-    write_checked_json,
+    write_json,
     write_jsonl,
     write_sha256sums,
     write_text,
@@ -161,7 +161,7 @@ class _Parts:
     def __init__(self, out: Path) -> None:
 
         self.out, self.path = out, out / "export.json"
-        self.keys: dict[str, str] = read_checked_json(self.path, _AGAIN) if self.path.exists() else {}
+        self.keys: dict[str, str] = read_json(self.path, _AGAIN) if self.path.exists() else {}
 
     def recall(self, options: ExportOptions) -> None:
         """Give the options that this call leaves out the values of the call before, so that a card keeps its results."""
@@ -179,7 +179,7 @@ class _Parts:
         if not path.is_file() or path.read_text("utf-8") != card:
             write_text(path, card)
             write_sha256sums(path.parent)
-            write_checked_json(self.path, self.keys)
+            write_json(self.path, self.keys)
 
     def make(self, name: str, made_of: object, write: Callable[[Path], None]) -> None:
         """Let `write` fill the folder `name`, unless it was made of the same and has not changed since."""
@@ -196,7 +196,7 @@ class _Parts:
             shutil.rmtree(folder)
         os.replace(part, folder)
         self.keys[name] = key
-        write_checked_json(self.path, self.keys)
+        write_json(self.path, self.keys)
         show(f"{folder}: written")
 
     def upload(self, name: str, repository: str, *, public: bool) -> None:
@@ -221,7 +221,7 @@ class _Parts:
                 f"hf upload {repository} {shlex.quote(str(folder))} --repo-type {kind}"
             ) from error
         self.keys[upload_key] = content
-        write_checked_json(self.path, self.keys)
+        write_json(self.path, self.keys)
         show(f"uploaded to {commit.repo_url}")
 
 

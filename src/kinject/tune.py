@@ -26,8 +26,8 @@ from kinject.disk import (
     content_id,
     lock_dir,
     read_bytes,
-    read_checked_json,
-    write_checked_json,
+    read_json,
+    write_json,
     write_text,
 )
 from kinject.errors import InputError, TrainingError
@@ -114,7 +114,7 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         with atomic_file(folder / "lr.png", "wb") as file:
             file.write(draw(result))
         stored_result = {**asdict(result), "losses": [loss if math.isfinite(loss) else None for loss in result.losses]}
-        write_checked_json(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": stored_result})
+        write_json(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": stored_result})
     return result, folder
 
 
@@ -124,7 +124,7 @@ def _read_stored(path: Path, identity: str) -> RangeTest | None:
         return None
     fix = "Delete it to repeat the test."
     try:
-        stored = read_checked_json(path, fix)
+        stored = read_json(path, fix)
         if stored["id"] != identity:
             return None
         fields: dict[str, Any] = {
@@ -439,7 +439,7 @@ class _Trials:
         if self.path.is_file():
             fix = "Delete it to repeat the trials."
             try:
-                stored = read_checked_json(self.path, fix)
+                stored = read_json(self.path, fix)
                 if stored["id"] == self.identity:
                     self.trials = {item["batch"]: BatchTrial(**item) for item in stored["trials"]}
             except (ValueError, KeyError, TypeError) as error:
@@ -454,7 +454,7 @@ class _Trials:
         if stored is None or (stored.peak_bytes is None and not stored.refused):
             self.trials[batch] = self._try(batch)
             trials = [asdict(trial) for trial in self.trials.values()]
-            write_checked_json(self.path, {"id": self.identity, "trials": trials})
+            write_json(self.path, {"id": self.identity, "trials": trials})
         return self.trials[batch]
 
     def _try(self, batch: int) -> BatchTrial:

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import Ground, sample
+from damage import Ground
 from faulty import FaultyDisk
 
 from kinject.augment import augment
 from kinject.disk import read_journal
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.recipe import Recipe
-from kinject.requests.batch import BatchLog
 from kinject.requests.cache import AnswerCache
 from kinject.types import Completion, Usage
 
@@ -39,19 +38,6 @@ def outcome(recipe: Recipe) -> Any:
 def ground(make_recipe: MakeRecipe, serving: Callable[..., Any], tmp_path: Path) -> Ground:
     recipe = make_recipe(serving(faults={"echo": 0.2}, by_request=True).url)
     return Ground(tmp_path / "run", lambda: outcome(recipe))
-
-
-def test_every_file_of_a_damaged_run_is_mended_or_named(ground: Ground) -> None:
-    names = {path.name for path in ground.files()}
-    assert {"cache.sqlite", "variants.jsonl", "rejected.jsonl", "corpus.jsonl", "manifest.json"} <= names
-    assert (ground.folder / "rejected.jsonl").stat().st_size > 0
-    bad, mended, refused = [], 0, 0
-    for path in ground.files():
-        faults, n_mended, n_refused = ground.faults(path, sample(path, 1, 4, 1))
-        bad, mended, refused = bad + faults, mended + n_mended, refused + n_refused
-    assert bad == []
-    assert mended > 20
-    assert refused > 10
 
 
 def test_lost_refusals_are_noticed_by_the_variants_that_came_after_them(
@@ -88,71 +74,12 @@ def _text(index: int) -> str:
     return f"Arden, born in {1900 + index}, é. " * (1 + index % 7 * 12)
 
 
-def test_no_flipped_bit_of_the_cache_gives_another_answer(filled: Path) -> None:
-    intact = filled.read_bytes()
-    kept = filled.with_name("whole.sqlite")
-    shutil.copy(filled, kept)
-    rng = random.Random(3)
-    seen = {"refused": 0, "left out": 0, "untouched": 0}
-    for _ in range(400):
-        for other in filled.parent.glob("cache.sqlite*"):
-            other.unlink()
-        data = bytearray(intact)
-        bit = rng.randrange(len(data) * 8)
-        data[bit // 8] ^= 1 << bit % 8
-        filled.write_bytes(data)
-        try:
-            with AnswerCache(filled) as cache:
-                completions = [cache.get(_key(index)) for index in range(40)]
-                tokens = cache.usage().tokens_in
-        except DiskError as error:
-            seen["refused" if "cache.sqlite: cannot be" in str(error) else str(error)] = seen["refused"] + 1
-            continue
-        wrong = [index for index, item in enumerate(completions) if item is not None and item.text != _text(index)]
-        assert wrong == []
-        assert [item.usage.tokens_in for item in completions if item] == [
-            100 + index for index, item in enumerate(completions) if item
-        ]
-        assert tokens == sum(item.usage.tokens_in for item in completions if item)
-        seen["untouched" if all(completions) else "left out"] += 1
-    assert seen.keys() == {"refused", "left out", "untouched"}
-    assert min(seen.values()) > 0, seen
-
-
-def test_a_damaged_answer_is_told_left_out_and_stored_again(filled: Path, caplog: pytest.LogCaptureFixture) -> None:
-    filled.write_bytes(filled.read_bytes().replace(b"born in 1939", b"born in 1938", 1))
-    with AnswerCache(filled) as cache:
-        assert "damaged on disk and deleted: 1 stored answers. They are requested again" in caplog.text
-        assert cache.get(_key(39)) is None
-        assert len(cache) == 39
-        cache.put(_key(39), Completion(_text(39), "stop", Usage(139, 10)))
-    caplog.clear()
-    with AnswerCache(filled) as cache:
-        assert cache.get(_key(39)) == Completion(_text(39), "stop", Usage(139, 10))
-        assert cache.usage() == Usage(sum(range(100, 140)), 400)
-    assert caplog.text == ""
-
-
 def test_a_cache_that_was_deleted_under_a_run_is_told_at_the_next_answer(filled: Path) -> None:
     with AnswerCache(filled) as cache:
         for other in filled.parent.glob("cache.sqlite*"):
             other.unlink()
         with pytest.raises(DiskError, match=r"cache\.sqlite: cannot be written"):
             cache.put(_key(50), Completion("x", "stop", Usage()))
-
-
-def test_the_log_of_batches_notices_a_changed_row(tmp_path: Path) -> None:
-    path = tmp_path / "batches.sqlite"
-    log = BatchLog(path)
-    log.begin("submission", "http://here", ["aa", "bb"])
-    log.name("submission", "batch_17")
-    log.close()
-    again = BatchLog(path)
-    assert [(item.batch, item.keys) for item in again.unfinished("http://here")] == [("batch_17", ("aa", "bb"))]
-    again.close()
-    path.write_bytes(path.read_bytes().replace(b"batch_17", b"batch_16"))
-    with pytest.raises(DiskError, match=r"batches\.sqlite: .* Move it away to continue without it"):
-        BatchLog(path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES], ids=errno.errorcode.get)

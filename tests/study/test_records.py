@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kinject.disk import write_checked_json
+from kinject.disk import write_json
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.recipe.study_section import ResourcesSection
 from kinject.results import Perplexity, Recall, Report, to_json
@@ -73,7 +73,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
                     store.add(f"k{k}{i}", Answer(f"q{i}", "set", arm, "texts", 0, k, ("p", "gone")[:k], 0, (value, -8.0),
                                                  (1, 1), (1, 1), cut))  # fmt: skip
         report = Report("evaluation", "t", ("m",), (), (), recalls=(Recall("set", 1, 3, 5),))
-        write_checked_json(folder / "report.json", {"format_version": 1, **to_json(report)})
+        write_json(folder / "report.json", {"format_version": 1, **to_json(report)})
         (folder / "manifest.json").write_text(
             f'{{"format_version": 1, "inputs": {{}}, "counts": {{}}, "written": "2026-0{seed + 1}-02"}}'
         )
@@ -112,7 +112,7 @@ def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_p
             store.add("b", read)
         measured = Perplexity("model", "stories", 1, 3, per_token, bits)
         report = Report("evaluation", "", ("model",), (), (), perplexities=(measured,))
-        write_checked_json(folder / "report.json", to_json(report))
+        write_json(folder / "report.json", to_json(report))
         records.read("m", "ft", seed, folder)
     (mean,) = records.mean_perplexities()
     assert (mean.model, mean.arm, mean.name, mean.by_seed) == ("m", "ft", "stories", (4.0, 9.0))

@@ -13,7 +13,7 @@ from in_process import InProcess
 from scipy.stats import linregress, t
 from study_results import make_small
 
-from kinject.disk import read_checked_json
+from kinject.disk import read_json
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.report.files import read_report, write_report
@@ -75,7 +75,7 @@ def test_a_study_measures_what_its_models_hold(tmp_path: Path, tiny_model: Path)
     for point in new:
         logs = [page.parent / log for _, arm, _, log in result.logs if arm == point.arm]
         assert len(logs) == 2
-        read = [list(read_checked_json(log.parent / "exposures.json", "").values()) for log in logs]
+        read = [list(read_json(log.parent / "exposures.json", "").values()) for log in logs]
         assert point.exposures == pytest.approx(np.mean(read))
     assert [(fit.question_set, fit.along, fit.fixed, fit.n) for fit in result.scaling.fits] == [
         ("new", "exposures", "tiny", 6)

@@ -16,7 +16,7 @@ import pytest
 
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.tokenize import TokenRow
-from kinject.disk import read_checked_json, read_jsonl
+from kinject.disk import read_json, read_jsonl
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
 from kinject.recipe.data_sections import ExposureSection
@@ -50,7 +50,7 @@ def test_the_manifest_counts_the_exposures_of_each_document(make_recipe: MakeRec
     assert counts["exposures"]["rows"] == {"min": 2, "median": 12, "max": 12}
     tokens = counts["exposures"]["tokens"]
     assert tokens["min"] < tokens["median"] <= tokens["max"]
-    by_document = read_checked_json(Path(result.run_dir) / "exposures.json", "")
+    by_document = read_json(Path(result.run_dir) / "exposures.json", "")
     assert by_document == {**{f"d{d}": 12.0 for d in range(30)}, "once": 2.0}
     assert 30 * tokens["median"] == pytest.approx(2 * counts["tokens"]["trained"], rel=0.1)
 
@@ -77,7 +77,7 @@ def test_spread_changes_the_order_and_resume_keeps_it(make_recipe: MakeRecipe, w
     uninterrupted = _losses("a", **save)
     assert _losses("b", **save) == uninterrupted
     manifest = tmp_path / "b" / "manifest.json"
-    kept = read_checked_json(manifest, "")
+    kept = read_json(manifest, "")
     manifest.write_text(json.dumps({**kept, "counts": {"finished": False}}))
     assert kept["counts"]["epochs"] > 1  # the kill falls into the second epoch, whose order differs
     (tmp_path / "b" / "checkpoint-30" / "complete.json").unlink(missing_ok=True)
@@ -343,7 +343,7 @@ def test_a_resumed_run_reads_the_rows_of_an_uninterrupted_one(
     assert results("b", resume=True) == uninterrupted
     log, documents = uninterrupted
     assert len({row["eval_known_documents"] for row in log if "eval_known_documents" in row}) > 1
-    exposures = read_checked_json(tmp_path / "a" / "exposures.json", "")
+    exposures = read_json(tmp_path / "a" / "exposures.json", "")
     assert exposures == {row["document_id"]: row["exposures"] for row in documents if not row["replay"]}
     assert len(set(exposures.values())) > 1
     read = sum(row["exposures"] for row in documents)

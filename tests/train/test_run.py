@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization
-from kinject.disk import read_jsonl, read_manifest, write_checked_json
+from kinject.disk import read_jsonl, read_manifest, write_json
 from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model
 from kinject.recipe import Recipe
@@ -129,7 +129,7 @@ def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: Ma
     manifest = read_manifest(broken / "manifest.json")
     assert manifest is not None
     manifest["counts"] = {"finished": False}
-    write_checked_json(broken / "manifest.json", manifest)
+    write_json(broken / "manifest.json", manifest)
     assert not is_complete(broken / "checkpoint-6")
     assert newest_complete(broken) == broken / "checkpoint-4"
     recipe = make_recipe(run_dir=str(broken), trainer=save)

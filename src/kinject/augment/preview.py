@@ -138,29 +138,29 @@ def preview(recipe: AugmentRecipe) -> Preview:
     longest, first, crossed_at = 0, list[str](), ""
     spent = _spent(recipe.run_dir, limits, judge_limits)
     cost = 0.0
-    with OffsetIndex() as stored:
-        _index_stored(recipe.run_dir / "variants.jsonl", stored)
-        for document, passages in plan.read_passages():
-            counts["documents"] += 1
-            for passage in passages:
-                n_words = len(word_spans(passage.text))
-                counts["passages"] += 1
-                counts["cut"] += passage.cut
-                counts["words"] += n_words
-                longest = max(longest, n_words)
-                if len(first) < 3:
-                    first.append(passage.shown)
-            before = counts.copy()
-            for group in plan.groups(document, passages):
-                _count_group(plan, group, stored, counts, judge_limits is not None)
-            if judge_limits and counts["judged"] and not before["judged"]:
-                _count_trials(counts)
-            new = counts - before
-            document_cost = _cost(new, limits, judge_limits)
-            cost += document_cost
-            dearest.add(document, _n_tokens(new), document_cost)
-            if section.budget is not None and not crossed_at and spent + cost > section.budget:
-                crossed_at = _document_label(document, counts["documents"])
+    stored = OffsetIndex()
+    _index_stored(recipe.run_dir / "variants.jsonl", stored)
+    for document, passages in plan.read_passages():
+        counts["documents"] += 1
+        for passage in passages:
+            n_words = len(word_spans(passage.text))
+            counts["passages"] += 1
+            counts["cut"] += passage.cut
+            counts["words"] += n_words
+            longest = max(longest, n_words)
+            if len(first) < 3:
+                first.append(passage.shown)
+        before = counts.copy()
+        for group in plan.groups(document, passages):
+            _count_group(plan, group, stored, counts, judge_limits is not None)
+        if judge_limits and counts["judged"] and not before["judged"]:
+            _count_trials(counts)
+        new = counts - before
+        document_cost = _cost(new, limits, judge_limits)
+        cost += document_cost
+        dearest.add(document, _n_tokens(new), document_cost)
+        if section.budget is not None and not crossed_at and spent + cost > section.budget:
+            crossed_at = _document_label(document, counts["documents"])
     return Preview(
         n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
         n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"] + counts["judge_requests"],
@@ -216,7 +216,7 @@ def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[
     known = 0
     if not group.style.prepare and group.target is None:  # else the prompts depend on answers
         requests = list(plan.requests(group, [{}]))
-        known = sum(bool(offsets) for offsets in stored.offsets_of_all([request.id for request in requests]))
+        known = sum(bool(offsets) for offsets in (stored.offsets_of(request.id) for request in requests))
     missing = n_requests - known
     counts["asked"] += n_requests
     counts["stored"] += known

@@ -51,9 +51,7 @@ class Store:
 
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
         """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
-        matching = zip(
-            requests, self._variant_offsets.offsets_of_all([request.id for request in requests]), strict=True
-        )
+        matching = zip(requests, [self._variant_offsets.offsets_of(request.id) for request in requests], strict=True)
         return {
             request.id: self._variant(self._variants.row_at(offsets[-1])) for request, offsets in matching if offsets
         }
@@ -66,7 +64,7 @@ class Store:
 
     def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `requests`, each once."""
-        matching = self._rejected_offsets.offsets_of_all([request.id for request in requests])
+        matching = [self._rejected_offsets.offsets_of(request.id) for request in requests]
         rows = (self._rejected.row_at(offset) for offsets in matching for offset in offsets)
         return list({row["id"]: row for row in rows}.values())
 
@@ -171,7 +169,7 @@ def merge_shards(run_dir: Path) -> None:
 
 def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, OffsetIndex]:
     """Return a journal and the offsets of its rows by their `key`. Each row must have the field `required`, too."""
-    offsets = stack.enter_context(OffsetIndex())
+    offsets = OffsetIndex()
 
     def index(offset: int, row: Row) -> None:
         _field(row, required, path)

@@ -35,7 +35,6 @@ from kinject.disk import (
     check_sha256sums,
     content_id,
     folder_hash,
-    is_network,
     open_regular,
     open_to_read,
     part_path,
@@ -322,10 +321,9 @@ def cached_entry(folder: Path, key: str, write: Callable[[Path], None]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if _fault(entry):
             with open(folder / f".{key}.lock", "w", opener=open_regular) as lock:
-                if not is_network(folder):  # there two runs may write the same entry, and the first to finish keeps it
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                    for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
-                        shutil.rmtree(torn)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
+                    shutil.rmtree(torn)
                 fault = _fault(entry)  # another process may have made it meanwhile
                 if fault:
                     _clear(entry, fault)

@@ -1,4 +1,4 @@
-"""Files as kinject writes them: atomic, with checksums, one process per run folder, a manifest beside each output."""
+"""Files as kinject writes them: atomic, one process per run folder, a manifest beside each output."""
 
 from kinject.disk.checksums import (
     SHA256SUMS,
@@ -6,17 +6,13 @@ from kinject.disk.checksums import (
     content_id,
     file_hash,
     folder_hash,
-    parse_checked_json,
-    read_checked_json,
-    row_checksum,
     verified_hashes,
-    with_checksum,
-    write_checked_json,
     write_sha256sums,
 )
 from kinject.disk.database import OffsetIndex, open_database, write_rows
 from kinject.disk.files import (
     LARGEST_FILE,
+    LOCK,
     LONGEST_LINE,
     atomic_file,
     check_regular,
@@ -38,14 +34,13 @@ from kinject.disk.files import (
     write_json,
     write_text,
 )
-from kinject.disk.format import FORMAT_VERSION, MARKER, check_folder, check_version, mark_folder
+from kinject.disk.format import FORMAT_VERSION, check_version
 from kinject.disk.found_runs import FoundRun, find_runs
 from kinject.disk.journal import Journal, read_journal
-from kinject.disk.jsonl import Row, open_jsonl, parse_json, parse_row, read_jsonl, write_jsonl
+from kinject.disk.jsonl import Row, open_jsonl, parse_json, parse_object, parse_row, read_json, read_jsonl, write_jsonl
 from kinject.disk.run_folder import (
     check_output,
     file_name,
-    is_network,
     lock_dir,
     manifest_beside,
     read_manifest,
@@ -56,15 +51,14 @@ from kinject.disk.run_folder import (
 __all__ = [
     "FORMAT_VERSION",
     "LARGEST_FILE",
+    "LOCK",
     "LONGEST_LINE",
-    "MARKER",
     "SHA256SUMS",
     "FoundRun",
     "Journal",
     "OffsetIndex",
     "Row",
     "atomic_file",
-    "check_folder",
     "check_output",
     "check_regular",
     "check_sha256sums",
@@ -79,34 +73,29 @@ __all__ = [
     "format_size",
     "is_file",
     "is_folder",
-    "is_network",
     "is_system_failure",
     "lock_dir",
     "manifest_beside",
-    "mark_folder",
     "open_database",
     "open_jsonl",
     "open_regular",
     "open_to_read",
-    "parse_checked_json",
     "parse_json",
+    "parse_object",
     "parse_row",
     "part_path",
     "path_exists",
     "read_bytes",
-    "read_checked_json",
     "read_journal",
+    "read_json",
     "read_jsonl",
     "read_lines",
     "read_manifest",
     "refuse_existing",
     "refuse_outside_links",
-    "row_checksum",
     "unreadable",
     "unwritable",
     "verified_hashes",
-    "with_checksum",
-    "write_checked_json",
     "write_json",
     "write_jsonl",
     "write_manifest",

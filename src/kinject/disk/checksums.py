@@ -1,8 +1,6 @@
-"""Checksums: ids by content, a CRC-32 in each record that kinject writes, and SHA-256 for whole files.
+"""Ids by content, and SHA-256 of whole files.
 
-A line of a journal and an object in a JSON file end in the key `CHECKSUM`, the CRC-32 of the rest in hex; a row in SQLite
-has it as its last column. The files of a model, a checkpoint or a token store are listed in SHA256SUMS, as coreutils'
-``sha256sum -c`` reads it.
+The files of a model, a checkpoint or a token store are listed in SHA256SUMS, as coreutils' ``sha256sum -c`` reads it.
 """
 
 from __future__ import annotations
@@ -12,23 +10,15 @@ import json
 import os
 import re
 import stat
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from kinject.disk.files import open_to_read, read_bytes, unreadable, write_json, write_text
-from kinject.disk.format import FORMAT_VERSION, check_version
-from kinject.disk.jsonl import parse_json
-from kinject.errors import DiskError, InputError
+from kinject.disk.files import open_to_read, read_bytes, unreadable, write_text
+from kinject.errors import InputError
 
-CHECKSUM = "crc32"
-"""The last key of a checked line or object."""
 SHA256SUMS = "SHA256SUMS"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False)
-_BEFORE, _AFTER = f', "{CHECKSUM}": "'.encode(), b'"}'
-_N_TAIL = len(_BEFORE) + 8 + len(_AFTER)
 _SUMS_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _MOST_THREADS = 8
 
@@ -40,96 +30,6 @@ def _canonical(value: object) -> bytes:
 def content_id(*parts: object) -> str:
     """Return 16 hex digits that depend on `parts` (JSON values) and nothing else."""
     return hashlib.blake2b(_canonical(parts), digest_size=8).hexdigest()
-
-
-# Lines of journals.
-
-
-def add_line_checksum(line: bytes) -> bytes:
-    """Return the JSON object `line` with the CRC-32 of its bytes as its last key."""
-    separator = _BEFORE if len(line) > 2 else _BEFORE[2:]
-    return b"%b%b%08x%b" % (line[:-1], separator, zlib.crc32(line), _AFTER)
-
-
-def remove_line_checksum(line: bytes) -> bytes | None:
-    """Return the line that `add_line_checksum` was given, None if it has no checksum. Raises `ValueError` if it changed."""
-    tail = line[-_N_TAIL:]
-    if not tail.endswith(_AFTER) or _BEFORE[2:] not in tail:
-        return None
-    start = line.rindex(_BEFORE[2:])
-    bare = line[:start].removesuffix(b", ") + b"}"
-    if b"%08x" % zlib.crc32(bare) != line[start + len(_BEFORE) - 2 : -len(_AFTER)]:
-        raise ValueError(f"its bytes are not those that were written ({CHECKSUM})")
-    return bare
-
-
-# Objects in JSON files.
-
-
-def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `value` as JSON gives it back, with its checksum as the last key. NaN and infinities raise `ValueError`."""
-    plain = json.loads(json.dumps(value, allow_nan=False))  # keys become strings, tuples become lists
-    return {**plain, CHECKSUM: f"{zlib.crc32(_canonical(plain)):08x}"}
-
-
-def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as `write_json` does, with its checksum as the last key."""
-    write_json(path, with_checksum(value))
-
-
-def read_checked_json(path: Path, fix: str) -> dict[str, Any]:
-    """Return the object in `path` without its checksum.
-
-    Raises `DiskError` if the file cannot be read, and `InputError` with `fix` if it is not the object that was written.
-    """
-    try:
-        data = read_bytes(path)
-    except DiskError as error:
-        raise DiskError(f"{error} {fix}") from error
-    return parse_checked_json(path, data, fix)
-
-
-def parse_checked_json(path: Path, data: bytes, fix: str) -> dict[str, Any]:
-    """Return the object in `data`, the bytes of `path`, as `read_checked_json` does.
-
-    Raises `InputError` as `check_version` if a newer kinject wrote it: its checksum may be another.
-    """
-    try:
-        value = parse_json(data.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: damaged: not JSON ({error}). {fix}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: damaged: found {type(value).__name__}, an object is needed. {fix}")
-    version = value.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        check_version(version, str(path))
-    if CHECKSUM not in value:  # edited by hand: its reader checks its shape
-        return value
-    checksum = value.pop(CHECKSUM)
-    try:
-        is_whole = checksum == f"{zlib.crc32(_canonical(value)):08x}"
-    except ValueError:  # NaN or an infinity, which are never written
-        is_whole = False
-    if not is_whole:
-        raise InputError(f"{path}: damaged: its values are not those that were written ({CHECKSUM}). {fix}")
-    return value
-
-
-# Rows in SQLite.
-
-
-def row_checksum(values: Iterable[object]) -> int:
-    """Return the CRC-32 of a row's values and their lengths; text counts as its UTF-8 bytes."""
-    return zlib.crc32(b"".join(b"%d:%b" % (len(data), data) for data in map(_bytes_of, values)))
-
-
-def _bytes_of(value: object) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else b"\0" + repr(value).encode()
-
-
-# Whole files.
 
 
 def file_hash(path: Path) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.disk.files import LOCK
-from kinject.disk.run_folder import is_held, is_network
 
 State = Literal["done", "short", "unfinished", "running", "not started"]
 
@@ -130,8 +129,6 @@ def _guess_verb(path: Path) -> str:
 
 def _is_held(lock: Path) -> bool:
     """Return whether a process holds a run folder."""
-    if lock.exists() and is_network(lock.parent):
-        return is_held(lock.parent)
     with contextlib.suppress(OSError), lock.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

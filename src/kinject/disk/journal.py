@@ -1,8 +1,7 @@
-"""An append-only JSONL file that survives a kill at any moment and detects changed bits.
+"""An append-only JSONL file that survives a kill at any moment.
 
 Each row is written with one ``write`` and, with ``sync=True``, an ``fsync``. A kill can tear only the last line: it is
-the one line without a newline, and the next opening cuts it off. Each line has a checksum (`kinject.disk.checksums`); a
-damaged line is refused by its number.
+the one line without a newline, and the next opening cuts it off.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from kinject.disk.checksums import CHECKSUM, add_line_checksum, remove_line_checksum
 from kinject.disk.files import open_regular, read_lines, unwritable
 from kinject.disk.jsonl import Row, encode_row, parse_row
 from kinject.errors import DiskError, InputError
@@ -62,7 +60,7 @@ class Journal:
 
         It is on disk when this returns. Raises `DiskError` if it is not, or if the file was moved or deleted.
         """
-        line = add_line_checksum(encode_row(row).encode("utf-8")) + b"\n"
+        line = encode_row(row).encode("utf-8") + b"\n"
         start = self._file.seek(0, os.SEEK_END)
         try:
             remaining = memoryview(line)
@@ -111,10 +109,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (line number from 1, row) of a journal that no process writes now, its checksums verified and removed.
-
-    Raises as `read_jsonl`, and `InputError` (file:line) for a line that has changed since it was written.
-    """
+    """Yield (line number from 1, row) of a journal that no process writes now. Raises as `read_jsonl`."""
     lines = (line for _, line in read_lines(path))
     return ((number, row) for number, _, row in _scan(lines, path, "Run what wrote it again."))
 
@@ -130,19 +125,10 @@ def _scan(file: Iterable[bytes], path: Path, fix: str) -> Iterator[tuple[int, in
 
 
 def _parse(line: bytes, location: str, fix: str) -> Row:
-    """Return the row on a line without its checksum."""
-    body = line.rstrip(b"\r\n")
     try:
-        bare = remove_line_checksum(body)
-    except ValueError as error:
-        raise InputError(f"{location}: damaged: {error}. {fix}") from error
-    if bare is not None:
-        return parse_row(bare, location)
-    try:
-        parse_row(body, location)
+        return parse_row(line.rstrip(b"\r\n"), location)
     except InputError as error:
         raise InputError(f"{error} {fix}") from error
-    raise InputError(f"{location}: damaged: its {CHECKSUM} is missing. {fix}")
 
 
 def _open(path: Path, mode: str) -> BinaryIO:

@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kinject.disk.files import atomic_file, read_lines, unwritable
-from kinject.errors import InputError
+from kinject.disk.files import atomic_file, read_bytes, read_lines, unwritable
+from kinject.disk.format import check_version
+from kinject.errors import DiskError, InputError
 
 Row = dict[str, Any]
 DEEPEST = 64
@@ -52,6 +53,31 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 def parse_json(data: bytes) -> Any:
     """Return the JSON value in `data` (UTF-8). Raises `ValueError`, also for a key that an object holds twice."""
     return _DECODER.decode(data.decode("utf-8"))
+
+
+def read_json(path: Path, fix: str) -> Row:
+    """Return the JSON object in `path`.
+
+    Raises `DiskError` if the file cannot be read, and `InputError` with `fix` if it is no object or a newer kinject wrote it.
+    """
+    try:
+        data = read_bytes(path)
+    except DiskError as error:
+        raise DiskError(f"{error} {fix}") from error
+    return parse_object(path, data, fix)
+
+
+def parse_object(path: Path, data: bytes, fix: str) -> Row:
+    """Return the JSON object in `data`, the bytes of `path`, as `read_json` does."""
+    try:
+        value = parse_json(data.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged: not JSON ({error}). {fix}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: damaged: found {type(value).__name__}, an object is needed. {fix}")
+    if "format_version" in value:
+        check_version(value["format_version"], str(path))
+    return value
 
 
 def encode_row(row: object) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
 from kinject.corpus.language import detect_language
-from kinject.disk import read_checked_json, write_checked_json, write_jsonl
+from kinject.disk import read_json, write_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
@@ -369,12 +369,12 @@ def measured_judge(
 
 def write_accuracy(folder: Path, accuracy: JudgeResult) -> None:
     """Write what `read_accuracy` reads. Raises `DiskError` on I/O."""
-    write_checked_json(folder / _ACCURACY, asdict(accuracy))
+    write_json(folder / _ACCURACY, asdict(accuracy))
 
 
 def read_accuracy(folder: Path) -> JudgeResult:
     """Return the accuracy of a judge that was measured in `folder`. Raises `DiskError` if it is not there or damaged."""
-    values = read_checked_json(folder / _ACCURACY, f"Delete {folder} to measure the judge again.")
+    values = read_json(folder / _ACCURACY, f"Delete {folder} to measure the judge again.")
     return JudgeResult(**{**values, "kinds": tuple(PlantedKind(**kind) for kind in values["kinds"])})
 
 

@@ -23,7 +23,7 @@ from kinject.disk import (
     lock_dir,
     read_journal,
     read_jsonl,
-    write_checked_json,
+    write_json,
     write_jsonl,
     write_manifest,
 )
@@ -475,7 +475,7 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJud
     if judge is None:
         delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
+    write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     counts: dict[str, Any] = {
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,

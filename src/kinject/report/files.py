@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import check_version, read_checked_json, read_manifest, write_text
+from kinject.disk import check_version, read_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.augment import write_augment_report
 from kinject.report.documents import write_documents_report
@@ -49,7 +49,7 @@ def read_report(path: Path) -> Report:
     Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged, inconsistent, or of a
     newer format. Unknown keys are ignored.
     """
-    value = read_checked_json(path, _FIX)
+    value = read_json(path, _FIX)
     check_version(value.get("format_version", 1), f"{path}: format_version")
     try:
         return _from_json(value, str(path))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kinject.disk import open_database, row_checksum, write_rows
+from kinject.disk import open_database, write_rows
 from kinject.errors import DiskError, EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.requests.cache import AnswerCache, request_key
@@ -347,7 +347,7 @@ def errors_of(batch: Mapping[str, Any]) -> str:
 
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS batches (
-    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER NOT NULL
+    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL
 ) WITHOUT ROWID"""
 
 
@@ -363,18 +363,15 @@ class SubmittedBatch:
 class BatchLog:
     """The submitted batches of a run folder, so that a restart fetches their results instead of paying again.
 
-    Each change is on disk when the call returns, or raises `DiskError`. Each row has a CRC-32; opening checks all rows.
+    Each change is on disk when the call returns, or raises `DiskError`.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` if that fails or a row is damaged."""
+        """Open or create the file. Raises `DiskError` if that fails."""
         self.path = path
         try:
             self._database = open_database(path, _SCHEMA)
-            rows = self._database.execute("SELECT submission, url, batch, keys, crc32 FROM batches").fetchall()
-            if any(row[4] != row_checksum(row[:4]) for row in rows):
-                raise sqlite3.DatabaseError("a row is not as it was written")
-        except (OSError, TypeError, AttributeError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error) as error:
             raise DiskError(
                 f"{path}: cannot be opened as the log of batches ({error}). Move it away to continue without it: "
                 "unfinished batches are then submitted, and paid, again."
@@ -404,8 +401,7 @@ class BatchLog:
         self._database.close()
 
     def _put(self, submission: str, url: str, batch: str | None, keys: str) -> None:
-        row = (submission, url, batch, keys)
-        self._write("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (*row, row_checksum(row)))
+        self._write("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", (submission, url, batch, keys))
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
         write_rows(self._database, self.path, statement, [values])

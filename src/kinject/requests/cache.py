@@ -1,4 +1,4 @@
-"""The cache of paid answers: an SQLite file with one checksummed row an answer, committed as it comes, without errors."""
+"""The cache of paid answers: an SQLite file with one row an answer, committed as it comes, without errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -14,28 +13,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.disk import open_database, row_checksum, write_rows
+from kinject.disk import open_database, write_rows
 from kinject.errors import DiskError
 from kinject.types import Completion, Message, Usage
-
-log = logging.getLogger(__name__)
 
 CACHES = ("cache.sqlite", "judge.sqlite")
 """The caches of a run folder: of its generator, and of its judge."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL, thinking TEXT NOT NULL,
-    endpoint TEXT NOT NULL, crc32 INTEGER NOT NULL
+    endpoint TEXT NOT NULL
 ) WITHOUT ROWID"""
 _LOST = """CREATE TABLE IF NOT EXISTS lost (
-    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, endpoint TEXT NOT NULL, crc32 INTEGER NOT NULL
+    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, endpoint TEXT NOT NULL
 )"""
-_COLUMNS = (
-    "key, CAST(text AS BLOB), CAST(finish_reason AS BLOB), tokens_in, tokens_out, tokens_thinking, CAST(thinking AS BLOB), "
-    "CAST(endpoint AS BLOB), crc32"  # damaged text is no UTF-8
-)
+_SELECT = "SELECT text, finish_reason, tokens_in, tokens_out, tokens_thinking, thinking FROM answers WHERE key = ?"
 
-_Row = tuple[bytes, str, str, int, int, int, str, str, int]
+_Row = tuple[bytes, str, str, int, int, int, str, str]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
 
 
@@ -69,13 +63,12 @@ def stored_usage(path: Path) -> Usage:
 class AnswerCache:
     """An open cache: `get`, `put` and `keep` by `request_key`.
 
-    A row survives a kill of the process once `put` returns, or once `keep` is awaited. Each has a CRC-32: opening reads all
-    rows and deletes damaged ones with a warning. `base` is another cache, that no process writes now: its answers count as
-    stored, but not as paid for here.
+    A row survives a kill of the process once `put` returns, or once `keep` is awaited. `base` is another cache, that no
+    process writes now: its answers count as stored, but not as paid for here.
     """
 
     def __init__(self, path: Path, base: Path | None = None) -> None:
-        """Open or create the file. Raises `DiskError` if that fails, it is no cache, or more than rows is damaged."""
+        """Open or create the file. Raises `DiskError` if that fails, or if it is no cache."""
         self.path = path
         self._base: sqlite3.Connection | None = None
         self._waiting: list[_Row] = []
@@ -84,7 +77,6 @@ class AnswerCache:
             pragmas = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
             self._database = open_database(path, *pragmas, _SCHEMA, _LOST)
             self._inode = path.stat().st_ino
-            self._check()
             if base is not None and base.exists():
                 self._base = sqlite3.connect(f"{base.absolute().as_uri()}?immutable=1", uri=True)
         except (OSError, sqlite3.Error) as error:
@@ -94,40 +86,16 @@ class AnswerCache:
                 "is made, and answers that are not stored as rewritings yet are requested, and paid, again."
             ) from error
 
-    def _check(self) -> None:
-        """Read every row and delete damaged ones."""
-        rows = self._database.execute(f"SELECT {_COLUMNS} FROM answers")  # noqa: S608  (columns alone)
-        damaged = [row[0] for row in rows if not _is_whole(row)]
-        lost = self._database.execute("SELECT rowid, tokens_in, tokens_out, endpoint, crc32 FROM lost")
-        torn = [row[0] for row in lost if row[4] != row_checksum(row[1:4])]
-        if not damaged and not torn:
-            return
-        self._database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in damaged])
-        self._database.executemany("DELETE FROM lost WHERE rowid = ?", [(number,) for number in torn])
-        integrity = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if integrity != "ok" or any(self._read_row(key) for key in damaged):
-            raise sqlite3.DatabaseError(f"{len(damaged)} answers are damaged; {integrity}")
-        log.warning(
-            f"{self.path}: damaged on disk and deleted: {len(damaged) + len(torn)} stored answers. They are requested again, and "
-            "their cost is no longer counted."
-        )
-
-    def _read_row(self, key: object) -> Any:
-        query = f"SELECT {_COLUMNS} FROM answers WHERE key = ?"  # noqa: S608  (columns alone)
-        row = self._database.execute(query, (key,)).fetchone()
-        if row is None and self._base is not None:
-            row = self._base.execute(query, (key,)).fetchone()
-        return row
-
     def get(self, key: bytes) -> Completion | None:
         """Return the stored answer, or None. Raises `DiskError` if it cannot be read."""
         try:
-            row = self._read_row(key)
+            rows = (
+                database.execute(_SELECT, (key,)).fetchone() for database in (self._database, self._base) if database
+            )
+            row = next(filter(None, rows), None)
         except sqlite3.Error as error:
             raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
-        if row is None or not _is_whole(row):
-            return None
-        return Completion(row[1].decode(), row[2].decode(), Usage(*row[3:6]), row[6].decode())
+        return None if row is None else Completion(row[0], row[1], Usage(*row[2:5]), row[5])
 
     def put(self, key: bytes, completion: Completion, endpoint: str = "") -> None:
         """Store one answer; `endpoint` names where it came from. Raises `DiskError` if it cannot be written."""
@@ -156,12 +124,12 @@ class AnswerCache:
                 committed.set_result(None)
 
     def _write(self, rows: Sequence[_Row]) -> None:
-        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def put_lost(self, usage: Usage, endpoint: str = "") -> None:
         """Add the possible cost of a lost answer. Raises `DiskError` as `put`."""
         row = (usage.tokens_in, usage.tokens_out, endpoint)
-        self._insert("INSERT INTO lost VALUES (?, ?, ?, ?)", [(*row, row_checksum(row))])
+        self._insert("INSERT INTO lost VALUES (?, ?, ?)", [row])
 
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         write_rows(self._database, self.path, statement, rows, self._inode)
@@ -213,15 +181,7 @@ class AnswerCache:
 
 def _row(key: bytes, completion: Completion, endpoint: str) -> _Row:
     usage = completion.usage
-    values = (
+    return (
         key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out, usage.tokens_thinking,
         completion.thinking, endpoint,
     )  # fmt: skip
-    return *values, row_checksum(values)
-
-
-def _is_whole(row: tuple[Any, ...]) -> bool:
-    """Return whether a row has the types of an answer and the checksum it was written with."""
-    *values, checksum = row
-    types = [type(value) for value in values]
-    return types == [bytes, bytes, bytes, int, int, int, bytes, bytes] and checksum == row_checksum(values)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from kinject.disk import read_checked_json
+from kinject.disk import read_json
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family, with_leaders
@@ -361,7 +361,7 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
         arm, train = run.arm, run.train
         if train is None or arm.alpha is not None or arm.through or run.seed not in records.seeds(arm.model, arm.name):
             continue
-        read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
+        read: dict[str, float] = read_json(train.folder / "exposures.json", "Delete its folder to train again.")
         for setting in records.headline_settings(arm.model, arm.name, {}):
             answers = records.answers(arm.model, arm.name, setting)
             row = records.seeds(arm.model, arm.name).index(run.seed)
@@ -444,7 +444,7 @@ def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str
         train = run.train
         path = train.folder / "exposures.json" if train is not None else None
         if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
-            read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
+            read: dict[str, float] = read_json(path, "Delete its folder to train again.")
             counts += [count for document, count in read.items() if document in documents]
     return sum(counts) / len(counts) if counts else None
 

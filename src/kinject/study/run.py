@@ -15,9 +15,9 @@ from kinject.disk import (
     FORMAT_VERSION,
     content_id,
     lock_dir,
-    read_checked_json,
+    read_json,
     read_manifest,
-    write_checked_json,
+    write_json,
     write_jsonl,
     write_manifest,
 )
@@ -87,7 +87,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
             {item.name: _read_questions(item.test) for item in study.question_sets},
         )
         result = analyse(study, records, questions, running_time() - started)
-        write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+        write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         contexts = {item.name: item.test["contexts"] for item in study.question_sets if "contexts" in item.test}
         passages = read_context_passages(study.eval_recipe, contexts, questions)
         changed = changed_answers(records, study.arms, questions, study.chosen_k, passages)
@@ -130,14 +130,14 @@ def _before_test(study: Study) -> None:
     declared = study.recipe.study.claims or {}
     claims = {name: content_id(asdict(replace(claim, statement="", source=""))) for name, claim in declared.items()}
     if path.is_file():
-        before = read_checked_json(path, "Delete it, and the claims count as declared after the answers.")["claims"]
+        before = read_json(path, "Delete it, and the claims count as declared after the answers.")["claims"]
     elif any(_on_test(study, run).evaluations[-1].read_done() is not None for run in study.runs if run.arm.trained):
         before = {}
     else:
         before = claims
     study.late_claims = frozenset(name for name, claim in claims.items() if before.get(name) != claim)
     choices = [asdict(choice) for choice in study.choices]
-    write_checked_json(path, {"choices": choices, "claims": before})
+    write_json(path, {"choices": choices, "claims": before})
 
 
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:

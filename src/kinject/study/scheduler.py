@@ -13,7 +13,7 @@ from typing import Any
 
 from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_name, read_checked_json, write_jsonl
+from kinject.disk import file_name, read_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import is_task, layout_of, question_set_section
 from kinject.eval.scores import AnswerGrader
@@ -372,7 +372,7 @@ def _estimate(study: Study, missing: Sequence[Stage]) -> str:
     for kind in {stage.kind for stage in missing}:
         n_stages = sum(stage.kind == kind for stage in missing)
         markers = (study.planner.cache_dir / kind).glob(f"*/{DONE}")
-        finished = [read_checked_json(path, "Delete its folder to run this stage again.") for path in markers]
+        finished = [read_json(path, "Delete its folder to run this stage again.") for path in markers]
         if finished:
             seconds += n_stages * fmean(float(counts["seconds"]) for counts in finished)
             tokens += round(n_stages * fmean(int(counts["tokens"]) for counts in finished))

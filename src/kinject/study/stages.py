@@ -25,9 +25,9 @@ from kinject.disk import (
     content_id,
     file_hash,
     folder_hash,
-    read_checked_json,
+    read_json,
     read_manifest,
-    write_checked_json,
+    write_json,
     write_jsonl,
     write_manifest,
 )
@@ -99,7 +99,7 @@ class Stage:
         """Return the counts of the finished stage (see `run_stage`), or None if it is not finished."""
         if not self.marker.is_file():
             return None
-        counts = read_checked_json(self.marker, f"Delete {self.folder} to run this stage again.")
+        counts = read_json(self.marker, f"Delete {self.folder} to run this stage again.")
         return counts if counts.get("id") == self.id else None
 
 
@@ -325,7 +325,7 @@ def run_stage(stage: Stage) -> dict[str, Any]:
         **{name: counts.get(name, 0) for name in _COSTS},
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip
-    write_checked_json(stage.marker, record)
+    write_json(stage.marker, record)
     return record
 
 
@@ -396,7 +396,7 @@ def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[
         if _read_matched_manifest(folder)["counts"]["resumed_from"]:
             raise InputError(f"{folder}: resumed, so the seconds of all its steps are not known. {fix}")
     counts = _read_matched_manifest(unmatched)["counts"]
-    wanted, total = (read_checked_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched))
+    wanted, total = (read_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched))
     n_steps, step_seconds = counts["steps"], counts["cost"]["work_seconds"]
     scaled = round(n_steps * (wanted - (total - step_seconds)) / step_seconds)
     if scaled < 1:

@@ -23,9 +23,8 @@ from kinject.disk import (
     is_system_failure,
     open_to_read,
     read_bytes,
-    read_checked_json,
+    read_json,
     unwritable,
-    write_checked_json,
     write_json,
     write_sha256sums,
 )
@@ -78,7 +77,7 @@ def remove_incomplete(checkpoint: Path) -> None:
 
 def mark_extra(checkpoint: Path) -> None:
     """Record that an uninterrupted run would not have this checkpoint, so that it goes as soon as it is not needed."""
-    write_checked_json(checkpoint.parent / _EXTRA, {"checkpoint": checkpoint.name})
+    write_json(checkpoint.parent / _EXTRA, {"checkpoint": checkpoint.name})
 
 
 def remove_extra(run_dir: Path, newest: Path | None = None) -> None:
@@ -89,7 +88,7 @@ def remove_extra(run_dir: Path, newest: Path | None = None) -> None:
     path = run_dir / _EXTRA
     if not path.exists():
         return
-    extra = run_dir / Path(str(read_checked_json(path, "Delete it.").get("checkpoint"))).name
+    extra = run_dir / Path(str(read_json(path, "Delete it.").get("checkpoint"))).name
     if _NAME.match(extra.name) and extra.exists() and extra != newest:
         try:
             shutil.rmtree(extra)

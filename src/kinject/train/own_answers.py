@@ -32,9 +32,9 @@ from kinject.disk import (
     file_hash,
     is_file,
     parse_row,
-    read_checked_json,
+    read_json,
     read_lines,
-    write_checked_json,
+    write_json,
     write_jsonl,
 )
 from kinject.errors import InputError
@@ -126,10 +126,10 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
             )
         requested = {request.index for request in requests}
         n_rows = write_jsonl(out, _merged(Path(source), requested, answers))
-        write_checked_json(
+        write_json(
             counts_path, {**fates, "given": n_rows - len(answers), "kept": len(answers), "written_seconds": seconds}
         )
-    counts = read_checked_json(counts_path, "Delete it; the answers are written again.")
+    counts = read_json(counts_path, "Delete it; the answers are written again.")
     return out, _note(recipe, part, counts, out), {key: counts[key] for key in ("written_tokens", "written_seconds")}
 
 

@@ -20,7 +20,7 @@ from kinject.disk import (
     file_hash,
     lock_dir,
     read_manifest,
-    write_checked_json,
+    write_json,
     write_jsonl,
     write_manifest,
     write_sha256sums,
@@ -102,7 +102,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
     }  # fmt: skip
     if is_first_process():
-        write_checked_json(recipe.run_dir / "exposures.json", exposures_by_document(*_exposures(trainer)))
+        write_json(recipe.run_dir / "exposures.json", exposures_by_document(*_exposures(trainer)))
         if trainer.reading_plan is not None:
             rows = trainer.reading_plan.rows_by_document(trainer.state.global_step)
             write_jsonl(recipe.run_dir / "documents.jsonl", rows)

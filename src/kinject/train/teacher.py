@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 
 from kinject import models
 from kinject.corpus.tokenize import IGNORED, cached_entry, mapped
-from kinject.disk import content_id, read_checked_json, write_checked_json
+from kinject.disk import content_id, read_json, write_json
 from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, TrainRecipe
 from kinject.terminal import Progress
@@ -218,7 +218,7 @@ def make_teacher(
             "teacher_tokens": read.count_read(),
             "teacher_seconds": round(work_seconds(model.device.type) - began, 2),
         }
-        write_checked_json(folder / _COST, spent)
+        write_json(folder / _COST, spent)
 
     key = content_id(
         "predictions", _FORMAT, read.key, weights or _identity(recipe, model), str(model.dtype), bf16, section.top_k,
@@ -227,7 +227,7 @@ def make_teacher(
     folder = cached_entry(Path(recipe.corpus.cache_dir), key, write)
     teacher = StoredTeacher(folder)
     n, n_bytes = int(teacher.starts[-1]), sum(path.stat().st_size for path in folder.iterdir())
-    cost = read_checked_json(folder / _COST, "Delete it; the predictions are made again.")
+    cost = read_json(folder / _COST, "Delete it; the predictions are made again.")
     origin = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
     note = f"distillation: {n:,} predictions of the teacher {origin} ({n_bytes / 2**20:,.0f} MiB in {folder})"
     return teacher, note, cost

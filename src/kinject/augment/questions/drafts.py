@@ -304,7 +304,7 @@ class OutcomeFile:
     def __init__(self, run_dir: Path) -> None:
         """Open or create the file. Raises `InputError` for a row that was changed, `DiskError` on I/O."""
         with contextlib.ExitStack() as stack:
-            self._offsets = stack.enter_context(OffsetIndex())
+            self._offsets = OffsetIndex()
             self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._index))
             self._open = stack.pop_all()
 

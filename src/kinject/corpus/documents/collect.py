@@ -40,7 +40,6 @@ from kinject.disk import (
     content_id,
     file_name,
     lock_dir,
-    mark_folder,
     open_database,
     read_jsonl,
     read_manifest,
@@ -157,7 +156,6 @@ def collect(
     if folder is None:
         folder = _folder_of(sources, section)
     with _lock_when_free(folder):
-        mark_folder(cache)
         files = find_files(sources)
         if not files:
             raise InputError(f"{sources[0]}: no document there can be read: it is an empty folder. Check the path.")

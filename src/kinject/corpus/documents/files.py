@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
 
-from kinject.disk import MARKER, check_regular, is_file, is_folder, path_exists, unreadable
+from kinject.disk import LOCK, check_regular, is_file, is_folder, path_exists, unreadable
 from kinject.errors import DiskError, InputError, KinjectError
 
 _SYSTEM = frozenset({"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r", "__macosx", "$recycle.bin"})
@@ -127,7 +127,7 @@ def _walk(folder: str, prefix: str, above: tuple[str, ...]) -> Iterator[FoundFil
     if real in above:
         yield FoundFile(prefix, folder, fault="a link to a folder that it lies in, without end. Take it out.")
         return
-    if prefix and os.path.exists(os.path.join(folder, MARKER)):
+    if prefix and os.path.exists(os.path.join(folder, LOCK)):
         yield FoundFile(prefix, folder, fault="a folder that kinject has written.", left_out=True)
         return
     try:

@@ -20,10 +20,10 @@ from kinject.disk import (
     Row,
     delete_file,
     manifest_beside,
-    read_checked_json,
     read_journal,
+    read_json,
     read_jsonl,
-    write_checked_json,
+    write_json,
 )
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
@@ -360,7 +360,7 @@ class ResumableScoring:
         path = self._pending
         scores: dict[str, PromptScore] = {}
         for keys in _batches(path, prompts, stored):
-            write_checked_json(path, {"keys": keys})
+            write_json(path, {"keys": keys})
             done = {index for index, key in enumerate(keys) if key in stored}
             for index, score in scorer.score([prompts[key] for key in keys], done):
                 scores[keys[index]] = score
@@ -394,5 +394,5 @@ def _read_pending(path: Path) -> list[str]:
     if not path.exists():
         return []
     fix = "Delete it: the prompts of its batch are scored again, and may differ in the last digit."
-    keys = read_checked_json(path, fix).get("keys")
+    keys = read_json(path, fix).get("keys")
     return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else []
