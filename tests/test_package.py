@@ -22,7 +22,7 @@ def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
         "page = pydoc.render_doc(kinject, renderer=pydoc.plaintext)\n"
         "import kinject.augment.survey\n"
         "assert not {'torch', 'transformers', 'pandas'} & sys.modules.keys(), 'kinject try is heavy'\n"
-        "import kinject.train.run, kinject.augment.run, kinject.plan.model, kinject.report.files\n"
+        "import kinject.train.run, kinject.augment.run, kinject.plan.estimate, kinject.report.files\n"
         "import kinject.train.checkpoints as checkpoints\n"
         "assert set(dir(kinject)) == {*kinject.__all__, '__version__'}\n"
         "for name in set(kinject.__all__) - {'KinjectError', 'Recipe'}:\n"

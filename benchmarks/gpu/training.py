@@ -253,12 +253,13 @@ def train_kinject(
 
 def plan(setting: Setting, recipe: Any) -> dict[str, Any]:
     """Return the memory of tensors that `kinject plan` expects for a step, in GiB, or why it has none."""
-    from kinject.plan.devices import find_devices
-    from kinject.plan.memory import simulate
-    from kinject.plan.run import step_config
+    from kinject.plan.estimate import estimate, read_shapes
+    from kinject.plan.run import step_of
+    from kinject.plan.ways import find_devices
 
     try:
-        memory = simulate(step_config(recipe, find_devices(setting.device, None, None)))
+        step = step_of(recipe, find_devices(setting.device, None, None))
+        memory = estimate(step, read_shapes(step))
     except Exception as error:  # noqa: BLE001 (the plan's failure is a result; the run goes on)
         return {"plan_fault": f"{type(error).__name__}: {error}"[:200]}
     return {"planned_gib": memory.peak / 2**30}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from kinject.plan.memory import Memory
+    from kinject.plan.estimate import Memory
 
 ROOT = Path(__file__).parents[2]
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
@@ -109,12 +109,13 @@ def measured(recipe: Path) -> int:
 
 def estimated(recipe: Path) -> Memory:
     """Return the memory of a step as `kinject plan` estimates it."""
-    from kinject.plan.devices import find_devices
-    from kinject.plan.memory import simulate
-    from kinject.plan.run import step_config
+    from kinject.plan.estimate import estimate, read_shapes
+    from kinject.plan.run import step_of
+    from kinject.plan.ways import find_devices
     from kinject.recipe import read_recipe
 
-    return simulate(step_config(read_recipe(recipe, verb="train"), find_devices("cpu", None, None)))
+    step = step_of(read_recipe(recipe, verb="train"), find_devices("cpu", None, None))
+    return estimate(step, read_shapes(step))
 
 
 def main() -> None:
@@ -123,8 +124,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--steps", type=int, default=8)
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps: found {arguments.steps}, allowed: 1 or more")
     sys.path.insert(0, str(ROOT / "src"))
-    from kinject.plan.devices import CPU_WORKING
+    from kinject.plan.ways import CPU_WORKING
 
     with tempfile.TemporaryDirectory() as name:
         python = measured(write_recipe(Path(name), (NONE, {"per_device_train_batch_size": 1}, {}), arguments.steps))

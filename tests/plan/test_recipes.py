@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from kinject.errors import InputError
-from kinject.plan import model as plan_model
-from kinject.plan.devices import find_devices, find_gpu
-from kinject.plan.memory import simulate
-from kinject.plan.parallelism import choose_way
-from kinject.plan.run import step_config
+from kinject.plan import estimate as plan_model
+from kinject.plan.run import step_of
+from kinject.plan.ways import choose, find_devices
 from kinject.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -49,10 +47,9 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _planned(recipe: Path, count: str | None, card: str, overrides: str | None) -> tuple[float, list[str]]:
     """Return the GiB of a device, and the changes that the planner asks for."""
-    devices = find_devices("cuda", None, int(count or 1), gpu=find_gpu(card))
-    step = step_config(read_recipe(recipe, (overrides or "").split(), verb="plan"), devices)
-    way, changes, _ = choose_way(step, simulate(step), devices)
-    return devices.need(way.peak) / 2**30, [text for change in changes for text in change.overrides]
+    devices = find_devices("cuda", None, int(count or 1), gpu=card)
+    way, changes = choose(step_of(read_recipe(recipe, (overrides or "").split(), verb="plan"), devices), devices)
+    return devices.need(way.memory.peak) / 2**30, [text for change in changes for text in change.overrides]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ examples:
   kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100
   kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100 --devices 8
   kinject plan recipes/llama-3.1-8b/cpt.yaml --memory 24GiB --devices 4 --nodes 2 --link 3
-  kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100 --devices 8 --cp 4 trainer.max_length=65536
   kinject plan recipes/llama-3.1-8b/lora.yaml --memory 24GiB model.path=folder-with-config.json"""
 
 
@@ -35,8 +34,6 @@ def add_plan(verbs: Any) -> None:
     parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)")
     parser.add_argument("--devices", metavar="N", type=int, help="number of devices of a machine (default: this one's)")
     parser.add_argument("--nodes", metavar="N", type=int, help="number of machines (default: 1)")
-    parser.add_argument("--cp", metavar="N", type=int, help="split each row between N GPUs (context parallelism)")
-    parser.add_argument("--tp", metavar="N", type=int, help="split each layer between N GPUs (tensor parallelism)")
     parser.add_argument(
         "--link",
         metavar="GBPS",
@@ -55,15 +52,15 @@ def add_plan(verbs: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from kinject.errors import InputError
 
-    for option in ("devices", "nodes", "link", "seconds", "cp", "tp"):
+    for option in ("devices", "nodes", "link", "seconds"):
         value = getattr(arguments, option)
         if value is not None and value <= 0:
             raise InputError(f"--{option}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
     from kinject.disk import write_json
-    from kinject.plan.devices import parse_memory
     from kinject.plan.pages import draw_rates, plan_values, render_plan
     from kinject.plan.run import PlanOptions, plan
+    from kinject.plan.ways import parse_memory
 
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
     link = None if arguments.link is None else arguments.link * 1e9
@@ -75,8 +72,6 @@ def _plan(arguments: argparse.Namespace) -> int:
         arguments.nodes,
         link,
         arguments.gpu,
-        arguments.cp,
-        arguments.tp,
     )
     result = plan(recipe, options)
     show(render_plan(result))
@@ -84,7 +79,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         write_json(arguments.json, dict(plan_values(result)))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)
-    return 0 if result.fits or result.parallelism.command else 1
+    return 0 if result.way.command else 1
 
 
 _DOCTOR = """\
@@ -198,7 +193,7 @@ def add_find_batch(verbs: Any) -> None:
 def _find_batch(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
     from kinject.errors import InputError
-    from kinject.plan.devices import parse_memory
+    from kinject.plan.ways import parse_memory
     from kinject.tune import find_batch, render_batch
 
     if arguments.max_batch is not None and arguments.max_batch < 1:

@@ -9,112 +9,91 @@ from typing import Any
 
 import torch
 
-from kinject.plan.devices import render_size
-from kinject.plan.parallelism import describe_traffic, quoted
+from kinject.errors import InputError
+from kinject.plan.estimate import PARTS
 from kinject.plan.run import Plan
+from kinject.plan.ways import describe_traffic, quoted, render_size
 from kinject.report.plots.style import INK, LEARNING, style
 from kinject.terminal import duration
 
-_PARTS = ("weights", "gradients", "optimizer", "activations", "logits")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def render_plan(plan: Plan) -> str:
     """Return the plan as text."""
-    blocks = [_head(plan), _memory(plan), _changes(plan), _run(plan), _rates(plan)]
+    blocks = [_head(plan), _memory(plan), _spread(plan), _run(plan), _rates(plan)]
     blocks.append([f"note: {note}" for note in plan.notes])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def _head(plan: Plan) -> list[str]:
-    memory, step, devices = plan.memory, plan.step, plan.devices
-    fraction = memory.n_trained / memory.n_parameters
+    shapes, step, devices = plan.shapes, plan.step, plan.devices
     kind = "full" if step.adapter is None else "LoRA" if step.quantization == "none" else f"QLoRA, {step.quantization}"
     mixed = f", multiplied in {str(step.mixed).removeprefix('torch.')}" if step.mixed is not None else ""
     where = "this machine" if devices.here else "as given, not this machine"
-    count = f"{devices.per_node} x " if devices.per_node > 1 else ""
-    count = f"{devices.nodes} machines with {devices.per_node} x " if devices.nodes > 1 else count
-    trains = "all train" if fraction == 1 else f"{memory.n_trained:,} train ({fraction:.2%})"
+    per_node = devices.count // devices.nodes
+    count = f"{devices.nodes} machines with {per_node} x " if devices.nodes > 1 else f"{per_node} x " * (per_node > 1)
+    fraction = shapes.n_trained / shapes.n_parameters
+    trains = "all train" if fraction == 1 else f"{shapes.n_trained:,} train ({fraction:.2%})"
     return [
         f"recipe       {plan.recipe}",
-        f"model        {plan.model}: {memory.n_parameters:,} parameters, {trains} ({kind})",
-        f"weights      {str(step.dtype).removeprefix('torch.')}{mixed}, {_attention(plan)}, optimizer {step.optim}, "
-        f"gradient checkpointing {'on' if step.checkpointing else 'off'}",
+        f"model        {plan.model}: {shapes.n_parameters:,} parameters, {trains} ({kind})",
+        f"weights      {str(step.dtype).removeprefix('torch.')}{mixed}, optimizer {step.optim}, gradient checkpointing "
+        f"{'on' if step.checkpointing else 'off'}",
         f"step         {step.batch} rows x {step.accumulation} accumulated x {devices.count} device"
-        f"{'s' if devices.count > 1 else ''}{_shared(plan)} = {plan.global_batch} rows of {step.block} tokens",
+        f"{'s' if devices.count > 1 else ''} = {plan.global_batch} rows of {step.block} tokens",
         f"devices      {count}{devices.name}, {render_size(devices.memory)} ({where})",
     ]
 
 
-def _shared(plan: Plan) -> str:
-    n = plan.parallelism.sharing
-    return f" / {n} that share their rows" if n > 1 else ""
-
-
-def _attention(plan: Plan) -> str:
-    words = {"flash": "attention without a mask (flash-attn or torch's varlen)", "eager": "eager attention"}
-    sdpa = "sdpa attention" + (" with a mask that separates documents" if plan.step.masked else "")
-    return words.get(plan.step.attention, sdpa)
-
-
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
-    lines = [f"peak memory of a device ({memory.when})"]
-    for part in _PARTS:
+    lines = ["peak memory of a step on one device, estimated"]
+    for part in PARTS:
         n_bytes = getattr(memory, part)
-        lines.append(f"  {part:<12} {render_size(n_bytes):>10}  {n_bytes / memory.peak:>4.0%}")
-    if memory.paged:
-        lines.append(
-            f"  {'paged':<12} {render_size(memory.paged):>10}  of the optimizer's state, in the machine's memory"
-        )
-    if memory.fragmentation:
-        fraction = f"{memory.fragmentation / memory.peak:>4.0%}"
-        lines.append(f"  {'heap holes':<12} {render_size(memory.fragmentation):>10}  {fraction}  estimated")
-    lines.append(f"  {'the step':<12} {render_size(memory.peak):>10}")
+        if n_bytes:
+            name = "heap holes" if part == "fragmentation" else part
+            lines.append(f"  {name:<12} {render_size(n_bytes):>10}  {n_bytes / memory.peak:>4.0%}")
     on_gpu = plan.devices.kind == "cuda"
-    other = "CUDA's context and unused blocks of the allocator, assumed" if on_gpu else (
-        "Python, libraries and their working memory")  # fmt: skip
+    other = "CUDA's context and unused blocks of the allocator, assumed" if on_gpu else "Python and its libraries"
     lines.append(f"  {'other':<12} {render_size(plan.need - memory.peak):>10}  {other}")
     verdict = "fits" if plan.fits else "does NOT fit"
+    size = f"{verdict} one device of {render_size(plan.devices.memory)}"
     lines.append(
-        f"  {'total':<12} {render_size(plan.need):>10}  {verdict} one device of {render_size(plan.devices.memory)}; the largest "
-        f"layer has {render_size(memory.largest_block)}"
+        f"  {'total':<12} {render_size(plan.need):>10}  {size}; the largest layer has {render_size(plan.shapes.layer)}"
     )
+    if memory.host:
+        lines.append(f"  {'host':<12} {render_size(memory.host):>10}  in the machine's memory besides")
     if plan.timing is not None:
-        lines.append(
-            f"  {'measured':<12} {render_size(plan.timing.peak_bytes):>10}  in {plan.timing.n_steps} real steps"
-        )
+        peak = render_size(plan.timing.peak_bytes)
+        lines.append(f"  {'measured':<12} {peak:>10}  in {plan.timing.n_steps} real steps")
     return lines
 
 
-def _changes(plan: Plan) -> list[str]:
-    way = plan.parallelism
-    lines = []
+def _spread(plan: Plan) -> list[str]:
+    way, lines = plan.way, []
     if plan.changes:
-        where = "on one device" if plan.devices.count == 1 else "sharded over the devices"
-        enough = "" if plan.changes_suffice else " (all together are not enough)"
-        lines.append(f"to fit {where}, in the order of least cost{enough}")
+        enough = " (all together are not enough)" if way.name in ("offload", "none") else ""
+        lines.append(f"to fit, in the order of least cost{enough}")
         for number, change in enumerate(plan.changes, 1):
             lines.append(f"  {number}. {' '.join(map(quoted, change.overrides))}")
             lines.append(f"     down to {render_size(plan.devices.need(change.peak))}; {change.cost}")
         lines.append("")
-    lines.append(f"parallelism  {way.name}: {way.reason}")
-    if way.name != "none" and (plan.devices.count > 1 or plan.changes):
-        lines.append(f"             about {render_size(plan.devices.need(way.peak))} on each device")
+    lines.append(f"parallelism  {way.name}: {way.why}")
     if way.command:
+        if plan.devices.count > 1 or plan.changes:
+            lines.append(f"             about {render_size(plan.devices.need(way.memory.peak))} on each device")
         lines.append(f"             {way.command.replace('RECIPE', plan.recipe)}")
+        if plan.devices.nodes > 1:
+            lines.append("             on each machine, with its own --machine_rank and the ADDRESS of the first")
     else:
         lines.append("             Take a smaller model, or more memory.")
-    if plan.devices.nodes > 1 and way.command:
-        lines.append("             on each machine, with its own --machine_rank and the ADDRESS of the first")
-    lines += [f"             {line}" for line in (*way.notes, *describe_traffic(way, plan.memory, plan.devices))]
-    lines += [f"{'' if number else 'batch':<12} {line}" for number, line in enumerate(plan.batch_advice)]
-    return lines
+    lines += [f"             {line}" for line in describe_traffic(way, plan.step_flops, plan.devices)]
+    return lines + [f"{'' if number else 'batch':<12} {line}" for number, line in enumerate(plan.batch_advice)]
 
 
 def _run(plan: Plan) -> list[str]:
-    lines = []
-    length = plan.length
+    lines, length, disk = [], plan.length, plan.disk
     if length is not None:
         lines.append(
             f"run          {length.steps:,} steps, {length.epochs:.3g} epochs of {length.n_rows:,} rows, {length.fill:.0%} full"
@@ -126,29 +105,22 @@ def _run(plan: Plan) -> list[str]:
         if length.texts_per_document is not None:
             low, median, high = length.texts_per_document
             lines.append(f"exposures    {length.documents:,} documents, each in {median:g} texts ({low:g} to {high:g})")
-    operations = plan.memory.flops / 1e12
-    text = f"{operations:,.0f}" if operations >= 100 else f"{operations:.3g}"
-    lines.append(f"operations   {text} TFLOP a step on each device")
+    lines.append(f"operations   {plan.step_flops / 1e12:,.3g} TFLOP a step on each device")
     if plan.seconds is not None and plan.timing is not None:
-        lines.append(
-            f"time         {duration(plan.seconds)} ({plan.timing.step_seconds:.2f} s a step, measured here; evaluation, probes "
-            "and saving are not counted)"
-        )
+        each = f"{plan.timing.step_seconds:.2f} s a step, measured here; without evaluation, probes and saving"
+        lines.append(f"time         {duration(plan.seconds)} ({each})")
     elif plan.devices.kind == "cuda":
-        seconds = plan.memory.flops / plan.devices.arithmetic
+        seconds = plan.step_flops / plan.devices.flops
         whole = f"{duration(seconds * length.steps)}, " if length is not None else ""
-        lines.append(
-            f"time         {whole}{seconds:.3g} s a step, planned at {plan.devices.arithmetic / 1e12:.3g} TFLOP/s on each "
-            "device (assumed, not measured)"
-        )
-    disk = plan.disk
-    text = f"{render_size(disk.total)}: "
-    if disk.n_checkpoints:
-        text += f"{disk.n_checkpoints} checkpoints of {render_size(disk.checkpoint)} at once + "
-    text += f"model {render_size(disk.model)}"
-    if disk.total > disk.free:
-        text += f"; only {render_size(disk.free)} are FREE there (trainer.save_total_limit, save_only_model)"
-    lines.append(f"disk         {text}")
+        pace = f"{plan.devices.flops / 1e12:.3g} TFLOP/s on each device (assumed, not measured)"
+        lines.append(f"time         {whole}{seconds:.3g} s a step, planned at {pace}")
+    checkpoints = f"{disk.n_checkpoints} checkpoints of {render_size(disk.checkpoint)} at once + " * bool(
+        disk.n_checkpoints
+    )
+    short = f"; only {render_size(disk.free)} are FREE there (trainer.save_total_limit, save_only_model)"
+    lines.append(
+        f"disk         {render_size(disk.total)}: {checkpoints}model {render_size(disk.model)}{short * (disk.total > disk.free)}"
+    )
     return lines
 
 
@@ -176,8 +148,6 @@ def sparkline(rates: list[float], width: int = 48) -> str:
 
 def draw_rates(plan: Plan, path: Path) -> None:
     """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the steps are unknown."""
-    from kinject.errors import InputError
-
     if plan.rates is None:
         raise InputError("--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps.")
     from matplotlib.figure import Figure
@@ -199,7 +169,7 @@ def plan_values(plan: Plan) -> Mapping[str, Any]:
     values = {f.name: _plain(getattr(plan, f.name)) for f in dataclasses.fields(plan) if f.name != "step"}
     step = {f.name: _plain(getattr(plan.step, f.name)) for f in dataclasses.fields(plan.step) if f.name != "model"}
     values["memory"]["peak"] = plan.memory.peak
-    return {**values, "step": step, "global_batch": plan.global_batch}
+    return {**values, "step": step, "global_batch": plan.global_batch, "fits": plan.fits, "need": plan.need}
 
 
 def _plain(value: Any) -> Any:

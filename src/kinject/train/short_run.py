@@ -26,7 +26,7 @@ from kinject.recipe import TrainRecipe, read_recipe
 from kinject.recipe.data_sections import ExposureSection
 from kinject.recipe.read import NOT_TRAINING
 from kinject.signals import exit_code, running_time, terminable
-from kinject.terminal import protect_streams, show
+from kinject.terminal import Progress, protect_streams, show
 
 RESULT = "result.json"
 """Written last: peak_bytes, and out_of_memory if the GPU refused an allocation."""
@@ -88,13 +88,14 @@ def short_recipe(
 
 
 def run_process(
-    recipe: TrainRecipe, *, longest_rows: bool = False, seconds: float = math.inf, limit: int | None = None
-) -> int | None:
+    recipe: TrainRecipe, *, longest_rows: bool = False, seconds: float = math.inf, limit: int | None = None,
+    progress: Progress | None = None,
+) -> int | None:  # fmt: skip
     """Take the steps of a `short_recipe` in a process of its own and return its exit code.
 
-    With `longest_rows`, it trains on the longest rows of the corpus. The process is killed, and None returned, after
-    `seconds`, or once its resident memory passes `limit` bytes. Its run_dir then holds recipe.yaml, timing.jsonl (a row a
-    step), log.txt, and result.json unless the process was killed or failed.
+    With `longest_rows`, it trains on the longest rows of the corpus. `progress` counts its steps. The process is killed, and
+    None returned, after `seconds`, or once its resident memory passes `limit` bytes. Its run_dir then holds recipe.yaml,
+    timing.jsonl (a row a step), log.txt, and result.json unless the process was killed or failed.
     """
     folder = recipe.run_dir
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +115,8 @@ def run_process(
                 try:
                     return process.wait(_POLL_SECONDS)
                 except subprocess.TimeoutExpired:
+                    if progress is not None:
+                        progress.advance(len(read_timing(folder)) - progress.done)
                     over_limit = limit is not None and (resident_memory(process.pid) or 0) > limit
                     if over_limit or running_time() > end:
                         return None

@@ -1,0 +1,358 @@
+"""The memory and the operations of a training step by formula, from the shapes of its weights.
+
+Weights, gradients and optimizer state are counts times bytes; activations follow Korthikanti et al. (arXiv 2205.05198, table 2),
+counted for the layers of transformers. docs/plan.md compares the sums with measured runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from torch import nn
+
+from kinject.disk import path_exists
+from kinject.errors import InputError
+from kinject.models import first_line, load_config
+from kinject.recipe import is_model
+from kinject.train.optimizers import embedding_bits, is_muon_matrix
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_STATES = {
+    "sgd": 0, "adagrad": 1, "rmsprop": 1, "adamw": 2, "lion": 1, "ademamix": 3, "stable_adamw": 2,
+    "schedule_free_adamw": 2, "schedule_free_radam": 2, "schedule_free_sgd": 1, "adamw_anyprecision": 2,
+}  # fmt: skip
+"""Optimizer family -> numbers in its state for each trained number."""
+_BNB_BLOCK, _BNB_MIN_NUMBERS = 256, 4096
+"""States of bitsandbytes that share a float32 scale; parameters with fewer numbers keep a float32 state."""
+_BYTES_4BIT = 0.5 + (1 + 4 / 256) / 64
+"""Of a weight in NF4: 4 bits, and a scale of a byte for 64 (double quantization)."""
+_HEAP_HOLES, _CHECKPOINTING_HOLES = 140 * 2**20, 1 / 4
+"""Holes in a CPU's heap, which stay resident: at most half of the tensors, and with gradient checkpointing this fraction of
+activations and logits. Fitted on runs of 1M to 80M parameters (docs/plan.md)."""
+_LOGITS = 3
+"""Copies of the logits in float32 that are in memory in the loss: they, their log-probs and a gradient."""
+_TILE = (4096, 32_768)
+"""Tokens and vocabulary entries that TRL's fused head on a GPU projects at once."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Everything that decides the memory of a training step.
+
+    `mixed` is the dtype of autocast (None: off). `eager`: attention keeps its square. `fused`: the loss never holds all logits
+    (TRL's head on a GPU). `copies` are float32 copies of the trained weights that regularization and SAM keep. `teacher`: a
+    copy of the model predicts in each step. `projected`: regularization.projection limits the updates.
+    """
+
+    model: PretrainedConfig
+    device: str
+    dtype: torch.dtype
+    mixed: torch.dtype | None
+    batch: int
+    block: int
+    accumulation: int
+    checkpointing: bool
+    offloading: bool
+    eager: bool
+    fused: bool
+    optim: str
+    optim_args: str | None = None
+    quantization: str = "none"
+    adapter: Mapping[str, Any] | None = None
+    freeze: tuple[str, ...] = ()
+    muon: bool = False
+    rounding: bool = False
+    in_backward: bool = False
+    loss_tile: int | None = None
+    copies: int = 0
+    teacher: bool = False
+    projected: bool = False
+    liger: bool = False
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The weights of a step's model: `state` are the bytes of its optimizer, `layer` those of the largest layer's weights.
+
+    `multiplied` weights are multiplied by each token, `largest` is the number of weights of the largest trained tensor.
+    """
+
+    n_parameters: int
+    n_trained: int
+    weights: int
+    trained: int
+    state: int
+    bases: int
+    layer: int
+    multiplied: int
+    largest: int
+    is_tied: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device at the fullest moment of a step, by part; `peak` is their sum.
+
+    `gathered` are weights and gradients of layers that are whole while the rest is divided, `fragmentation` the holes in a
+    CPU's heap. `host` are bytes in the machine's memory instead of the device's.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    gathered: int = 0
+    fragmentation: int = 0
+    host: int = 0
+
+    @property
+    def peak(self) -> int:
+        """The sum of the parts on the device."""
+        return sum(getattr(self, part) for part in PARTS)
+
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "fragmentation")
+
+
+def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1) -> Memory:
+    """Return the memory of a device, with what `way` (a name of `kinject.plan.run.WAYS`) divides divided by `group`.
+
+    The fullest moment is the start of the backward pass, or the update with all gradients.
+    """
+    sharded, zero, offload = way in ("FSDP", "HSDP"), way == "ZeRO-2", way == "offload"
+    weights, trained, state = shapes.weights, shapes.trained, shapes.state + shapes.bases
+    if zero and step.mixed is not None:  # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
+        weights = weights * step.mixed.itemsize // step.dtype.itemsize + 4 * shapes.n_trained // group
+    host = weights + trained + state if offload else 0
+    if "paged" in step.optim and step.device == "cuda" and not offload:
+        host, state = shapes.state, shapes.bases
+    divisor = group if sharded or zero else 1
+    gradients, state = trained // divisor, state // divisor
+    if offload:
+        weights = gradients = state = 0
+    elif sharded:
+        weights //= group
+    if way == "DDP":
+        gradients *= 2  # the buckets that are sent
+    if step.in_backward:
+        gradients = 4 * shapes.largest
+    copies = 0 if sharded or zero or offload else _autocast_copies(step, shapes)
+    activations, layer = _activations(step)
+    activations, logits = activations + copies, _logits(step)
+    if layer > logits:  # once the loss is done, the backward pass computes in a layer
+        activations, logits = activations + layer, 0
+    kept = gradients if step.accumulation > 1 or way == "DDP" else 0
+    update = gradients + _workspace(step, shapes)
+    if activations + logits + kept >= update:
+        gradients = kept
+    else:
+        activations, logits = update - gradients, 0
+    # two layers are whole at a time, and if they train the gradients of one, twice
+    gathered = (2 if step.adapter is not None else 4) * shapes.layer if sharded or offload else 0
+    holes = 0
+    if step.device == "cpu":
+        total = weights + gradients + state + activations + logits
+        holes = min(_HEAP_HOLES, total // 2) + int(step.checkpointing * _CHECKPOINTING_HOLES * (activations + logits))
+    return Memory(weights, gradients, state, activations, logits, gathered, holes, host)
+
+
+def _autocast_copies(step: Step, shapes: Shapes) -> int:
+    """Return the bytes of autocast's copies of float32 weights, which live until the backward pass."""
+    is_cast = step.mixed is not None and step.dtype == torch.float32 and step.quantization == "none"
+    return 2 * shapes.multiplied if is_cast else 0
+
+
+def _activations(step: Step) -> tuple[int, int]:
+    """Return the bytes that the backward pass needs (of all layers, or with checkpointing of their inputs), and of a layer."""
+    text: Any = step.model.get_text_config()
+    width, heads, n_layers = text.hidden_size, text.num_attention_heads, text.num_hidden_layers
+    size = (step.mixed or step.dtype).itemsize
+    head = getattr(text, "head_dim", None) or width // heads
+    keys = (getattr(text, "num_key_value_heads", None) or heads) * head
+    act = str(getattr(text, "hidden_act", None) or getattr(text, "activation_function", ""))
+    inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
+    inner = (inner or getattr(text, "n_inner", None) or 4 * width) * (getattr(text, "num_experts_per_tok", None) or 1)
+    stream = 4 if step.dtype == torch.float32 else size
+    if act == "gelu_new":  # layer norms keep their input; this GELU is made of six operations
+        norms, mlp = 2 * width * (stream + size), 6 * inner * size
+    elif step.liger:
+        norms, mlp = 2 * width * (stream + size), 3 * inner * size
+    else:  # norms in float32: their input, the normalised and what is multiplied; gate, its SiLU, up, and their product
+        norms, mlp = 2 * width * (4 + stream + size), 4 * inner * size
+    attention = (2 * heads * head + 2 * keys) * size + (
+        step.block * heads * (4 if size == 4 else 6) if step.eager else 0
+    )
+    tokens = step.batch * step.block
+    layer = tokens * (norms + mlp + attention)
+    kept = tokens * width * stream if step.checkpointing else layer
+    return 0 if step.offloading else int(n_layers * kept), int(2 * layer if step.checkpointing else layer)
+
+
+def _logits(step: Step) -> int:
+    """Return the bytes of tensors over the vocabulary: all logits in the loss, or a tile of them."""
+    vocabulary = int(step.model.get_text_config().vocab_size)
+    tokens = step.batch * step.block
+    if step.loss_tile is not None:
+        tokens = min(tokens, step.loss_tile)
+    elif step.fused:
+        return 4 * min(tokens, _TILE[0]) * min(vocabulary, _TILE[1])
+    return _LOGITS * 4 * tokens * vocabulary * (2 if step.teacher else 1)
+
+
+def _workspace(step: Step, shapes: Shapes) -> int:
+    """Return the bytes that the update of the largest weight needs besides gradients and state."""
+    if step.optim == "adamw_torch" and step.device == "cuda" and not step.in_backward:
+        return shapes.trained
+    numbers = 2 * step.rounding
+    if is_bitsandbytes(step.optim):
+        numbers += 3 if step.device == "cpu" else 0  # its kernel on a GPU holds none
+    elif step.optim not in ("adamw_torch_fused", "sgd"):
+        numbers += 2
+    return 4 * max(numbers, 2 * shapes.is_tied) * shapes.largest  # a tied embedding has two gradients, which are summed
+
+
+def count_flops(step: Step, shapes: Shapes) -> float:
+    """Return the operations of an optimizer step: 2 for each token and weight forwards, as many for each gradient.
+
+    An embedding is looked up. Attention adds its causal half of the square; checkpointing a second forward pass.
+    """
+    passes = 2 + step.checkpointing
+    text: Any = step.model.get_text_config()
+    attention = 2 * (passes + 1) * text.num_hidden_layers * step.block * text.hidden_size
+    tokens = step.batch * step.block * step.accumulation
+    trained = min(shapes.n_trained, shapes.multiplied)
+    return float(tokens * (2 * (passes * shapes.multiplied + trained) + attention))
+
+
+def read_shapes(step: Step) -> Shapes:
+    """Return the weights of the model, built on torch's meta device. Raises `InputError` if no model can be built."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(step.model, dtype=step.dtype, trust_remote_code=False)
+            table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+            stack, small = _layers(model), set[int]()
+            if step.quantization != "none":
+                small = {id(w) for layer in stack for w in layer.parameters() if w.ndim == 2}
+                model.requires_grad_(False)
+            model = _with_adapter(model, step) if step.adapter is not None else model
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
+    for name, parameter in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in step.freeze):
+            parameter.requires_grad_(False)
+    per_weight = {"4bit": _BYTES_4BIT, "8bit": 1.0}.get(step.quantization, 0.0)
+
+    def size(parameters: Iterable[torch.Tensor]) -> int:
+        return int(sum(w.numel() * (per_weight if id(w) in small else w.element_size()) for w in parameters))
+
+    trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
+    if not trained:
+        raise InputError("no parameter trains. Look at model.freeze and at the adapter section.")
+    n_all = sum(w.numel() for w in model.parameters())
+    blocks: list[nn.Module] = [model.get_input_embeddings(), *stack]
+    n_trained, whole = sum(w.numel() for _, w in trained), size(model.parameters())
+    copies = 4 * n_trained * step.copies + (size([w for _, w in trained]) if step.teacher else 0)
+    is_tied = head is not None and head.weight is table
+    return Shapes(
+        n_parameters=n_all, n_trained=n_trained, weights=whole + copies, trained=size([w for _, w in trained]),
+        state=optimizer_state(model, step),
+        bases=sum(2 * w.shape[1] ** 2 for layer in stack for w in layer.parameters() if w.ndim == 2) * step.projected,
+        layer=max(size(layer.parameters()) for layer in blocks),
+        multiplied=n_all - (0 if is_tied else table.numel()), largest=max(w.numel() for _, w in trained), is_tied=is_tied,
+    )  # fmt: skip
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    """Return the layers of a model: of its lists of modules the one with the most weights."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(stacks, key=lambda stack: sum(w.numel() for w in stack.parameters()), default=nn.ModuleList()))
+
+
+def _with_adapter(model: Any, step: Step) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    fields = {key: value for key, value in (step.adapter or {}).items() if key != "merge"}
+    model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **fields}))
+    if step.quantization != "none" and step.mixed != torch.float16:  # as TRL does for QLoRA
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return model
+
+
+def optimizer_state(model: Any, step: Step) -> int:
+    """Return the bytes of the optimizer's state. Raises `InputError` for an optimizer whose memory is not known."""
+    trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
+    if step.optim == "adafactor":  # a row and a column for each matrix, all numbers of a vector
+        return sum(
+            4 * (w.numel() if w.ndim < 2 else w.numel() // w.shape[-1] + w.numel() // w.shape[-2]) for _, w in trained
+        )
+    family = re.sub(r"^paged_|_(?:torch|fused|bnb|8bit|32bit)(?![a-z])", "", step.optim)
+    if family not in _STATES:
+        raise InputError(
+            f"trainer.optim: the memory of {step.optim} is not known to kinject plan. Known: {', '.join(_STATES)}, adafactor; "
+            "also with _8bit and paged_. Plan with the nearest of them."
+        )
+    has_momentum = family in ("sgd", "rmsprop") and "momentum=" in (step.optim_args or "")
+    n_states = _STATES[family] + has_momentum
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    if embedding_bits(step.optim_args) == "8":
+        tables = set()
+    total = 0
+    for name, weight in trained:
+        n, in_8_bits = weight.numel(), "8bit" in step.optim
+        if in_8_bits and n >= _BNB_MIN_NUMBERS and id(weight) not in tables:
+            total += n_states * (n + 4 * -(-n // _BNB_BLOCK))
+        else:
+            wide = is_bitsandbytes(step.optim) or step.rounding
+            is_single = step.muon and is_muon_matrix(name, weight.shape)
+            total += (1 if is_single else n_states) * n * (4 if wide else weight.element_size())
+    return total
+
+
+def is_bitsandbytes(optim: str) -> bool:
+    """Return whether bitsandbytes makes the update, whose state FSDP cannot divide."""
+    return bool(re.search(r"8bit|32bit|bnb|paged|^lion|^ademamix", optim)) and "torch" not in optim
+
+
+def read_config(path: str, revision: str | None) -> PretrainedConfig:
+    """Return the config of the model in a folder (config.json is enough) or on the hub, as `load_config` does.
+
+    If the hub does not give it, the model's public shape is enough for a plan (`shapes.yaml`): its name_or_path is empty.
+    Raises `InputError` if there is none or the hub does not answer.
+    """
+    if not is_model(path):
+        raise InputError(f"{path}: there is no model yet. Run the recipe that makes it first, or check the path.")
+    try:
+        return load_config(path, revision)
+    except InputError as error:
+        if path_exists(Path(path)):
+            raise
+        shapes = yaml.safe_load(files("kinject.plan").joinpath("shapes.yaml").read_text("utf-8"))
+        if path in shapes:
+            return new_config(shapes[path], shapes[path]["vocab_size"])
+        raise InputError(
+            f"{error} If the model is gated, log in (HF_TOKEN); a folder that holds its config.json is enough: "
+            "model.path=FOLDER"
+        ) from error
+
+
+def new_config(values: Mapping[str, Any], vocab_size: int) -> PretrainedConfig:
+    """Return the config of `model.new`, for a tokenizer with `vocab_size` entries."""
+    from transformers import CONFIG_MAPPING
+
+    options = {key: value for key, value in values.items() if key != "model_type"}
+    return CONFIG_MAPPING[values["model_type"]](**{"vocab_size": vocab_size, **options})

@@ -1,0 +1,254 @@
+"""The memory of a step by formula, against measured runs, real optimizers and sums by hand; the ways to spread it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from kinject.errors import InputError
+from kinject.plan.estimate import Step, count_flops, estimate, new_config, optimizer_state, read_shapes
+from kinject.plan.ways import GIB, Devices, choose, describe_batch, describe_traffic, find_devices, parse_memory
+from kinject.process import machine_memory
+from kinject.train.optimizers import add_muon
+
+LLAMA = {
+    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 500, "max_position_embeddings": 256,
+}  # fmt: skip
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+WIDE = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8})
+MEASURED = {
+    "1M": 1228, "15M": 1772, "15M, accumulated": 1849, "15M, checkpointing": 1539, "15M, bf16": 1581, "15M, GPT-2": 1987,
+    "50M": 1800, "50M, adafactor": 1423, "50M, adamw_8bit": 1760, "50M, LoRA": 1555, "4M, eager attention": 1349,
+    "33M, checkpointing": 1804, "80M": 2208,
+}  # fmt: skip
+"""Case of benchmarks/plan/memory.py -> the peak resident MiB of the run, Python's 584 included (docs/plan.md)."""
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan" / "memory.py"
+
+
+def _step(**more: Any) -> Step:
+    values: dict[str, Any] = {
+        "model": transformers.LlamaConfig(**LLAMA), "device": "cuda", "dtype": torch.float32, "mixed": None, "batch": 4,
+        "block": 32, "accumulation": 1, "checkpointing": True, "offloading": False, "eager": False, "fused": True,
+        "optim": "adamw_torch_fused", **more,
+    }  # fmt: skip
+    return Step(**values)
+
+
+def _gpus(memory: float, count: int = 1, nodes: int = 1, link: float | None = None) -> Devices:
+    return Devices("cuda", "GPU", count, int(memory), False, 0, nodes, link)
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_the_estimate_is_within_a_tenth_of_measured_runs(case: str) -> None:
+    model, trainer, more = runpy.run_path(str(BENCHMARK))["CASES"][case]
+    fields = {"per_device_train_batch_size": 16, "optim": "adamw_torch_fused", **trainer}
+    step = _step(
+        model=new_config(model, model["vocab_size"]), device="cpu", block=128, fused=False,
+        mixed=torch.bfloat16 if fields.get("bf16") else None, batch=fields["per_device_train_batch_size"],
+        accumulation=fields.get("gradient_accumulation_steps", 1), optim=fields["optim"],
+        checkpointing=fields.get("gradient_checkpointing", False), eager=more.get("attention") == "eager",
+        adapter=more.get("adapter"),
+    )  # fmt: skip
+    total = estimate(step, read_shapes(step)).peak / 2**20 + 60 + 584
+    assert total == pytest.approx(MEASURED[case], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "adafactor", "sgd", "rmsprop", "lion_8bit", "muon"]
+)
+def test_the_state_of_an_optimizer_is_what_it_keeps_after_a_step(optim: str, tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 128})
+    model = transformers.LlamaForCausalLM(config)
+    is_muon, optim = optim == "muon", optim.replace("muon", "adamw_torch")
+    arguments = transformers.TrainingArguments(str(tmp_path), optim=optim, use_cpu=True, report_to="none")
+    optimizer = transformers.Trainer(model, arguments).create_optimizer()
+    optimizer = add_muon(optimizer, model, 1.0) if is_muon else optimizer
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer.step()
+    tables = {"qmap1", "qmap2"}  # one for all parameters
+    kept = sum(
+        value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.ndim and name not in tables
+    )
+    assert optimizer_state(model, _step(model=config, optim=optim, muon=is_muon)) == kept
+
+
+def test_what_is_unknown_or_does_not_train_is_refused_by_name() -> None:
+    for change, words in (
+        ({"optim": "apollo_adamw"}, "the memory of apollo_adamw is not known"),
+        ({"freeze": ("*",)}, "no parameter trains"),
+        ({"adapter": {"target_modules": ["no_such"]}}, "no model can be built"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read_shapes(_step(**change))
+
+
+def test_weights_in_4_bits_take_4_bits_and_a_quantised_scale_for_64() -> None:
+    step = _step(quantization="4bit", adapter=LORA, dtype=torch.bfloat16, mixed=torch.bfloat16)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
+    n_small = sum(module.weight.numel() for module in linear)
+    n_lora = sum(4 * (module.in_features + module.out_features) for module in linear)
+    n_rest = sum(parameter.numel() for parameter in model.parameters()) - n_small
+    shapes = read_shapes(step)
+    assert shapes.weights == pytest.approx(n_small * (0.5 + (1 + 4 / 256) / 64) + 2 * (n_rest + n_lora), abs=1)
+    assert (shapes.n_trained, shapes.n_parameters) == (n_lora, n_small + n_rest + n_lora)
+
+
+def test_each_technique_moves_the_part_that_it_is_for() -> None:
+    step = _step(checkpointing=False, batch=16, block=128)
+    whole = estimate(step, read_shapes(step))
+
+    def part(name: str, **more: Any) -> int:
+        changed = replace(step, **more)
+        value: int = getattr(estimate(changed, read_shapes(changed)), name)
+        return value
+
+    n_bytes = read_shapes(step).trained
+    assert part("activations", checkpointing=True) < 0.6 * whole.activations
+    assert part("activations", offloading=True) < whole.activations / 2
+    assert part("activations", eager=True) > whole.activations
+    assert part("activations", liger=True) < whole.activations
+    assert part("activations", mixed=torch.bfloat16) < whole.activations  # less its copies of the weights
+    assert part("logits", fused=False) > 0
+    assert part("logits", fused=False, loss_tile=64) == 0  # a layer of the backward pass is the fuller moment
+    assert part("weights", copies=1) == whole.weights + n_bytes
+    assert part("weights", teacher=True) == whole.weights + n_bytes
+    squares = 3 * (6 * 64**2 + 160**2)  # a basis of half the directions for the inputs of each matrix of three layers
+    assert part("optimizer", projected=True) == whole.optimizer + 2 * squares
+    assert part("host", optim="paged_adamw_8bit") > 0
+    assert part("gradients", accumulation=2) == n_bytes
+
+
+def test_the_operations_are_six_for_each_weight_and_token_and_attentions() -> None:
+    step = _step(checkpointing=False)
+    shapes = read_shapes(step)
+    assert count_flops(step, shapes) == 4 * 32 * (6 * shapes.multiplied + 6 * 3 * 32 * 64)
+    assert count_flops(replace(step, checkpointing=True), shapes) > 1.3 * count_flops(step, shapes)
+
+
+@pytest.mark.parametrize(
+    ("sixteenths", "count", "nodes", "name", "config"),
+    [
+        (20, 1, 1, "one device", ""), (30, 8, 1, "DDP", "ddp"), (11, 8, 1, "ZeRO-2", "zero2"), (5, 8, 1, "FSDP", "fsdp2"),
+        (30, 16, 2, "DDP", "ddp"), (4.5, 16, 2, "HSDP", "hsdp"), (5, 8, 8, "FSDP", "fsdp2"),
+    ],
+)  # fmt: skip
+def test_of_the_ways_that_fit_the_one_that_sends_least_is_taken(
+    sixteenths: float, count: int, nodes: int, name: str, config: str
+) -> None:
+    step = _step(model=WIDE, batch=1, block=8)
+    weights = read_shapes(step).weights  # weights, gradients and state are 16 bytes a weight, four times these
+    way, changes = choose(step, _gpus(1.06 * 4 * weights * sixteenths / 16, count, nodes))
+    assert (way.name, changes) == (name, [])
+    assert re.findall(r"distributed/([\w-]+)\.yaml", way.command) == [config][: bool(config)]
+    assert (f"--num_machines {nodes} --machine_rank 0 --main_process_ip ADDRESS" in way.command) == (nodes > 1)
+
+
+def test_what_is_divided_is_changed_so_that_it_can_be() -> None:
+    step = _step(
+        model=WIDE, dtype=torch.bfloat16, mixed=torch.bfloat16, rounding=True, optim="adamw_8bit", accumulation=2,
+        loss_tile=16, muon=True, projected=True, checkpointing=False,
+    )  # fmt: skip
+    shapes = read_shapes(replace(step, rounding=False, dtype=torch.float32, projected=False, optim="adamw_torch_fused"))
+    way, _ = choose(step, _gpus(1.06 * 1.2 * shapes.weights, 8))
+    words = shlex.split(way.command)
+    assert way.name == "FSDP"
+    assert words[words.index("RECIPE") + 1 :] == [
+        "techniques.stochastic_rounding=false", "model.dtype=float32", "techniques.loss_tile=null",
+        "regularization.projection=null", "techniques.muon=null", "trainer.optim=adamw_torch_fused",
+        "trainer.gradient_checkpointing=true",
+    ]  # fmt: skip
+    assert way.memory.weights == shapes.weights // 8
+    assert way.memory.gathered == 4 * shapes.layer
+
+
+def test_the_bytes_sent_are_those_of_a_ring_and_compared_with_the_arithmetic() -> None:
+    step = _step(model=WIDE, batch=1, block=8, accumulation=3)
+    size = read_shapes(step).weights
+    sent = {}
+    for sixteenths, count, nodes in ((40, 8, 1), (11, 8, 1), (5, 8, 1), (4.5, 16, 2)):
+        way, _ = choose(step, _gpus(1.06 * 4 * size * sixteenths / 16, count, nodes))
+        sent[way.name] = way.sent
+    assert sent == {
+        "DDP": 2 * size * 7 // 8, "ZeRO-2": 4 * size * 7 // 8, "FSDP": 3 * 3 * size * 7 // 8, "HSDP": 3 * size,
+    }  # fmt: skip
+    slow, fast = (describe_traffic(way, 1e13, _gpus(1, 16, 2, link)) for link in (1e3, 1e12))
+    assert "beside 0.1 s of arithmetic" in slow[0]
+    assert "The link is slower than the GPUs" in slow[1]
+    assert len(fast) == 1
+    assert "--link" in describe_traffic(way, 1e13, _gpus(1, 16, 2))[0]
+
+
+def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
+    step = _step(device="cpu", fused=False, batch=4, block=128)
+    full = estimate(step, read_shapes(step)).peak
+    way, changes = choose(step, Devices("cpu", "CPU", 1, full * 9 // 10, False, 0))
+    assert [change.overrides for change in changes] == [
+        ("trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2")
+    ]
+    assert way.command.startswith("kinject train RECIPE trainer.per_device_train_batch_size=2")
+    assert changes[-1].peak <= full * 9 // 10
+    way, changes = choose(_step(device="cpu", batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0))
+    assert (way.name, way.command) == ("none", "")
+    assert changes[-1].overrides[-1] == "model.quantization=4bit"
+
+
+def test_a_device_that_only_4_bits_fit_gets_an_adapter_with_them() -> None:
+    """Without the adapter nothing would train: it is never taken out as needless."""
+    step = _step(model=WIDE, batch=1, block=8, mixed=torch.bfloat16, optim="adamw_8bit", offloading=True, rounding=True,
+                 dtype=torch.bfloat16)  # fmt: skip
+    lora = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
+    small = replace(step, adapter=lora, quantization="4bit", rounding=False)
+    way, changes = choose(step, _gpus(1.06 * estimate(small, read_shapes(small)).peak))
+    assert way.name == "one device"
+    assert changes[-1].overrides[0].startswith("adapter=")
+    assert changes[-1].overrides[-1] == "model.quantization=4bit"
+
+
+def test_a_layer_that_does_not_fit_is_named_with_its_size() -> None:
+    way, _ = choose(_step(model=WIDE), _gpus(2**20, 8))
+    assert way.name == "none"
+    assert "the largest layer (2." in way.why
+    assert "fsdp2-split.yaml" in way.why
+
+
+def test_more_devices_keep_the_batch_or_get_the_rate_of_the_larger_one() -> None:
+    assert describe_batch(_step(accumulation=8), _gpus(1), 1e-3, 220) == []
+    rows, same, larger = describe_batch(_step(accumulation=8), _gpus(1, 4), 1e-3, 220)
+    assert rows == "4 devices read 4 times the rows of one in a step (128 instead of 32)."
+    assert same.endswith("trainer.per_device_train_batch_size=4 trainer.gradient_accumulation_steps=2")
+    assert "trainer.learning_rate=0.002 trainer.max_steps=55 (square-root rule for Adam" in larger
+    _, _, larger = describe_batch(_step(optim="sgd"), _gpus(1, 2), 1e-3, -1)
+    assert "trainer.learning_rate=0.002 (linear rule for SGD" in larger
+    assert len(describe_batch(_step(batch=1), _gpus(1, 2), 1e-3, -1)) == 2  # one row cannot be divided
+
+
+def test_devices_are_named_described_or_this_machines() -> None:
+    one, four = (find_devices("cpu", None, n) for n in (None, 4))
+    assert (one.memory, four.memory) == (machine_memory(), machine_memory() // 4)
+    assert find_devices("cuda", GIB, 4, 2).count == 8
+    small = find_devices("cuda", None, None, gpu="a100-40gb")
+    assert (round(small.memory / GIB, 1), small.has_bf16) == (39.4, True)
+    assert not find_devices("cuda", None, None, gpu="T4").has_bf16
+    with pytest.raises(InputError, match="--gpu: found 'H1', allowed: H200"):
+        find_devices("cuda", None, None, gpu="H1")
+
+
+def test_sizes_are_read_as_gibibytes() -> None:
+    assert [parse_memory(text) for text in ("24GiB", "24 GB", "24", "512MiB")] == [24 * 2**30] * 3 + [512 * 2**20]
+    for wrong in ("", "x", "0", "-3GiB", "3 apples"):
+        with pytest.raises(InputError, match="--memory"):
+            parse_memory(wrong)
