@@ -278,7 +278,8 @@ def read_shapes(step: Step) -> Shapes:
 def _layers(model: Any) -> list[nn.Module]:
     """Return the layers of a model: of its lists of modules the one with the most weights."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(stacks, key=lambda stack: sum(w.numel() for w in stack.parameters()), default=nn.ModuleList()))
+    sizes = [sum(w.numel() for w in stack.parameters()) for stack in stacks]
+    return list(stacks[sizes.index(max(sizes))]) if stacks else []
 
 
 def _with_adapter(model: Any, step: Step) -> Any:
