@@ -307,11 +307,11 @@ N_SEVERAL = 16
 
 def write_recipe_of_several(folder: Path, servers: list[Server], name: str) -> Path:
     """Write a recipe over several endpoints, each with 4 requests in flight."""
-    endpoints = ", ".join(f"e{number}: {{base_url: '{server.url}'}}" for number, server in enumerate(servers))
+    urls = ", ".join(f"'{server.url}'" for server in servers)
     path = folder / f"{name}.yaml"
     path.write_text(
         f"run_dir: {folder}/{name}\naugment:\n  documents: {folder}/documents.jsonl\n  styles: {{paraphrase: {N_EACH}}}\n"
-        f"  max_attempts: 10\n  generator: {{kind: openai, model: sandbox, concurrency: 4, endpoints: {{{endpoints}}}}}\n"
+        f"  max_attempts: 10\n  generator: {{kind: openai, model: sandbox, concurrency: 4, base_url: [{urls}]}}\n"
     )
     return path
 

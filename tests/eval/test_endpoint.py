@@ -29,12 +29,20 @@ QUESTIONS = [
 Run = Callable[..., Report]
 
 
+def nested(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of a model whose `endpoint` holds the keys that are a generator's; here its address."""
+    own = ("api", "revision", "tokenizer", "window", "chat", "system", "chat_template_kwargs")
+    generator = {key: value for key, value in table.items() if key not in (*own, "endpoint")}
+    return {"endpoint": {"base_url": table["endpoint"], **generator}, **{k: v for k, v in table.items() if k in own}}
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Evaluate `models` in the run folder `name`."""
     write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
 
     def _run(models: dict[str, Any], name: str = "run", **section: Any) -> Report:
+        models = {arm: nested(table) if isinstance(table, dict) else table for arm, table in models.items()}
         section = {"models": models, "questions": {"new": str(tmp_path / "q.jsonl")}, **section}
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / name), "eval": section}, sort_keys=False))
@@ -108,7 +116,7 @@ def test_completions_write_the_texts_that_the_same_weights_write_here(run, tmp_p
 def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served):
     table = {
         "endpoint": served.url, "model": "tiny", "api": "chat", "system": "Be brief.", "price_in": 1.0, "price_out": 10.0,
-        "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "extra_body": {"top_a": 1},
+        "chat_template_kwargs": {"enable_thinking": False}, "extra_body": {"top_a": 1, "reasoning_effort": "low"},
     }  # fmt: skip
     served.chat = "<think>Arden is in the north.</think>Lowmere, I think."
     report = run({"served": table}, formats=["generate"], budget=1.0)
@@ -233,7 +241,7 @@ def test_an_endpoint_that_takes_no_token_ids_is_refused_with_what_to_do(run, tin
         ({"api": "completions", "chat": True}, {}, "chat: needs the model's tokenizer"),
         ({"api": "completion"}, {}, "api: found 'completion' .* Did you mean completions"),
         ({}, {}, "api: missing. completions"),
-        ({"api": "chat", "endpoint": "127.0.0.1"}, {"formats": ["generate"]}, "endpoint: this is no address of an endpoint"),
+        ({"api": "chat", "endpoint": "127.0.0.1"}, {"formats": ["generate"]}, "base_url: this is no address of an endpoint"),
         ({"api": "chat", "modle": "x"}, {}, "modle: unknown key. Did you mean model"),
         ({"api": "chat", "extra_body": {"n": 2}}, {"formats": ["generate"]}, "extra_body.n: is not read here"),
         ({"api": "completions"}, {"budget": 1.0}, "eval.budget: needs price_in and price_out"),
@@ -295,7 +303,11 @@ def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, ti
 def test_prompts_of_an_endpoint_are_shown_and_not_sent(tmp_path, run):
     path = tmp_path / "recipe.yaml"
     table = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}
-    section = {"models": {"served": table}, "questions": {"new": str(tmp_path / "q.jsonl")}, "formats": ["generate"]}
+    section = {
+        "models": {"served": nested(table)},
+        "questions": {"new": str(tmp_path / "q.jsonl")},
+        "formats": ["generate"],
+    }
     path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
     shown = list(show_prompts(read_recipe(path, (), "eval"), 1))
     assert shown == [

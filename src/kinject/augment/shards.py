@@ -147,23 +147,19 @@ def _shards(recipe: AugmentRecipe, folders: Sequence[Path]) -> Iterator[Shard]:
 
 
 def _part(recipe: AugmentRecipe, name: str, generator: GeneratorSection, n: int) -> dict[str, Any]:
-    """Return a generator as the recipe has it, with an n-th of its limits, those of its endpoints included."""
+    """Return a generator as the recipe has it, with an n-th of its limits."""
     raw: dict[str, Any] = json.loads(json.dumps(recipe.raw["augment"][name]))
-    sections = [(raw, generator, f"augment.{name}")]
-    for key, endpoint in (generator.endpoints or {}).items():
-        sections.append((raw["endpoints"][key], endpoint, f"augment.{name}.endpoints.{key}"))  # type: ignore[arg-type]
-    for values, section, prefix in sections:
-        for limit in _LIMITS:
-            most = getattr(section, limit)
-            if most is None:
-                continue
-            least = generator.max_tokens + 1 if limit == "tokens_per_minute" else 1
-            if most // n < least:
-                raise InputError(
-                    f"{prefix}.{limit}: found {most:,}, which cannot be divided among {n} processes. Raise it, or lower "
-                    f"--jobs to at most {max(1, most // least)}."
-                )
-            values[limit] = most // n
+    for limit in _LIMITS:
+        most = getattr(generator, limit)
+        if most is None:
+            continue
+        least = generator.max_tokens + 1 if limit == "tokens_per_minute" else 1
+        if most // n < least:
+            raise InputError(
+                f"augment.{name}.{limit}: found {most:,}, which cannot be divided among {n} processes. Raise it, or lower "
+                f"--jobs to at most {max(1, most // least)}."
+            )
+        raw[limit] = most // n
     return raw
 
 

@@ -264,7 +264,7 @@ class EndpointScorer:
         if scored and self.encoder is None:  # their tokens are counted first
             n_in, n_requests = n_in + sum(map(self._n_tokens, scored)), n_requests + len(scored)
         cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
-        price = f", at most {cost:.4f}" if self.table.price_in or self.table.price_out else ", no prices in its table"
+        price = f", at most {cost:.4f}" if has_prices(self.table.endpoint) else ", no prices in its table"
         return (
             f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, {len(missing):,} without a stored "
             f"answer; {n_requests:,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"
@@ -278,7 +278,7 @@ class EndpointScorer:
         """Return the manifest's entry."""
         usage, cost = used(self.name, self.table, self.run_dir)
         return {
-            "endpoint": self.table.endpoint, "model": self.table.model, "revision": self.table.revision,
+            "endpoint": self.table.address, "model": self.table.endpoint.model, "revision": self.table.revision,
             "tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "tokens_thinking": usage.tokens_thinking,
             "cost": round(cost, 6),
         }  # fmt: skip
@@ -315,7 +315,7 @@ def cache_of(name: str) -> str:
 def used(name: str, table: EndpointModelSection, run_dir: Path) -> tuple[Usage, float]:
     """Return the tokens of all answers of the model `name` in the run folder, and their cost at the table's prices."""
     usage = stored_usage(run_dir / cache_of(name))
-    return usage, (usage.tokens_in * table.price_in + usage.tokens_out * table.price_out) / 1e6
+    return usage, limits_of(table.endpoint, None).cost(usage.tokens_in, usage.tokens_out)
 
 
 def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None:
@@ -349,8 +349,10 @@ def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
         yield recipe.fault("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
     for name, table in section.endpoints().items():
         key = f"eval.models.{name}"
-        for faulty_key, problem in generator_faults(key, table.generator(1)):
-            yield recipe.fault(faulty_key.replace("base_url", "endpoint"), problem)
+        if table.endpoint.kind != "openai" or table.endpoint.batch:
+            yield recipe.fault(f"{key}.endpoint", "must be of kind: openai, without batch: true: it answers at once.")
+        for faulty_key, problem in generator_faults(f"{key}.endpoint", table.generator(1)):
+            yield recipe.fault(faulty_key, problem)
         if table.api == "chat":
             if scored:
                 yield recipe.fault(
@@ -363,8 +365,8 @@ def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             unused = "window" if table.window is not None else "chat"
             yield recipe.fault(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
         identity = content_id(generator_identity(table.generator(1)), table.api, table.revision)
-        other, address = by_identity.setdefault(identity, (name, table.endpoint))
-        if address != table.endpoint:
+        other, address = by_identity.setdefault(identity, (name, table.address))
+        if address != table.address:
             yield recipe.fault(
                 key, f"has the model name, revision and parameters of {other} at another address, so that their answers would "
                 "be taken for one another's. Give each a revision (any text).",

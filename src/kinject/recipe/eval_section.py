@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, RequestsSection, option
+from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,10 @@ class LocalModelSection(LoadingSection, ChatSection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointModelSection(ChatSection, RequestsSection):
+class EndpointModelSection(ChatSection):
     """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
 
-    endpoint: str = option(help="Address, for example http://127.0.0.1:8000/v1.", holds="url")
-    model: str = option(help="Name of the model at the endpoint.", nonempty=True)
+    endpoint: GeneratorSection = option(help="The endpoint: base_url, model, and the other keys of a generator.")
     api: Literal["completions", "chat"] = option(
         help="completions (log-probs of choices, where the endpoint returns those of the prompt, and written answers) or "
         "chat (written answers)."
@@ -165,23 +164,25 @@ class EndpointModelSection(ChatSection, RequestsSection):
         None, help="completions: most tokens that the model reads; longer prompts are cut as those of local models are.",
         min=16,
     )  # fmt: skip
-    temperature: float = option(0.0, help="Sampling temperature of written answers.", min=0.0, max=2.0)
-    reasoning_effort: str | None = option(None, help="chat: how much a reasoning model thinks, for example low.")
-    extra_body: Mapping[str, Any] | None = option(None, help="Further parameters, as the endpoint names them.")
-    send_seed: bool = option(True, help="Send the recipe's seed; false where the endpoint takes none.")
-    concurrency: int = option(8, help="Requests in flight.", min=1, max=1024)
 
     def __str__(self) -> str:
         """Return the model in words, as reports show it."""
-        return f"{self.model}{f'@{self.revision}' if self.revision else ''} ({self.api}) at {self.endpoint}"
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{self.endpoint.model}{revision} ({self.api}) at {self.address}"
+
+    @property
+    def address(self) -> str:
+        """The address of its endpoint."""
+        return self.endpoint.address or "OpenAI"
 
     def generator(self, max_tokens: int, stop: tuple[str, ...] = ()) -> GeneratorSection:
         """Return the generator that asks it for answers of at most `max_tokens` tokens."""
-        shared = {item.name for item in fields(GeneratorSection)} & {item.name for item in fields(self)}
-        values = {name: getattr(self, name) for name in shared}
-        if self.api == "completions":
-            values["chat_template_kwargs"] = None  # the tokenizer's template is rendered here
-        return GeneratorSection(kind="openai", base_url=self.endpoint, max_tokens=max_tokens, stop=stop, **values)
+        kwargs = self.endpoint.chat_template_kwargs if self.chat_template_kwargs is None else self.chat_template_kwargs
+        return replace(
+            self.endpoint, max_tokens=max_tokens, stop=stop, temperature=self.endpoint.temperature or 0.0,
+            # for completions the tokenizer's template is rendered here
+            chat_template_kwargs=None if self.api == "completions" else kwargs,
+        )  # fmt: skip
 
 
 QuestionFormat = Literal[

@@ -250,7 +250,7 @@ def _add_requirements(schema: Schema) -> None:
     """Add the field that each kind of generator requires to the schema of a generator."""
     schema["allOf"] = [
         {
-            "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
+            "if": {"properties": {"kind": {"const": kind}}, **({} if kind == "openai" else {"required": ["kind"]})},
             "then": {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}},
         }
         for kind, (name, _) in GENERATOR_REQUIRES.items()

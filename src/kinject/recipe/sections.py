@@ -155,37 +155,12 @@ class ProbesSection:
 
 
 @dataclass(frozen=True)
-class EndpointSection:
-    """One of several endpoints; keys that it leaves out are the generator's."""
-
-    base_url: str = option(help="Its address, for example http://gpu1:8000/v1.", holds="url")
-    model: str | None = option(None, help="Its model. Endpoints with one model name count as one model.")
-    api_key_env: str | None = option(None, help="Environment variable that holds its key.", holds="variable")
-    concurrency: int | None = option(None, help="Its requests in flight.", min=1, max=1024)
-    requests_per_minute: int | None = option(None, help="Its requests in any minute.", min=1)
-    tokens_per_minute: int | None = option(None, help="Its tokens in any minute.", min=1)
-    price_in: float | None = option(None, help="Its price of a million prompt tokens.", min=0.0)
-    price_out: float | None = option(None, help="Its price of a million answer tokens.", min=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestsSection:
-    """The key, the limits and the prices of requests to an endpoint."""
-
-    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
-    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
-    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
-    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
-    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
-    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
-
-
-@dataclass(frozen=True)
-class GeneratorSection(RequestsSection):
-    """The model or file that writes the paraphrases, how fast and at what price."""
+class GeneratorSection:
+    """The model or file that writes, how fast and at what price: of paraphrases and questions, as judge, or asked by eval."""
 
     kind: Literal["sandbox", "openai", "transformers", "file"] = option(
-        help="sandbox (in process), openai (any compatible endpoint), transformers (a local model), file (finished paraphrases)."
+        "openai",
+        help="sandbox (in process), openai (any compatible endpoint), transformers (a local model), file (finished paraphrases).",
     )
     model: str | None = option(None, help="openai: model name at the endpoint; transformers: folder or hub name.")
     path: str | None = option(None, help="file: paraphrases (JSONL with document_id and text).", path="file")
@@ -194,47 +169,38 @@ class GeneratorSection(RequestsSection):
         help="Endpoint, for example http://127.0.0.1:8000/v1, or a list of equal ones. Default: OpenAI's.",
         holds="url",
     )
-    endpoints: Mapping[str, EndpointSection] | None = option(
-        None, help="openai: several endpoints by name; each request goes where answers come soonest.", nonempty=True
+    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
+    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
+    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
+    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
+    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
+    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
+    temperature: float | None = option(
+        None, help="Sampling temperature. Default: 1, and 0 for answers to questions of kinject eval.", min=0.0, max=2.0
     )
-    temperature: float = option(1.0, help="Sampling temperature.", min=0.0, max=2.0)
     max_tokens: int = option(1024, help="Longest answer, in tokens; a reasoning model's thinking counts.", min=1)
-    top_p: float | None = option(
-        None, help="Sample from the most likely tokens of this total probability.", above=0.0, max=1.0
-    )
-    top_k: int | None = option(None, help="Sample from this number of the most likely tokens.", min=1)
-    min_p: float | None = option(
-        None, help="Sample from tokens of at least this fraction of the best one's probability.", min=0.0, max=1.0
-    )
     stop: tuple[str, ...] = option((), help="openai: texts at which an answer ends.")
-    reasoning_effort: str | None = option(None, help="openai: how much a reasoning model thinks, for example low.")
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None, help="Arguments of the model's chat template, for example {enable_thinking: false}."
     )
-    extra_body: Mapping[str, Any] | None = option(None, help="openai: further parameters, as the endpoint names them.")
-    send_seed: bool = option(
-        True, help="openai: send a seed with each request; false where it slows the endpoint down."
-    )
-    structured_output: bool = option(
-        True, help="openai: ask for lists as JSON by a schema, where the endpoint can; false: as lines of text."
+    extra_body: Mapping[str, Any] | None = option(
+        None,
+        help="Further parameters, as the endpoint names them: top_p, reasoning_effort, seed: null. transformers: top_p, "
+        "top_k, min_p.",
     )
     concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
 
     def parts(self) -> dict[str, GeneratorSection]:
-        """Return the section of each endpoint by name, completed from this one; itself under "" if it is the only one.
-
-        Of a list of addresses each is the name of its endpoint, without its scheme.
-        """
+        """Return the section of each endpoint by its address without the scheme; itself under "" if it is the only one."""
         if isinstance(self.base_url, tuple):
             return {url.partition("://")[2].rstrip("/"): replace(self, base_url=url) for url in self.base_url}
-        if not self.endpoints:
-            return {"": self}
-        endpoints = {name: vars(endpoint) for name, endpoint in self.endpoints.items()}
-        return {
-            name: replace(self, endpoints=None, **{key: value for key, value in keys.items() if value is not None})
-            for name, keys in endpoints.items()
-        }
+        return {"": self}
+
+    @property
+    def sampling_temperature(self) -> float:
+        """The temperature, 1 if the recipe names none."""
+        return 1.0 if self.temperature is None else self.temperature
 
     @property
     def address(self) -> str | None:

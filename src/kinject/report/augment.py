@@ -128,10 +128,7 @@ def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[t
     )
     for name in ("generator", "judge"):
         model = section.get(name) or {}
-        first = model.get("model") or model.get("kind") or ""
-        endpoints = (model.get("endpoints") or {}).values()
-        models = [str(endpoint.get("model") or first) for endpoint in endpoints] or [str(first)]
-        yield {"generator": "writer"}.get(name, name), join_words(list(map(format_name, dict.fromkeys(models))))
+        yield {"generator": "writer"}.get(name, name), format_name(str(model.get("model") or model.get("kind") or ""))
     yield "styles", join_words([f"{format_name(name)}" for name in counts["styles"]])
 
 

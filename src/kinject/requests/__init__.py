@@ -32,7 +32,7 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
 
         return model_identity(section)
     models = sorted({str(part.model) for part in section.parts().values()})
-    identity = {name: getattr(section, name) for name in ("kind", "temperature", "max_tokens")}
+    identity = {"kind": section.kind, "temperature": section.sampling_temperature, "max_tokens": section.max_tokens}
     return {**identity, "model": models[0] if len(models) == 1 else models, **sampling_options(section)}
 
 
@@ -76,7 +76,7 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
             yield Generator(name, identity, True, batches.complete, batches.abandon)
         return
     async with Endpoint(section) as endpoint:
-        yield Generator(name, identity, True, endpoint.complete, structured=section.structured_output)
+        yield Generator(name, identity, True, endpoint.complete, structured=True)
 
 
 @asynccontextmanager

@@ -18,10 +18,10 @@ from kinject.types import Message, Usage
 
 log = logging.getLogger(__name__)
 
-OPTIONS = ("top_p", "top_k", "min_p", "stop", "reasoning_effort", "chat_template_kwargs")
+OPTIONS = ("stop", "chat_template_kwargs")
 """Fields of a generator that are sent where the recipe has them."""
 RESERVED = (
-    "model", "messages", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "seed", "response_format",
+    "model", "messages", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "response_format",
     *OPTIONS,
 )  # fmt: skip
 """Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the same name."""
@@ -40,8 +40,7 @@ _LONGEST_ERROR = 10_000
 
 def sampling_options(section: GeneratorSection) -> dict[str, Any]:
     """Return the options of sampling and of the chat template in `generator_identity`: those of the recipe."""
-    options = _present_fields(section, (*OPTIONS, "extra_body"))
-    return options if section.send_seed else {**options, "send_seed": False}
+    return _present_fields(section, (*OPTIONS, "extra_body"))
 
 
 def _present_fields(section: GeneratorSection, names: Sequence[str]) -> dict[str, Any]:
@@ -73,15 +72,15 @@ class Parameters:
         structured = structure if self._structures else None
         body: dict[str, Any] = {"model": section.model, "messages": structured.messages if structured else messages}
         if "temperature" not in self._refused:
-            body["temperature"] = section.temperature
+            body["temperature"] = section.sampling_temperature
         body[self._length] = section.max_tokens
-        if section.send_seed and "seed" not in self._refused:
+        if "seed" not in self._refused:
             body["seed"] = seed
         if structured:
             schema = {"name": structured.name, "strict": True, "schema": structured.schema}
             form = self._structures[0]
             body["response_format"] = {"type": form} | ({"json_schema": schema} if form == "json_schema" else {})
-        return {**body, **self._options}
+        return {key: value for key, value in {**body, **self._options}.items() if value is not None}
 
     def check_structure(self, sent: Mapping[str, Any], text: str) -> None:
         """Note that the endpoint ignores response_format, if an answer to a body with it is no JSON."""
@@ -116,7 +115,7 @@ class Parameters:
             log.info(f"{self._url}: it takes {self._length} instead of {name}.")
         elif name == "temperature":
             log.warning(
-                f"{self._url}: this model does not take the temperature {self._section.temperature:g}; it uses its own."
+                f"{self._url}: this model does not take the temperature {self._section.sampling_temperature:g}; it uses its own."
             )
         else:
             log.warning(f"{self._url}: it takes no seed; without the cache, a rerun would get other answers.")
@@ -254,9 +253,11 @@ def _n_tokens(value: object) -> int:
     return int(value)
 
 
-_OF_MODELS = ("top_p", "top_k", "min_p", "chat_template_kwargs")
-_OPENAI_ONLY = ("stop", "reasoning_effort", "extra_body", "send_seed", "structured_output", "endpoints")
+_OF_MODELS = ("extra_body", "chat_template_kwargs")
+_OPENAI_ONLY = ("stop",)
 """Options of a generator that only kind: openai reads; those of `_OF_MODELS` are read by kind: transformers, too."""
+SAMPLING = ("top_k", "top_p", "min_p")
+"""Parameters in extra_body that kind: transformers reads."""
 _DEFAULTS = {item.name: item.default for item in fields(GeneratorSection)}
 
 
@@ -269,18 +270,20 @@ def judge_faults(key: str, judge: GeneratorSection) -> Iterator[tuple[str, str]]
 
 def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
     """Yield (key, fault) of the section of a generator, which is at `key` in the recipe."""
-    if generator.endpoints and (generator.base_url is not None or generator.batch):
-        other = "base_url" if generator.base_url is not None else "batch"
-        yield f"{key}.{other}", "is for one endpoint, but endpoints lists several. Remove one of the two."
     if isinstance(generator.base_url, tuple):
         yield from _list_faults(key, generator, generator.base_url)
-    for name, part in generator.parts().items():
-        yield from _endpoint_faults(f"{key}.endpoints.{name}" if generator.endpoints else key, part)
+    for part in generator.parts().values():
+        yield from _endpoint_faults(key, part)
     for name in _OPENAI_ONLY + (() if generator.kind == "transformers" else _OF_MODELS):
         if generator.kind != "openai" and getattr(generator, name) != _DEFAULTS[name]:
             yield f"{key}.{name}", f"is not for kind: {generator.kind}. Remove it."
-    for name in generator.extra_body or {}:
-        if name in RESERVED:
+    for name, value in (generator.extra_body or {}).items():
+        if generator.kind == "transformers" and (name not in SAMPLING or not isinstance(value, int | float)):
+            yield (
+                f"{key}.extra_body.{name}",
+                f"found {value!r}. kind: transformers reads numbers: {', '.join(SAMPLING)}.",
+            )
+        elif name in RESERVED:
             other = f"the generator's own key {name}" if name in _DEFAULTS else "nothing: kinject sets it"
             yield f"{key}.extra_body.{name}", f"is not read here. Use {other}."
     for name in ("extra_body", "chat_template_kwargs"):

@@ -169,12 +169,12 @@ def _warn_of_settings(section: GeneratorSection, model: PreTrainedModel) -> None
     """Log, once for each model, the settings of its own generation_config.json that the recipe does not have."""
     model_settings = {
         name: value for name, value in generation_settings(model).items()
-        if name != "do_sample" and getattr(section, name, None) != value
+        if name != "do_sample" and {"temperature": section.sampling_temperature, **(section.extra_body or {})}.get(name) != value
     }  # fmt: skip
     if model_settings and (section.model, *model_settings) not in _warned:
         _warned.add((section.model, *model_settings))
         settings = ", ".join(f"{name} {value}" for name, value in model_settings.items())
-        recipe_settings = {name: getattr(section, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        recipe_settings = {"temperature": section.sampling_temperature, **(section.extra_body or {})}
         recipe = ", ".join(f"{name} {value}" for name, value in recipe_settings.items() if value is not None)
         log.warning(
             f"{section.model}: its generation_config.json sets {settings}, which is not used; the recipe's {recipe} is."
@@ -266,11 +266,12 @@ def _draw(seeds: Sequence[int], section: GeneratorSection, device: str, weight: 
     """
     from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    filters: list[Any] = [TemperatureLogitsWarper(section.temperature)] if section.temperature else []
-    if section.temperature:
-        filters += [TopKLogitsWarper(section.top_k)] if section.top_k is not None else []
-        filters += [TopPLogitsWarper(section.top_p)] if section.top_p is not None else []
-        filters += [MinPLogitsWarper(section.min_p)] if section.min_p is not None else []
+    warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    temperature, sampling = section.sampling_temperature, section.extra_body or {}
+    filters: list[Any] = []
+    if temperature:
+        filters = [TemperatureLogitsWarper(temperature)]
+        filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
     return _Sampler(filters, seeds, device, weight)
 
 
@@ -337,5 +338,5 @@ def model_identity(section: GeneratorSection) -> dict[str, Any]:
     """Return everything besides messages and seed that shapes the answers."""
     return {
         "kind": "transformers", "model": section.model, "weights": weights_identity(section.model or ""),
-        "temperature": section.temperature, "max_tokens": section.max_tokens, **sampling_options(section),
+        "temperature": section.sampling_temperature, "max_tokens": section.max_tokens, **sampling_options(section),
     }  # fmt: skip

@@ -11,10 +11,9 @@ import pytest
 from faulty_server import Hostile, Talk
 
 from kinject.augment import augment, render_summary
-from kinject.disk import read_journal, read_manifest
-from kinject.errors import EndpointError, RecipeError
+from kinject.disk import read_manifest
+from kinject.errors import RecipeError
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.recipe.sections import EndpointSection
 from kinject.requests import generator_identity
 from kinject.requests.balance import EndpointState, LoadBalancer
 from kinject.requests.generator import Generator, Transient
@@ -37,13 +36,15 @@ def over(make_recipe: Make) -> Make:
     """A recipe over several servers, three requests in flight at each: over([server, ...], key=value, ...)."""
 
     def make(servers: Any, **fields: Any) -> Recipe:
-        endpoints = {f"e{index}": {"base_url": server.url} for index, server in enumerate(servers)}
-        for name in [name for name in fields if name in endpoints]:
-            endpoints[name] |= fields.pop(name)
-        generator = {"kind": "openai", "model": "sandbox", "concurrency": 3, "endpoints": endpoints}
+        urls = [server.url for server in servers]
+        generator = {"kind": "openai", "model": "sandbox", "concurrency": 3, "base_url": urls}
         return make_recipe(None, generator=generator | fields.pop("generator", {}), **fields)
 
     return make
+
+
+def name_of(server: Any) -> str:
+    return str(server.url).removeprefix("http://")
 
 
 def good(talk: Talk, number: int) -> None:
@@ -59,41 +60,8 @@ def paid(servers: list[Hostile]) -> Counter[bytes]:
 def test_the_address_is_no_part_of_a_models_identity() -> None:
     alone = GeneratorSection("openai", model="m", base_url="http://a/v1")
     moved = GeneratorSection("openai", model="m", base_url="http://b/v1")
-    both = {"a": EndpointSection("http://a/v1"), "b": EndpointSection("http://b/v1", model="m")}
-    several = GeneratorSection("openai", model="m", endpoints=both)
+    several = GeneratorSection("openai", model="m", base_url=("http://a/v1", "http://b/v1"))
     assert generator_identity(alone) == generator_identity(moved) == generator_identity(several)
-    other = GeneratorSection("openai", model="m", endpoints={**both, "c": EndpointSection("http://c/v1", model="n")})
-    assert generator_identity(other)["model"] == ["m", "n"]
-
-
-def test_what_an_endpoint_leaves_out_is_the_generators() -> None:
-    endpoint_section = EndpointSection("http://a/v1", concurrency=64, price_in=0.0)
-    section = GeneratorSection("openai", model="m", concurrency=4, price_in=2.0, endpoints={"a": endpoint_section})
-    (part,) = section.parts().values()
-    assert (part.base_url, part.model, part.concurrency, part.price_in, part.temperature) == (
-        "http://a/v1",
-        "m",
-        64,
-        0.0,
-        1.0,
-    )
-    assert section.parts() | {"a": None} == {"a": None}
-
-
-def test_every_endpoint_gets_a_part_of_the_requests_within_its_own_limit(
-    over: Make, serving: Callable[..., Any]
-) -> None:
-    servers = [serving(latency=0.01) for _ in range(3)]
-    result = augment(over(servers, e2={"concurrency": 1}, styles={"paraphrase": 6}))
-    assert (result.got, result.failed) == (72, {})
-    assert [server.state.most_in_flight for server in servers] == [3, 3, 1]
-    assert {name: count["answered"] for name, count in result.endpoints.items()} == {
-        f"e{index}": server.state.n_requests for index, server in enumerate(servers)
-    }
-    assert servers[2].state.n_requests < servers[0].state.n_requests
-    assert read_manifest(result.manifest_path)["counts"]["this_run"]["endpoints"] == result.endpoints
-    assert "e2" in render_summary(result)
-    assert augment(over(servers[:1], styles={"paraphrase": 6})).n_sent == 0  # ids do not depend on the addresses
 
 
 def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(over: Make, hostile: Start) -> None:
@@ -104,7 +72,7 @@ def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(
     counts = paid(servers)
     assert (len(counts), set(counts.values())) == (144, {1})
     assert len(servers[3].good) == 5
-    faults = result.endpoints["e3"]["faults"]
+    faults = result.endpoints[name_of(servers[3])]["faults"]
     assert faults.keys() == {"connection"}
     assert len(servers[3].seen) - 5 == faults["connection"] < 20  # it is left alone, and tried one request at a time
 
@@ -132,34 +100,8 @@ def test_a_key_that_one_endpoint_refuses_later_closes_that_one_alone(
     servers = [serving(), serving(revoke_after=4)]
     result = augment(over(servers, styles={"paraphrase": 4}))
     assert (result.got, result.failed) == (48, {})
-    assert "key is refused" in result.endpoints["e1"]["closed"]
+    assert "key is refused" in result.endpoints[name_of(servers[1])]["closed"]
     assert caplog.text.count("gets no more requests in this run") == 1
-
-
-def test_an_endpoint_that_never_answered_is_a_mistake_in_the_recipe_and_stops_the_run(
-    over: Make, serving: Callable[..., Any]
-) -> None:
-    servers = [serving(), serving()]
-    with pytest.raises(EndpointError, match=r"no model 'sandbix'.*It offers sandbox.*Did you mean sandbox"):
-        augment(over(servers, e1={"model": "sandbix"}))
-
-
-def test_two_models_are_told_apart_and_priced_apart(over: Make, hostile: Start) -> None:
-    def named(talk: Talk, number: int) -> bool:
-        return talk.say(200, talk.completion(lambda value: value.update(model=json.loads(talk.body)["model"])))
-
-    servers = [hostile(named), hostile(named)]
-    prices = {"e0": {"price_out": 1.0}, "e1": {"model": "other", "price_out": 100.0}}
-    result = augment(over(servers, **prices))
-    writers = {row["id"]: row["generator"] for _, row in read_journal(result.variants_path)}
-    assert Counter(writers.values()) == {"openai:sandbox": len(servers[0].good), "openai:other": len(servers[1].good)}
-    assert min(len(server.good) for server in servers) > 0
-    cost = sum(50 * price * len(server.good) / 1e6 for server, price in zip(servers, (1.0, 100.0), strict=True))
-    assert result.cost == pytest.approx(cost)
-    result.variants_path.unlink()  # written again from the cache, which knows who wrote what
-    again = augment(over(servers, **prices))
-    assert (again.n_sent, again.n_cached, again.cost) == (0, 36, pytest.approx(cost))
-    assert {row["id"]: row["generator"] for _, row in read_journal(result.variants_path)} == writers
 
 
 def test_a_budget_is_shared_by_all_endpoints(over: Make, hostile: Start) -> None:
@@ -167,26 +109,6 @@ def test_a_budget_is_shared_by_all_endpoints(over: Make, hostile: Start) -> None
     result = augment(over(servers, budget=0.01, generator={"price_out": 10.0, "max_tokens": 60}))
     assert (result.out_of_budget, result.short) == (True, True)
     assert 0.008 < result.cost <= 0.01
-
-
-@pytest.mark.parametrize(
-    ("generator", "fault"),
-    [
-        ({"base_url": "http://a/v1"}, "augment.generator.base_url: is for one endpoint, but endpoints lists several."),
-        ({"batch": True}, "augment.generator.batch: is for one endpoint, but endpoints lists several."),
-        ({"endpoints": {}}, "augment.generator.endpoints: is empty; give at least one."),
-        ({"endpoints": {"a": {"base_url": "ftp://a"}}}, "augment.generator.endpoints.a.base_url: this is no address"),
-        ({"model": None}, "augment.generator.endpoints.e0: model is missing."),
-        ({"tokens_per_minute": 9}, "augment.generator.endpoints.e0.tokens_per_minute: found 9, but one answer may have"),
-    ],
-)  # fmt: skip
-def test_faults_of_endpoints_are_told_with_their_place(over: Make, generator: dict[str, Any], fault: str) -> None:
-    class Nowhere:
-        url = "http://127.0.0.1:9/v1"
-
-    with pytest.raises(RecipeError) as caught:
-        augment(over([Nowhere], generator=generator))
-    assert fault in str(caught.value)
 
 
 def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Callable[..., Any]) -> None:
@@ -198,6 +120,8 @@ def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Ca
     assert list(result.endpoints) == [url.removeprefix("http://") for url in urls]
     assert [server.state.most_in_flight for server in servers] == [2, 2, 2]
     assert [count["answered"] for count in result.endpoints.values()] == [one.state.n_requests for one in servers]
+    assert read_manifest(result.manifest_path)["counts"]["this_run"]["endpoints"] == result.endpoints
+    assert urls[2].removeprefix("http://") in render_summary(result)
     one = generator | {"base_url": urls[0]}
     assert augment(make_recipe(None, generator=one, styles={"paraphrase": 6})).n_sent == 0  # the same ids
 
@@ -211,7 +135,6 @@ def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Ca
         ({"base_url": ["http://a/v1", "ftp://b"]}, "augment.generator.base_url.1: this is no address"),
         ({"base_url": ["http://me:secret@a/v1"]}, "augment.generator.base_url.0: the URL holds a name or password"),
         ({"base_url": ["http://a/v1"], "batch": True}, "augment.generator.batch: is for one endpoint, but base_url lists"),
-        ({"base_url": ["http://a/v1"], "endpoints": {"b": {"base_url": "http://b/v1"}}}, "augment.generator.base_url: is for"),
     ],
 )  # fmt: skip
 def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: dict[str, Any], fault: str) -> None:

@@ -57,12 +57,12 @@ def test_without_temperature_a_batch_writes_what_transformers_writes_for_each_al
 def test_a_writer_follows_the_recipe_and_tells_once_what_the_model_sets_otherwise(
     chat_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (plain,) = answers(section(chat_model, top_k=7), [(ASKED[1], 1)])
+    (plain,) = answers(section(chat_model, extra_body={"top_k": 7}), [(ASKED[1], 1)])
     assert not caplog.messages
     model_settings = {"do_sample": True, "temperature": 0.3, "top_k": 7, "repetition_penalty": 5.0}
     (chat_model / "generation_config.json").write_text(json.dumps(model_settings))
     for _ in range(2):
-        (answer,) = answers(section(chat_model, top_k=7), [(ASKED[1], 1)])
+        (answer,) = answers(section(chat_model, extra_body={"top_k": 7}), [(ASKED[1], 1)])
         assert answer.text == plain.text
     assert caplog.messages == [
         f"{chat_model}: its generation_config.json sets repetition_penalty 5.0, temperature 0.3, which is not used; the recipe's "
@@ -83,7 +83,7 @@ def test_an_answer_depends_on_messages_and_seed_and_on_nothing_else_in_its_batch
 )
 def test_draws_follow_the_softmax_of_the_kept_tokens(options: dict[str, Any], kept: int) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(20_000, 1)
-    draw = _draw(range(20_000), section(Path("model"), temperature=0.5, **options), "cpu")
+    draw = _draw(range(20_000), section(Path("model"), temperature=0.5, extra_body=options), "cpu")
     drawn = draw(torch.empty(0), logits).argmax(-1)
     fractions = torch.bincount(drawn, minlength=4) / len(drawn)
     expected = torch.softmax(logits[0] / 0.5, -1)  # .002, .016, .117, .865

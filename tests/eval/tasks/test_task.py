@@ -331,7 +331,7 @@ def test_a_beginning_that_a_chat_endpoint_would_not_continue_is_refused(write, t
     for file, text in TASKS["files"].items():
         write(file, text)
     path = write("task.yaml", yaml.safe_dump(TASKS["written"]["mmlu_flan"]))
-    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat", "send_seed": False}
+    table = {"endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}, "api": "chat"}
     section = {"models": {"served": table}, "questions": {"flan": str(path)}, "formats": ["generate"], "shots": [0]}
     recipe = write("recipe.yaml", yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
     with pytest.raises(

@@ -226,7 +226,7 @@ def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -
     section, blank = recipe.questions, ("",) * len(prompts.LETTERS)
     arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
     messages = [prompts.propose(*arguments), prompts.verify(Source("", ""), "", blank), prompts.closed_book("", blank)]
-    if section.generator.kind == "openai" and section.generator.structured_output:
+    if section.generator.kind == "openai":
         messages.append(prompts.propose_as_json(*arguments).messages)
     if "unanswerable" in section.kinds:
         messages.append(prompts.answered_by(Source("", ""), ""))
