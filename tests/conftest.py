@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import gc
 import json
@@ -87,10 +86,8 @@ KEY = "sk-canary/7f3A9zQ+w0Xk5e1bD0pLm2vR8tYc"
 
 
 def places_of_key(texts: Mapping[str, bytes]) -> list[str]:
-    """Return the names of `texts` that hold `KEY`: as it is, as a URL or JSON writes it, or in base64 behind any text."""
-    forms = [KEY, quote(KEY, safe=""), quote(KEY), json.dumps(KEY)[1:-1], KEY.replace("/", "\\/"), KEY.encode().hex()]
-    forms += [base64.b64encode(b"." * n + KEY.encode()).decode().rstrip("=")[(0, 2, 3)[n] : -1] for n in range(3)]
-    forms += [form.replace("+", "-").replace("/", "_") for form in forms[-3:]]
+    """Return the names of `texts` that hold `KEY`: as it is, or as a URL or JSON writes it."""
+    forms = [KEY, quote(KEY, safe=""), quote(KEY), json.dumps(KEY)[1:-1]]
     wanted = [form.encode() for form in dict.fromkeys(forms)]
     return [name for name, text in texts.items() if any(form in text for form in wanted)]
 
