@@ -161,7 +161,7 @@ def inference(n: int, folder: Path, style: str) -> Work:
     """`n` questions, two of a document, three seeds: a study's intervals and tests."""
     import numpy as np
 
-    from kinject.stats import CorrectnessMatrix, bounded_accuracy, make_contrast, near_p
+    from kinject.stats import CorrectnessMatrix, bounded_accuracy, make_contrast, near_chance_p
 
     random = np.random.default_rng(0)
     ids, documents, chances = tuple(map(str, range(n))), tuple(f"d{index // 2}" for index in range(n)), (0.25,) * n
@@ -173,7 +173,7 @@ def inference(n: int, folder: Path, style: str) -> Work:
         )
         bounded_accuracy(arm)
         make_contrast(arm, other, "other")
-        near_p(arm, 0.3)
+        near_chance_p(arm, 0.3)
         return n
 
     return work

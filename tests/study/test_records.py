@@ -8,7 +8,7 @@ from kinject.disk import write_json
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.recipe.study_section import ResourcesSection
 from kinject.results import Perplexity, Recall, Report, to_json
-from kinject.stats import moderated
+from kinject.stats import family_variances
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.types import Answer, Passage, Question
@@ -40,7 +40,7 @@ def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_l
 
 def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_setting(tmp_path):
     records, setting = Records(["sum"]), AskSetting("set", "texts", 0, 0)
-    right = {"a": (12, 13, 11), "b": (10, 16, 4), "alone": (12,)}
+    right = {"a": (12, 13, 11), "b": (10, 13, 7), "alone": (12,)}
     for arm, counts in right.items():
         for seed, n_right in enumerate(counts):
             folder = tmp_path / f"{arm}-{seed}"
@@ -51,8 +51,8 @@ def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_se
                     store.add(f"k{i}", Answer(f"q{i}", "set", arm, "texts", 0, 0, (), 0, (value, -1.0), (1, 1), (1, 1)))
             records.read("m", arm, seed, folder)
     a, b, alone = (records.matrix("m", arm, setting) for arm in right)
-    assert [a.pooled, b.pooled] == moderated([a.seed_variance, b.seed_variance])
-    assert a.seed_variance[0] < a.pooled[0] < b.pooled[0] < b.seed_variance[0]
+    assert [a.pooled, b.pooled] == family_variances([a.seed_variance, b.seed_variance])
+    assert a.seed_variance[0] < a.pooled[0] == b.pooled[0] < b.seed_variance[0]
     assert alone.pooled is None
     assert a.chances == (0.5,) * 20
     assert records.matrix("m", "a", setting, "nothing").pooled is None

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from country import write_study
 from in_process import InProcess
-from scipy.stats import linregress, t
 from study_results import make_small
 
 from kinject.disk import read_json
@@ -19,7 +18,7 @@ from kinject.recipe import Recipe, read_recipe
 from kinject.report.files import read_report, write_report
 from kinject.scaling import Scaling, ScalingFit, ScalingPoint
 from kinject.stats import CorrectnessMatrix
-from kinject.study.analysis import bits_matrix, fit_line
+from kinject.study.analysis import bits_matrix
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes
 from kinject.study.run import count_parameters, run_study
@@ -41,18 +40,6 @@ def test_bits_are_corrected_for_guessing() -> None:
         np.array([[1.0] * 5 + [0.0] * 3]), tuple("abcdefgh"), tuple("abcdefgh")
     )  # 4 known, 1 of 4 guessed
     assert bits_matrix(knows_half, [4] * 8, [32] * 8).mean() == pytest.approx(2.5)
-
-
-def test_a_line_is_numpys_and_its_interval_scipys() -> None:
-    xs, ys = [1000, 1000, 2000, 4000, 8000, 8000], [0.3, 0.34, 0.45, 0.5, 0.71, 0.66]
-    slope, low, high, intercept, r_squared = fit_line(xs, ys)
-    assert (slope, intercept) == pytest.approx(tuple(np.polyfit(np.log2(xs), ys, 1)))
-    fit = linregress(np.log2(xs), ys)
-    half = t.ppf(0.975, 4) * fit.stderr
-    assert (low, high) == pytest.approx((fit.slope - half, fit.slope + half))
-    assert r_squared == pytest.approx(np.corrcoef(np.log2(xs), ys)[0, 1] ** 2)
-    assert fit_line([2, 4, 8], [0.1, 0.2, 0.3])[:3] == pytest.approx((0.1, 0.1, 0.1))
-    assert fit_line([2, 4, 8], [0.2, 0.2, 0.2]) == (0.0, 0.0, 0.0, 0.2, None)
 
 
 def test_a_study_measures_what_its_models_hold(tmp_path: Path, tiny_model: Path) -> None:

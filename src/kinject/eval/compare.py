@@ -165,13 +165,12 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
 
 _HEAD = (
     "arm", "to", "format", "shots", "K", "n", "accuracy", "base", "change", "95% interval", "gain", "w>r", "r>w", "p",
-    "p Holm", "detectable",
+    "p Holm",
 )  # fmt: skip
 _LEGEND = (
     "change: paired by question; interval and p: by source document (a question without one counts alone), in these models: "
     "another\ntraining may differ; gain: change over base's accuracy above chance; w>r, r>w: wrong to right, right to wrong; "
-    "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons; detectable: least change "
-    "found with 80%\npower at the corrected 5%"
+    "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons"
 )
 
 
@@ -228,7 +227,6 @@ def _row(pair: Pair) -> tuple[str, ...]:
         str(contrast.right_to_wrong),
         "" if contrast.p is None else format_p(contrast.p),
         "" if contrast.p_holm is None else format_p(contrast.p_holm),
-        "" if contrast.smallest is None else f"{contrast.smallest:.3f}",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -45,18 +44,16 @@ from kinject.results import (
     Perplexity,
     Recall,
     Report,
-    Scope,
     Subject,
     UnscoredResult,
 )
 from kinject.stats import (
     CorrectnessMatrix,
-    bootstrap_interval,
     bounded_accuracy,
-    chance,
     correct_contrasts,
-    design_effect,
+    lead,
     make_contrast,
+    stratified_mean,
 )
 from kinject.types import Answer, Passage, Question
 
@@ -99,11 +96,11 @@ def summarize_arm(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
         by_seed=(accuracy,), accuracy=accuracy,
-        chance=chance([answer.n_choices for answer in merged if answer.n_choices]),
+        chance=matrix.chance,
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), subjects=subjects, score=score,
-        macro=_macro(merged, subjects), design_effect=design_effect(matrix),
-        n_documents=matrix.members[1], n_effective=matrix.n_effective,
+        macro=_macro(merged, subjects),
+        n_documents=matrix.n_documents, n_effective=matrix.n_effective,
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
         written=summarize_written(merged),
@@ -175,10 +172,9 @@ def with_leaders(
     results: Sequence[ArmResult], trained: Collection[tuple[str, str]],
     matrix: Callable[[ArmResult], CorrectnessMatrix],
 ) -> list[ArmResult]:  # fmt: skip
-    """Return `results`; on each learning set, the best of several `trained` (model, arm) has `to_closest`.
+    """Return `results`; on each learning set, the best of several `trained` (model, arm) has `to_closest` (`stats.lead`).
 
-    Only the first prompt format without context counts. The winner's largest two-sided p against the others holds its level
-    although the data chose the winner (Hung and Fithian, arXiv 1610.03944); it is Holm-corrected over the sets.
+    Only the first prompt format without context counts. It is Holm-corrected over the sets.
     """
     heads: dict[str, Any] = {}
     ranked: dict[tuple[str, str], list[int]] = {}
@@ -187,17 +183,14 @@ def with_leaders(
         known = (result.model, result.arm) in trained and result.role == "learning" and not result.subject
         if is_head and known and not result.k:
             ranked.setdefault((result.model, result.question_set), []).append(i)
-    best: list[tuple[int, Contrast]] = []
+    best: dict[int, Contrast] = {}
     for indices in ranked.values():
-        first, *others = sorted(indices, key=lambda i: results[i].accuracy, reverse=True)
         alone = any(len(results[i].by_seed) == 1 for i in indices)
-        scope: Scope = "these models" if alone else "method"
-        leader = matrix(results[first])
-        contrasts = [make_contrast(leader, matrix(results[i]), results[i].arm, scope) for i in others]
-        comparable = [contrast for contrast in contrasts if contrast is not None]
-        if comparable:
-            best.append((first, max(comparable, key=lambda contrast: 2 if contrast.p is None else contrast.p)))
-    corrected = dict(zip([i for i, _ in best], correct_contrasts([contrast for _, contrast in best]), strict=True))
+        names = [results[i].arm for i in indices]
+        leader = lead([matrix(results[i]) for i in indices], names, "these models" if alone else "method")
+        if leader is not None:
+            best[indices[leader[0]]] = leader[1]
+    corrected = dict(zip(best, correct_contrasts(list(best.values())), strict=True))
     return [replace(result, to_closest=corrected.get(i)) for i, result in enumerate(results)]
 
 
@@ -219,14 +212,10 @@ def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
 
 
 def _macro(answers: Sequence[Answer], subjects: Sequence[Subject]) -> tuple[float, float, float] | None:
-    """Return the mean of the subjects' accuracies with its bootstrap bounds (documents drawn within each subject)."""
-    if not subjects:
-        return None
-    ordered = sorted((a.question_id, float(is_correct(a)), a.document_id, a.subject) for a in answers)
-    values, clusters, strata = ([row[1] for row in ordered], [row[2] for row in ordered], [row[3] for row in ordered])
-    interval = bootstrap_interval(values, clusters, strata)
-    mean = math.fsum(subject.accuracy for subject in subjects) / len(subjects)
-    return None if interval is None else (mean, *interval)
+    """Return the mean of the subjects' accuracies with its bounds."""
+    ordered = sorted(answers, key=lambda answer: answer.question_id)
+    mean = stratified_mean(correctness(answers), [answer.subject for answer in ordered]) if subjects else None
+    return None if mean is None else (mean.value, mean.low, mean.high)
 
 
 def make_report(

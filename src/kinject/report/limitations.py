@@ -14,7 +14,7 @@ _MOST_LISTED = 6  # names in one sentence
 def render_limitations(view: View) -> tuple[str, ...]:
     """Return one sentence for each limitation of the data."""
     return (
-        *_seeds(view), *_clusters(view), *_smallest(view), *_families(view), *_no_room(view), *_coverage(view),
+        *_seeds(view), *_clusters(view), *_families(view), *_no_room(view), *_coverage(view),
         *_missing(view), *_edges(view), *_tuned(view), *_context(view), *_other_format_disagrees(view),
     )  # fmt: skip
 
@@ -46,43 +46,25 @@ def range_text(values: Sequence[float], render: Callable[[float], str]) -> str:
 
 
 def _clusters(view: View) -> Iterator[str]:
-    """Yield the design effects of the question sets whose documents have several questions."""
+    """Yield the effective documents of the question sets of which some have most of the questions."""
     parts = []
     for name in view.sets():
-        effects = [r.design_effect for r in view.set_results if r.question_set == name and r.design_effect is not None]
-        if effects:
-            parts.append(f"{format_name(name)} {range_text(effects, '{:.1f}'.format)}")
+        result = view.first(name)
+        if result.n_documents and result.n_effective and result.n_effective < 0.8 * result.n_documents:
+            parts.append(f"{format_name(name)} {result.n_documents:,}, which count as {result.n_effective:.0f}")
     if parts:
-        yield (
-            "Questions on one document are answered alike, so they count as fewer. Design effect, by which their number "
-            f"is to be divided (by arm): {join_words(parts)}. Intervals and p allow for it."
-        )
-
-
-def _smallest(view: View) -> Iterator[str]:
-    parts = []
-    for name in view.sets():
-        shown = [result for model in view.report.models for result in view.shown(model, name)]
-        smallest = [s.to_base.smallest for s in shown if s.to_base is not None and s.to_base.smallest is not None]
-        if smallest:
-            ends = range_text([100 * value for value in smallest], "{:.1f}".format)
-            parts.append(f"{format_name(name)} {ends} ({max(result.n for result in shown):,} questions)")
-    if parts:
-        yield (
-            "Smallest difference from base, in points, that is found with 80% power at the corrected 5% (by arm; smaller "
-            f"ones are likely missed): {join_words(parts)}."
-        )
+        yield f"Some documents have most of the questions, so that the documents count as fewer: {join_words(parts)}."
 
 
 def _families(view: View) -> Iterator[str]:
     """Yield the question sets whose documents are too few for the number of comparisons: no p could become small enough."""
     for name in view.sets():
         contrasts = [r.to_base for r in view.set_results if r.question_set == name and r.to_base is not None]
-        few = [c for c in contrasts if FEWEST <= c.n_clusters < fewest_for(c.family)]
+        few = [c for c in contrasts if FEWEST <= c.n_effective < fewest_for(c.family)]
         if few:
             most = max(few, key=lambda contrast: contrast.family)
             yield (
-                f"Too many comparisons for so few {most.unit}: {format_name(name)} has {most.n_clusters}, and "
+                f"Too many comparisons for so few {most.unit}: {format_name(name)} has {most.n_effective:.0f}, and "
                 f"{fewest_for(most.family)} are needed before a p corrected for {most.family:,} can fall below 0.05."
             )
 

@@ -136,7 +136,7 @@ _ABOUT = (
     "chosen K is one, everything else another. Bold or coloured with ▲ or ▼: differs from base, corrected p below 0.05.",
     "“gain”: the change over what base answers above chance, with its 95% interval (Fieller); none where base is not above "
     "chance. “became right” counts questions that base had wrong (with several seeds, by the "
-    "majority answer). “detectable”: the least change, in points, that as many questions show with 80% power.",
+    "majority answer).",
     "Chance: the mean of one over the number of choices; a written answer has none. Questions without a score are left out.",
 )
 _RERUN = {

@@ -29,8 +29,9 @@ from kinject.types import Written
 
 _RAG = "+rag"
 _MARKS = {"good": " ▲", "bad": " ▼", "": ""}
-_NUMBERS = ("arm", "accuracy", "by seed", "n", "to base, points", "gain", "became right", "became wrong", "p", "p, Holm",
-            "detectable")  # fmt: skip
+_NUMBERS = (
+    "arm", "accuracy", "by seed", "n", "to base, points", "gain", "became right", "became wrong", "p", "p, Holm",
+)  # fmt: skip
 
 
 def accuracy_cell(result: ArmResult | None) -> Cell:
@@ -287,10 +288,9 @@ def _numbers_line(result: ArmResult, base: str, tone: str | None = None) -> Line
         ends = (contrast.relative_low, contrast.relative_high)
         below = "" if None in ends else " to ".join(format_relative(end) for end in ends if end is not None)
         relative = Cell(f"{100 * contrast.relative:+.1f}%".replace("-", "−"), "", below)
-    smallest = "" if contrast.smallest is None else f"{100 * contrast.smallest:.1f}"
     flips = (f"{contrast.wrong_to_right:,}", f"{contrast.right_to_wrong:,}")
     p = ("" if value is None else bare_p(value) for value in (contrast.p, contrast.p_holm))
-    return Line((*start, delta, relative, *map(Cell, (*flips, *p, smallest))))
+    return Line((*start, delta, relative, *map(Cell, (*flips, *p))))
 
 
 def _bounds(result: ArmResult) -> str:

@@ -223,7 +223,7 @@ class _Judge:
             )
             declined = learning_result.abstained if learning_result is not None else None
             if declined is not None and declined.to_base is not None:
-                change = f"{_difference(declined.to_base)}{_unseen(declined.to_base)}"
+                change = f"{_difference(declined.to_base)}"
                 parts.append(f"{format_percent(declined.rate)} of {format_name(name)}, {change}")
         return f" Of the questions that have an answer, it declined {join_words(parts)}." if parts else ""
 
@@ -250,9 +250,9 @@ class _Judge:
             text = f"{levels}: {format_points(change)} points, without a test of the difference."
             return self._finding(result, "not tested", "flat", change, text)
         tag, tone = _judged(contrast, tags)
-        text = f"{levels}: {_difference(contrast)}{_unseen(contrast)}."
+        text = f"{levels}: {_difference(contrast)}."
         if plain is not None:
-            text += f" Against {format_name(result.arm)} without context: {_difference(plain)}{_unseen(plain)}."
+            text += f" Against {format_name(result.arm)} without context: {_difference(plain)}."
             if tag == "adds to retrieval" and plain.is_significant and plain.delta > 0:
                 tag = "both help"
         return self._finding(result, tag, tone, contrast.delta, text, contrast.scope)
@@ -296,7 +296,7 @@ class _Judge:
         }
         text = f"{self._change(result, contrast)} It {verbs[to_chance]} chance ({format_percent(result.chance)})."
         if result.to_closest is not None:
-            beside = f"{_difference(result.to_closest)}{_unseen(result.to_closest)}"
+            beside = f"{_difference(result.to_closest)}"
             text += f" Against {format_name(result.to_closest.other)}, the closest trained arm: {beside}."
         return self._finding(result, tag, tone, contrast.delta, text, contrast.scope)
 
@@ -317,9 +317,9 @@ class _Judge:
             )
         relative = "" if result.role == "unanswerable" else _relative(contrast)
         changed = f"{_difference(contrast)}{relative}. {gained}, {contrast.right_to_wrong:,} wrong"
-        changed += f"{_unseen(contrast)}.{possible}{' ' + _unscored(result) if result.n_unscored else ''}"
+        changed += f".{possible}{' ' + _unscored(result) if result.n_unscored else ''}"
         return (
-            f"from {format_percent(result.accuracy - contrast.delta)} to {format_percent(result.accuracy)} (95% interval "
+            f"from {format_percent(contrast.accuracy - contrast.delta)} to {format_percent(contrast.accuracy)} (95% interval "
             f"{_interval(result)}{seeds}): {changed}{self._other_formats(result)}"
         )
 
@@ -416,13 +416,6 @@ def _relative(contrast: Contrast) -> str:
 
 def _unscored(result: ArmResult) -> str:
     return f"{result.n_unscored:,} of its questions have no score and are left out."
-
-
-def _unseen(contrast: Contrast) -> str:
-    """Return the smallest difference that would have been seen, "" if the difference is significant."""
-    if contrast.is_significant or contrast.too_few or contrast.smallest is None:
-        return ""
-    return f"; a difference under {100 * contrast.smallest:.1f} points would likely go unseen"
 
 
 def _interval(result: ArmResult) -> str:

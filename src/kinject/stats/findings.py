@@ -90,10 +90,9 @@ class Finding:
 def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:
     """Return what `contrast`, one of those of `result`, shows."""
     tag = _tag(contrast)
-    after = result.accuracy if contrast.accuracy is None else contrast.accuracy
     return Finding(
         about=about, tag=tag, model=result.model, arm=result.arm, baseline=contrast.other,
-        question_set=result.question_set, k=result.k, before=after - contrast.delta, after=after,
+        question_set=result.question_set, k=result.k, before=contrast.accuracy - contrast.delta, after=contrast.accuracy,
         change=contrast.delta, low=contrast.low, high=contrast.high, p=contrast.deciding_p, n_questions=contrast.n,
         n_documents=contrast.n_clusters, n_effective=contrast.n_effective, n_seeds=len(result.by_seed),
         scope=contrast.scope, family=contrast.family, needed=_needed(tag, contrast), above_chance=above_chance(result),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinject.results import Interval
 
@@ -19,19 +19,27 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
+class SeedVariance(NamedTuple):
+    """The variance of one seed's accuracy between seeds and its degrees of freedom; `alone`: unlike that of other arms."""
+
+    value: float
+    df: float
+    alone: bool = False
+
+
 @dataclass(frozen=True)
 class CorrectnessMatrix:
     """The answers of one arm: `correct` [seeds, questions] is 0 or 1; `clusters` names each question's source document.
 
     `chances` are the accuracies of guessing each question, () where guessing never succeeds. `pooled` is the variance of
-    one seed's accuracy, with its degrees of freedom, as the other arms of a study inform it; None: its own seeds alone.
+    seeds as the other arms of a study inform it (`family_variances`); None: its own seeds alone.
     """
 
     correct: Floats
     question_ids: tuple[str, ...]
     clusters: tuple[str, ...]
     chances: tuple[float, ...] = ()
-    pooled: tuple[float, float] | None = None
+    pooled: SeedVariance | None = None
 
     def mean(self) -> float:
         """Return the accuracy, seeds averaged."""
@@ -49,6 +57,11 @@ class CorrectnessMatrix:
         return CorrectnessMatrix(self.correct[:, list(columns)], ids, clusters, chances)
 
     @property
+    def chance(self) -> float:
+        """The accuracy of guessing: the mean of the questions' chances."""
+        return sum(self.chances) / len(self.chances) if self.chances else 0.0
+
+    @property
     def above_chance(self) -> CorrectnessMatrix:
         """The matrix with each question's own chance subtracted: its mean is 0 for one who guesses."""
         import numpy as np
@@ -56,36 +69,40 @@ class CorrectnessMatrix:
         return replace(self, correct=self.correct - np.asarray(self.chances), chances=()) if self.chances else self
 
     @cached_property
-    def members(self) -> tuple[Any, int]:
-        """The number of each question's document, and how many documents there are; without a document a question is one."""
+    def _members(self) -> tuple[Any, int]:
         return _members(self.question_ids, self.clusters)
+
+    @property
+    def n_documents(self) -> int:
+        """The number of documents; a question without one is one of its own."""
+        return self._members[1]
 
     @cached_property
     def per_cluster(self) -> tuple[Floats, Floats]:
         """Sums [seeds, clusters] and counts [clusters] over the questions of each document."""
         import numpy as np
 
-        member, n = self.members
+        member, n = self._members
         sums = np.stack([np.bincount(member, row, n) for row in self.correct]).astype(np.float64)
         return sums, np.bincount(member, minlength=n).astype(np.float64)
 
     @property
     def n_effective(self) -> float:
-        """The effective number of documents (Kish 1965): 1.02 where one has 200 questions of 202, and two have one each."""
+        """The effective number of documents (Kish 1965): 1.4 where one has 200 questions and 19 have two."""
         counts = self.per_cluster[1]
         return float(counts.sum() ** 2 / (counts**2).sum()) if len(counts) else 0.0
 
     @property
-    def seed_variance(self) -> tuple[float, float]:
-        """The variance of one seed's accuracy between seeds, with its degrees of freedom; several seeds are needed."""
+    def seed_variance(self) -> SeedVariance:
+        """The variance of one seed's accuracy between seeds; several seeds are needed."""
         import numpy as np
 
-        return float(np.var(self.correct.mean(1), ddof=1)), self.n_seeds - 1.0
+        return SeedVariance(float(np.var(self.correct.mean(1), ddof=1)), self.n_seeds - 1.0)
 
     @property
     def is_plain(self) -> bool:
         """Whether it has one seed and no document with two questions, so that questions are independent."""
-        return self.n_seeds == 1 and self.members[1] == len(self.question_ids)
+        return self.n_seeds == 1 and self.n_documents == len(self.question_ids)
 
     @property
     def interval_name(self) -> Interval:
@@ -103,19 +120,18 @@ def _members(question_ids: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[
 
 
 def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
-    """Return `matrices` on the questions of all of them: one without a score in one of them is no pair.
+    """Return `matrices` on the questions of all of them, in one order: one without a score in one of them is no pair.
 
     A question has its document from the first matrix that names one.
     """
     shared = set(matrices[0].question_ids).intersection(*(matrix.question_ids for matrix in matrices[1:]))
-    parts = [
-        matrix if len(matrix.question_ids) == len(shared)
-        else matrix.part([i for i, name in enumerate(matrix.question_ids) if name in shared])
-        for matrix in matrices
-    ]  # fmt: skip
+    names = tuple(name for name in matrices[0].question_ids if name in shared)
+    parts = []
+    for matrix in matrices:
+        index = {name: i for i, name in enumerate(matrix.question_ids)}
+        same = matrix.question_ids == names
+        parts.append(matrix if same else replace(matrix.part([index[name] for name in names]), pooled=matrix.pooled))
     if len({part.clusters for part in parts}) > 1:
-        clusters = tuple(
-            next(filter(None, names), "") for names in zip(*(part.clusters for part in parts), strict=True)
-        )
+        clusters = tuple(next(filter(None, of), "") for of in zip(*(part.clusters for part in parts), strict=True))
         parts = [replace(part, clusters=clusters) for part in parts]
     return parts

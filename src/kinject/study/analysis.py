@@ -37,14 +37,13 @@ from kinject.stats import (
     aligned,
     bounded_accuracy,
     bounded_mean,
-    chance,
     chance_p,
-    design_effect,
     difference_estimate,
-    difference_p,
+    equivalence_p,
+    fit_line,
     holm,
     make_contrast,
-    near_p,
+    near_chance_p,
     trend,
 )
 from kinject.study.arms import BASE, RAG, Arm, value_label
@@ -126,14 +125,14 @@ class _Summary:
             role="baseline" if setting.format in WITHOUT_QUESTION else self.roles[setting.question_set],
             format=setting.format, shots=setting.shots, k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
-            chance=chance([n for i in columns if (n := answers[i].n_choices)]),
+            chance=matrix.chance,
             by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(), low=estimate.low,
             high=estimate.high, interval=matrix.interval_name,
             **{"to_base": None, **contrasts}, chosen_k=chosen, score=self.records.score(setting),
             written=summarize_written(written) if written else None,
             outcomes=outcome_results(other_outcomes(written), matrix_of, compared, scope),
             subjects=() if subject else subjects_of(answers, matrix), subject=subject,
-            design_effect=design_effect(matrix), n_documents=matrix.members[1], n_effective=matrix.n_effective,
+            n_documents=matrix.n_documents, n_effective=matrix.n_effective,
         )  # fmt: skip
 
 
@@ -203,8 +202,8 @@ class _Tested:
     p: float | None = None
     as_claimed: bool = False
     scope: Scope = "method"
-    flipped: int | None = None
-    """The number of documents where signs are flipped, so that p has a least value."""
+    n_documents: float | None = None
+    """The effective documents where signs are flipped, so that p has a least value."""
 
 
 def _with_verdict(name: str, section: ClaimSection, result: _Tested, p_holm: float | None, family: int) -> Claim:
@@ -213,9 +212,10 @@ def _with_verdict(name: str, section: ClaimSection, result: _Tested, p_holm: flo
     if p_holm is not None:
         shown: Verdict = "shown" if result.as_claimed else "opposite shown"
         verdict = shown if p_holm < ALPHA else "not shown"
-        if verdict == "not shown" and result.flipped is not None and result.flipped < fewest_for(family):
+        n, needed = result.n_documents, fewest_for(family)
+        if verdict == "not shown" and n is not None and n < needed:
             verdict = "cannot be tested"
-            finding += f"; {result.flipped} documents are too few for {family} claims, {fewest_for(family)} are needed"
+            finding += f"; {n:.3g} documents (effective) are too few for {family} claims, {needed} are needed"
     return Claim(
         name, section.statement, verdict, finding, result.effect, result.low, result.high, result.p, p_holm, section.source,
         scope=result.scope,
@@ -235,10 +235,10 @@ def _bounded(low: float | None, high: float | None, words: Callable[[float], str
 
 
 def _enough(matrix: CorrectnessMatrix) -> str:
-    """Return the reason why the questions cannot decide a claim, "" if there are documents enough."""
-    n = matrix.members[1]
-    unit = "questions" if n == len(matrix.question_ids) else "documents"
-    return "" if n >= FEWEST else f"; {n} {unit} are too few to tell, {FEWEST} are needed"
+    """Return the reason why the questions cannot decide a claim, "" if there are effective documents enough."""
+    n = matrix.n_effective
+    unit = "questions" if n == len(matrix.question_ids) else "documents (effective)"
+    return "" if n >= FEWEST else f"; {n:.3g} {unit} are too few to tell, {FEWEST} are needed"
 
 
 def _about(claim: ClaimSection) -> str:
@@ -246,67 +246,73 @@ def _about(claim: ClaimSection) -> str:
     return f"{'' if claim.outcome == 'right' else f'{claim.outcome} '}on {claim.question_set}"
 
 
+def _compared(
+    claim: ClaimSection, evidence: Evidence, labels: Mapping[str, str]
+) -> tuple[list[CorrectnessMatrix], str]:
+    """Return the answers of arms (label -> arm) to the questions that all have a score for, and why there are none."""
+    found = {label: evidence.matrix(arm, claim) for label, arm in labels.items()}
+    missing = [label for label, matrix in found.items() if matrix is None]
+    if missing:
+        return [], f"no scored answers of {' and '.join(missing)} on {claim.question_set}"
+    matrices = aligned(*(matrix for matrix in found.values() if matrix is not None))
+    if not matrices[0].question_ids:
+        return [], f"no question of {claim.question_set} has a score from each of {' and '.join(labels)}"
+    return matrices, ""
+
+
 def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, baseline = evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)
-    arm_matrix, base_matrix = evidence.matrix(arm, claim), evidence.matrix(baseline, claim)
-    missing = [label for label, matrix in ((arm, arm_matrix), (baseline, base_matrix)) if matrix is None]
-    if arm_matrix is None or base_matrix is None:
-        return _Tested(f"no scored answers of {' and '.join(missing)} on {claim.question_set}")
-    arm_matrix, base_matrix = aligned(arm_matrix, base_matrix)
-    if not arm_matrix.question_ids:
-        return _Tested(f"no question of {claim.question_set} has a score from both {arm} and {baseline}")
-    estimate, too_few = difference_estimate(arm_matrix, base_matrix), _enough(arm_matrix)
+    matrices, missing = _compared(claim, evidence, {arm: arm, baseline: baseline})
+    if missing or arm == baseline:
+        return _Tested(missing or f"{arm} is compared with itself")
+    found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
     alike = claim.test == "equivalence"
     finding = (
-        f"{arm} {_percent(arm_matrix.mean())}, {baseline} {_percent(base_matrix.mean())} {_about(claim)}: "
-        f"{_points(estimate.value)} points{_bounded(estimate.low, estimate.high, _points)}"
+        f"{arm} {_percent(matrices[0].mean())}, {baseline} {_percent(matrices[1].mean())} {_about(claim)}: "
+        f"{_points(found.value)} points{_bounded(found.low, found.high, _points)}"
         f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}{evidence.inherited(arm, baseline)}"
     )
-    p = None
-    if not too_few:
-        p = near_p(arm_matrix, claim.margin, base_matrix) if alike else difference_p(arm_matrix, base_matrix)
-    as_claimed = alike or (estimate.value > 0) == (claim.direction == "higher")
-    scope, n_documents = evidence.scope(arm, baseline), None if alike else arm_matrix.members[1]
-    return _Tested(finding, estimate.value, estimate.low, estimate.high, p, as_claimed, scope, n_documents)
+    p = None if too_few else equivalence_p(matrices[0], matrices[1], claim.margin) if alike else found.p
+    as_claimed = alike or (found.value > 0) == (claim.direction == "higher")
+    n_documents = None if alike else matrices[0].n_effective
+    scope = evidence.scope(arm, baseline)
+    return _Tested(finding, found.value, found.low, found.high, p, as_claimed, scope, n_documents)
 
 
 def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     sweep = evidence.sweeps.get(claim.sweep or "")
-    points = [(point.label, evidence.matrix(point.arm, claim)) for point in sweep.points] if sweep else []
-    there = [(label, matrix) for label, matrix in points if matrix is not None]
-    if len(there) < 3 or len(there) < len(points):
-        return _Tested(f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed")
-    matrices, arms = aligned(*(matrix for _, matrix in there)), [point.arm for point in sweep.points] if sweep else []
-    if not matrices[0].question_ids:
-        return _Tested(f"no question of {claim.question_set} has a score at every point of {claim.sweep}")
-    there = [(label, matrix) for (label, _), matrix in zip(there, matrices, strict=True)]
-    estimate, too_few, result = difference_estimate(matrices[-1], matrices[0]), _enough(matrices[0]), trend(matrices)
+    labels = {point.label: point.arm for point in sweep.points} if sweep else {}
+    matrices, missing = _compared(claim, evidence, labels) if len(labels) >= 3 else ([], "three points are needed")
+    if missing:
+        return _Tested(f"{claim.sweep}: {missing}")
+    too_few, result = _enough(matrices[0]), trend(matrices)
+    found = result.estimate
+    accuracies = [f"{label}: {_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
     finding = (
-        f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} {_about(claim)}; "
-        f"last over first {_points(estimate.value)} points{too_few}{evidence.inherited(*arms)}"
+        f"{', '.join(accuracies)} {_about(claim)}; later over earlier {_points(found.value)} points"
+        f"{_bounded(found.low, found.high, _points)}{too_few}{evidence.inherited(*labels.values())}"
     )
-    if too_few or result is None:
-        return _Tested(finding, estimate.value, estimate.low, estimate.high)
     if not result.monotone:
         finding += f"; {'rising' if result.rises else 'falling'} on the whole, but not at every step"
-    as_claimed = result.rises == (claim.direction == "higher")
-    return _Tested(finding, estimate.value, estimate.low, estimate.high, result.p, as_claimed, evidence.scope(*arms))
+    p, as_claimed = None if too_few else found.p, result.rises == (claim.direction == "higher")
+    scope, n_documents = evidence.scope(*labels.values()), matrices[0].n_effective
+    return _Tested(finding, found.value, found.low, found.high, p, as_claimed, scope, n_documents)
 
 
 def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, near = evidence.arm_name(claim.arm), claim.test == "near_chance"
-    matrix = evidence.matrix(arm, claim)
-    if matrix is None:
-        return _Tested(f"no scored answers of {arm} on {claim.question_set}")
-    guess, estimate, too_few = sum(matrix.chances) / len(matrix.chances), bounded_accuracy(matrix), _enough(matrix)
+    matrices, missing = _compared(claim, evidence, {arm: arm})
+    if missing:
+        return _Tested(missing)
+    matrix = matrices[0]
+    estimate, too_few, guess = bounded_accuracy(matrix), _enough(matrix), matrix.chance
     finding = (
         f"{arm} {_percent(estimate.value)}{_bounded(estimate.low, estimate.high, _percent)} on {claim.question_set}, "
         f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "") + too_few
     )
-    p = near_p(matrix, claim.margin) if near else chance_p(matrix)
-    low, high = (None if bound is None else bound - guess for bound in (estimate.low, estimate.high))
-    effect = estimate.value - guess
-    return _Tested(finding, effect, low, high, None if too_few else p, near or effect > 0, evidence.scope(arm))
+    p = None if too_few else near_chance_p(matrix, claim.margin) if near else chance_p(matrix)
+    effect, as_claimed = estimate.value - guess, near or estimate.value > guess
+    return _Tested(finding, effect, estimate.low - guess, estimate.high - guess, p, as_claimed, evidence.scope(arm))
 
 
 _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
@@ -390,9 +396,12 @@ class Measures:
     parameters: Mapping[str, int]
 
 
+_Point = tuple[ScalingPoint, CorrectnessMatrix]
+
+
 def make_scaling(section: ScalingSection, roles: Mapping[str, Role], measures: Measures) -> Scaling:
     """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
-    points: list[ScalingPoint] = []
+    points: list[_Point] = []
     for name in section.question_sets:
         for model in measures.parameters:
             if roles[name] == "retention":
@@ -401,13 +410,13 @@ def make_scaling(section: ScalingSection, roles: Mapping[str, Role], measures: M
             sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
             for point in sweep.points if sweep is not None else ():
                 points += _scaling_points(section, measures, (model, point.arm, name), point.label)
-    return Scaling(tuple(points), tuple(_scaling_fits(points)))
+    return Scaling(tuple(point for point, _ in points), tuple(_scaling_fits(points)))
 
 
 def _scaling_points(
     section: ScalingSection, measures: Measures, arm_key: tuple[str, str, str], label: str
-) -> Iterator[ScalingPoint]:
-    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
+) -> Iterator[_Point]:
+    """Yield the point of (model, arm, question set) with its answers, nothing where the arm has no answers."""
     model, arm, name = arm_key
     setting = AskSetting(name, *measures.head, 0)
     if setting not in measures.records.settings(model, arm):
@@ -427,14 +436,15 @@ def _scaling_points(
     most = sum(map(math.log2, n_values)) / len(n_values)
     estimate = bounded_mean(worth, 0.0, most)
     parameters = measures.parameters[model]
-    yield ScalingPoint(
+    point = ScalingPoint(
         model=model, arm=arm, question_set=name, label=label, parameters=parameters,
         exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
         by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
-        chance=chance(n_choices), n_facts=n_facts, bits=n_facts * estimate.value,
+        chance=matrix.chance, n_facts=n_facts, bits=n_facts * estimate.value,
         low=n_facts * estimate.low, high=n_facts * estimate.high, most_bits=n_facts * most,
         per_parameter=n_facts * estimate.value / parameters,
     )  # fmt: skip
+    yield point, matrix
 
 
 def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
@@ -449,22 +459,20 @@ def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str
     return sum(counts) / len(counts) if counts else None
 
 
-def _scaling_fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
-    for name in dict.fromkeys(point.question_set for point in points):
-        set_points = [point for point in points if point.question_set == name]
-        for label in dict.fromkeys(point.label for point in set_points):
-            yield from _scaling_fit(name, "parameters", label, [point for point in set_points if point.label == label])
-        for model in dict.fromkeys(point.model for point in set_points):
-            yield from _scaling_fit(name, "exposures", model, [point for point in set_points if point.model == model])
-
-
-def _scaling_fit(
-    name: str, along: Literal["parameters", "exposures"], fixed: str, points: Sequence[ScalingPoint]
-) -> Iterator[ScalingFit]:
-    pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
-    if len({x for x, _ in pairs}) >= _FEWEST_VALUES:
-        slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
-        yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)
+def _scaling_fits(points: Sequence[_Point]) -> Iterator[ScalingFit]:
+    """Yield the lines along both quantities of each question set, each through the points that share the other."""
+    groups: dict[tuple[str, Literal["parameters", "exposures"], str], list[_Point]] = {}
+    for along in ("parameters", "exposures"):
+        for point, matrix in points:
+            fixed = point.label if along == "parameters" else point.model
+            groups.setdefault((point.question_set, along, fixed), []).append((point, matrix))
+    for (name, along, fixed), group in groups.items():
+        used = [(x, point, matrix) for point, matrix in group if (x := getattr(point, along))]
+        if len({x for x, _, _ in used}) >= _FEWEST_VALUES:
+            matrices = aligned(*(matrix for _, _, matrix in used))
+            slope, intercept, r_squared = fit_line([x for x, _, _ in used], matrices)
+            n = sum(len(point.by_seed) for _, point, _ in used)
+            yield ScalingFit(name, along, fixed, n, slope.value, slope.low, slope.high, intercept, r_squared)
 
 
 def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
@@ -478,18 +486,3 @@ def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: S
     chances = 1 / np.array(n_choices, dtype=np.float64)
     worth = np.log2(np.array(n_values, dtype=np.float64))
     return CorrectnessMatrix((matrix.correct - chances) / (1 - chances) * worth, matrix.question_ids, matrix.clusters)
-
-
-def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float, float, float | None]:
-    """Return (slope, low, high, intercept, r squared) of least squares of `ys` over log2 of `xs`; 95%, Student's t.
-
-    Where all `ys` are the same the line is level, and r squared None.
-    """
-    from scipy.stats import linregress, t
-
-    if len(set(ys)) == 1:
-        return 0.0, 0.0, 0.0, ys[0], None
-    fit = linregress([math.log2(x) for x in xs], ys)
-    half = float(t.ppf(0.975, len(xs) - 2)) * float(fit.stderr)
-    slope = float(fit.slope)
-    return slope, slope - half, slope + half, float(fit.intercept), float(fit.rvalue) ** 2

@@ -29,7 +29,7 @@ from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.recipe import EvalRecipe
 from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Subject
-from kinject.stats import CorrectnessMatrix, moderated
+from kinject.stats import CorrectnessMatrix, family_variances
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.types import Answer, Passage, Question
 
@@ -232,7 +232,7 @@ class Records:
             ]
             matrices = {name: self._make_matrix(model, name, setting, outcome) for name in complete}
             several = {name: matrix for name, matrix in matrices.items() if matrix.n_seeds > 1 and matrix.question_ids}
-            pooled = moderated([matrix.seed_variance for matrix in several.values()])
+            pooled = family_variances([matrix.seed_variance for matrix in several.values()])
             for (name, matrix), variance in zip(several.items(), pooled, strict=True):
                 matrices[name] = replace(matrix, pooled=variance)
             self._matrices |= {(model, name, setting, "", outcome): matrix for name, matrix in matrices.items()}
