@@ -292,8 +292,7 @@ def plan(
 
 
 def find_lr(
-    recipe: TrainRecipe | str | Path, *, low: float = 1e-7, high: float = 1.0, steps: int = 100, diverged: float = 1.5,
-    margin: float = 10.0,
+    recipe: TrainRecipe | str | Path, *, low: float = 1e-6, high: float = 1.0, steps: int = 100
 ) -> RangeTest:  # fmt: skip
     """Find a learning rate by a range test from `low` to `high`; write its plot, find-lr/lr.png in the run folder.
 
@@ -302,19 +301,17 @@ def find_lr(
     from kinject.tune import Ramp
     from kinject.tune import find_lr as run
 
-    return run(_checked(recipe, "train"), Ramp(low, high, steps, diverged, margin))[0]
+    return run(_checked(recipe, "train"), Ramp(low, high, steps))[0]
 
 
-def find_batch(
-    recipe: TrainRecipe | str | Path, *, memory: int | None = None, max_batch: int | None = None
-) -> BatchResult:
+def find_batch(recipe: TrainRecipe | str | Path, *, memory: int | None = None) -> BatchResult:
     """Find the largest batch that fits into `memory` bytes (None: the GPU's, or what is free here).
 
     kinject.find_batch("recipes/cpt.yaml").batch
     """
     from kinject.tune import find_batch as run
 
-    return run(_checked(recipe, "train"), memory, max_batch)
+    return run(_checked(recipe, "train"), memory)
 
 
 def doctor(*recipes: str | Path, offline: bool = False) -> Checkup:

@@ -274,3 +274,14 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min" if minutes > 2 else f"{minutes * 60 + remainder} s"
+
+
+def sparkline(values: Sequence[float], width: int = 48) -> str:
+    """Return `values`, none below 0, as a line of at most `width` bars, each the mean over its part of them."""
+    bars, top = "▁▂▃▄▅▆▇█", max(values)
+    n_bars, line = min(width, len(values)), ""
+    for bar in range(n_bars):
+        part = values[bar * len(values) // n_bars : (bar + 1) * len(values) // n_bars]
+        level = sum(part) / len(part) / top if top else 0.0
+        line += bars[min(int(level * len(bars)), len(bars) - 1)]
+    return line

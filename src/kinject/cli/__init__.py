@@ -24,7 +24,7 @@ _VERBS = {
     "demo": "sandbox", "try": "documents", "documents": "documents", "augment": "augment", "questions": "augment",
     "train": "train", "slurm": "slurm", "merge": "train", "export": "train", "eval": "eval", "compare": "eval",
     "chat": "eval", "study": "study", "plan": "plan", "doctor": "plan", "find-lr": "plan",
-    "find-batch": "plan", "report": "eval", "sandbox": "sandbox", "check": "recipes", "recipes": "recipes",
+    "report": "eval", "sandbox": "sandbox", "check": "recipes", "recipes": "recipes",
     "data": "documents", "styles": "augment", "schema": "recipes",
 }  # fmt: skip
 """Each verb and the module of this package that has it."""
@@ -56,7 +56,7 @@ of kinject, with the lines above, the recipe and the output of kinject doctor.""
 
 _SHORTAGE = (
     "this machine, or a limit on it (ulimit -a), has too little for this run: {}. Free some, or make the run smaller: "
-    "kinject plan and kinject find-batch estimate what fits."
+    "kinject plan and kinject find-lr --batch estimate what fits."
 )
 
 _STOPPED = {

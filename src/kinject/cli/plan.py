@@ -1,4 +1,4 @@
-"""kinject plan, kinject doctor, kinject find-lr and kinject find-batch."""
+"""kinject plan, kinject doctor and kinject find-lr."""
 
 from __future__ import annotations
 
@@ -122,82 +122,43 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 _FIND_LR = """\
-Find a learning rate by a range test: with the recipe's own model, batch and optimizer, the rate
-rises by the same factor at every update until the loss diverges. The model is trained in memory
-only; its files do not change. In run_dir/find-lr:
-  lr.png             loss over rate, with the suggestion
-  lr.csv, lr.json    the same as numbers; the same test is not repeated
-Exit code 0: a rate is suggested; 1: the loss did not fall.
+Find a learning rate by a range test: with the recipe's own model, batch and optimizer, the rate rises by the
+same factor at every update until the loss diverges; suggested is the rate at which the smoothed loss falls
+fastest. The model is trained in memory only; its files do not change. In run_dir/find-lr:
+  lr.png, lr.csv     loss over rate, with the suggestion
+With --batch it finds the largest per-device batch that fits instead, and the gradient accumulation that keeps
+the recipe's global batch: two updates on the longest rows, in a process of their own, for each divisor.
+Exit code 0: a rate or batch is suggested; 1: no rate is, and the output says why and what to do.
 
 examples:
   kinject find-lr recipes/cpt.yaml
   kinject find-lr recipes/cpt.yaml --low 1e-6 --high 0.1 --steps 200
-  kinject find-lr recipes/lora.yaml trainer.per_device_train_batch_size=2"""
+  kinject find-lr recipes/cpt.yaml --batch --memory 4GiB"""
 
 
 def add_find_lr(verbs: Any) -> None:
     """Add `kinject find-lr`."""
-    parser = add_verb(verbs, "find-lr", "find a learning rate by a range test, with its plot", _FIND_LR, None)
-    parser.add_argument("--low", type=float, default=1e-7, metavar="RATE", help="first rate (default: 1e-7)")
+    parser = add_verb(verbs, "find-lr", "find a learning rate by a range test, or the largest batch", _FIND_LR, None)
+    parser.add_argument("--low", type=float, default=1e-6, metavar="RATE", help="first rate (default: 1e-6)")
     parser.add_argument("--high", type=float, default=1.0, metavar="RATE", help="last rate (default: 1)")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="updates (default: 100)")
+    parser.add_argument("--batch", action="store_true", help="find the largest batch that fits instead of a rate")
     parser.add_argument(
-        "--diverged", type=float, default=1.5, metavar="X", help="stop at X times the lowest loss (default: 1.5)"
+        "--memory", metavar="SIZE", help="with --batch, as 8GiB (default: the GPU's, or what is free here)"
     )
-    parser.add_argument(
-        "--margin", type=float, default=10.0, metavar="X",
-        help="suggest at most the rate of the lowest loss, divided by X (default: 10)",
-    )  # fmt: skip
     parser.set_defaults(run=_find_lr)
 
 
 def _find_lr(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
-    from kinject.tune import Ramp, find_lr, render_range_test
+    from kinject.plan.ways import parse_memory
+    from kinject.tune import Ramp, find_batch, find_lr, render_batch, render_range_test
 
-    ramp = Ramp(arguments.low, arguments.high, arguments.steps, arguments.diverged, arguments.margin)
-    result, folder = find_lr(recipe, ramp)
-    show(render_range_test(result, ramp))
+    if arguments.batch:
+        limit = parse_memory(arguments.memory) if arguments.memory else None
+        show(render_batch(find_batch(recipe, limit)))
+        return 0
+    result, folder = find_lr(recipe, Ramp(arguments.low, arguments.high, arguments.steps))
+    show(render_range_test(result))
     show(f"plot: {folder / 'lr.png'}")
     return 1 if result.suggestion is None else 0
-
-
-_FIND_BATCH = """\
-Find the largest per-device batch that fits, and the gradient accumulation that keeps the recipe's
-global batch. The search doubles the batch, then bisects. Each trial makes two updates on the
-longest rows in a process of its own. On a GPU a trial fits if the allocator refuses nothing; on a
-CPU if its peak resident memory stays within --memory. Prints the two lines to set. In
-run_dir/find-batch:
-  trials.json        the memory of each batch; a finished trial is not repeated
-  batch-N/log.txt    what the trial printed
-
-examples:
-  kinject find-batch recipes/cpt.yaml
-  kinject find-batch recipes/cpt.yaml --memory 4GiB
-  kinject find-batch recipes/lora.yaml trainer.gradient_checkpointing=true --max-batch 64"""
-
-
-def add_find_batch(verbs: Any) -> None:
-    """Add `kinject find-batch`."""
-    parser = add_verb(verbs, "find-batch", "find the largest batch that fits, and its accumulation", _FIND_BATCH, None)
-    parser.add_argument(
-        "--memory", metavar="SIZE",
-        help="most memory of a trial, for example 8GiB (default: the GPU's, or what is free here)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-batch", type=int, metavar="N", help="largest batch to try (default: rows of an update on one device)"
-    )
-    parser.set_defaults(run=_find_batch)
-
-
-def _find_batch(arguments: argparse.Namespace) -> int:
-    recipe = recipe_of(arguments, "train")
-    from kinject.errors import InputError
-    from kinject.plan.ways import parse_memory
-    from kinject.tune import find_batch, render_batch
-
-    if arguments.max_batch is not None and arguments.max_batch < 1:
-        raise InputError(f"--max-batch: found {arguments.max_batch}, allowed: 1 or more.")
-    limit = parse_memory(arguments.memory) if arguments.memory else None
-    show(render_batch(find_batch(recipe, limit, arguments.max_batch)))
-    return 0

@@ -14,9 +14,7 @@ from kinject.plan.estimate import PARTS
 from kinject.plan.run import Plan
 from kinject.plan.ways import describe_traffic, quoted, render_size
 from kinject.report.plots.style import INK, LEARNING, style
-from kinject.terminal import duration
-
-_BARS = "▁▂▃▄▅▆▇█"
+from kinject.terminal import duration, sparkline
 
 
 def render_plan(plan: Plan) -> str:
@@ -132,18 +130,6 @@ def _rates(plan: Plan) -> list[str]:
         f"             first {plan.rates[0]:.3g}, highest {max(plan.rates):.3g}, last {plan.rates[-1]:.3g} "
         f"over {len(plan.rates):,} steps",
     ]
-
-
-def sparkline(rates: list[float], width: int = 48) -> str:
-    """Return `rates` as a line of at most `width` bars, each the mean over its part of the steps."""
-    top = max(rates)
-    n_bars = min(width, len(rates))
-    line = ""
-    for bar in range(n_bars):
-        part = rates[bar * len(rates) // n_bars : (bar + 1) * len(rates) // n_bars]
-        level = sum(part) / len(part) / top if top else 0.0
-        line += _BARS[min(int(level * len(_BARS)), len(_BARS) - 1)]
-    return line
 
 
 def draw_rates(plan: Plan, path: Path) -> None:

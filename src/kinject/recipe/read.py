@@ -132,7 +132,7 @@ class Recipe(Sections):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecipe(Recipe):
-    """A recipe of the verbs that train: train, plan, find-lr, find-batch."""
+    """A recipe of the verbs that train: train, plan, find-lr."""
 
     model: ModelSection
     corpus: CorpusSection

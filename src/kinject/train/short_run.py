@@ -1,4 +1,4 @@
-"""A few training steps with nothing saved, which `kinject plan`, `find-batch` and `find-lr` measure.
+"""A few training steps with nothing saved, which `kinject plan` and `kinject find-lr` measure.
 
 ``python -m kinject.train.short_run RECIPE [--longest-rows]`` takes the steps in a process of its own. Its memory can then be
 measured, and running out of memory ends that process alone.
