@@ -26,7 +26,6 @@ SMALL = {
     "eval": ["recipes/eval.yaml", "eval.limit=8"],
     "plan": ["--no-calibration"],
     "find-lr": ["--steps", "20"],
-    "find-batch": ["--max-batch", "1"],
 }
 """Verb -> what makes it small, unless the command has it."""
 NOT_HERE = {
@@ -154,7 +153,6 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
     assert {words[1] for words in done} >= {
         "check",
         "compare",
-        "find-batch",
         "find-lr",
         "plan",
         "report",

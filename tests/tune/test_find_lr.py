@@ -95,7 +95,7 @@ def test_a_loss_that_is_no_number_ends_the_series() -> None:
     found = suggest(rates, [*losses[:75], *[math.nan] * 25])
     assert found.suggestion is not None
     assert sum(map(math.isfinite, found.smoothed)) == 75
-    assert "diverged at once" in suggest(rates, [3.0, math.nan] + losses[2:]).reason
+    assert "diverged at once" in suggest(rates, [3.0, math.nan, *losses[2:]]).reason
 
 
 def test_the_verb_writes_a_plot_and_numbers_and_changes_no_model(
