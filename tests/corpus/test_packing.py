@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus.packing import Order, PackingConfig, Segment, fill_rows, pack
+from kinject.corpus.packing import Order, PackingConfig, pack
 from kinject.corpus.tokenize import IGNORED, TokenRow
 
 ROWS = st.lists(
@@ -90,7 +90,7 @@ def test_a_prompt_that_fills_the_block_leaves_nothing_to_learn_and_is_counted_as
     assert (account.truncated, account.dropped) == (6, 4)
 
 
-@pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
+@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
 @pytest.mark.parametrize("named", [False, True])
 def test_best_fit_fills_rows_as_the_textbook_example(order: Order, named: bool) -> None:
     # best-fit decreasing of 7 5 5 4 3 2 2 2 into bins of 10: [7 3] [5 5] [4 2 2 2]
@@ -103,7 +103,7 @@ def test_best_fit_fills_rows_as_the_textbook_example(order: Order, named: bool) 
     assert sorted(map(sorted, sizes)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
 
 
-@pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
+@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
 def test_the_order_depends_on_the_seed_only(order: Order) -> None:
     named, nameless = _paraphrases(6, 9), _rows([(5, 0)] * 9)
     rows = [*named, *(TokenRow("", "", "", row.input_ids, row.learned) for row in nameless)]
@@ -115,7 +115,7 @@ def test_the_order_depends_on_the_seed_only(order: Order) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=20),
     st.integers(2, 12),
-    st.sampled_from(["shuffled", "interleaved", "massed"]),
+    st.sampled_from(["shuffled", "interleaved"]),
 )
 def test_wrapped_is_one_text_cut_every_block_in_whatever_order(
     shapes: list[tuple[int, int]], block: int, order: Order
@@ -200,30 +200,6 @@ def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
         assert counts == {str(document): 1 for document in range(40)}
 
 
-def test_massed_rows_of_a_document_are_all_in_one_round() -> None:
-    rows = _paraphrases(40, 8)
-    packed, account = pack(rows, PackingConfig(20, "bfd_split", "massed"), 1)
-    rounds = {str(d): {row.round for row in packed if str(d) in row.documents} for d in range(40)}
-    assert all(len(numbers) == 1 for numbers in rounds.values())
-    assert len(set.union(*rounds.values())) > 5
-    assert (account.lost, account.trained) == (0, 4 * len(rows))
-
-
-@given(st.lists(st.integers(1, 12), min_size=40, max_size=60), st.integers(1, 20), st.booleans())
-def test_so_many_rows_are_filled_and_the_rest_is_handed_back(sizes: list[int], n_rows: int, packs: bool) -> None:
-    segments = [Segment(index, 0, size, str(index % 7)) for index, size in enumerate(sizes)]
-    config = PackingConfig(12, "bfd_split" if packs else None, "interleaved")
-    filled, left = fill_rows(segments, config, n_rows)
-    assert sorted([*(s for row in filled for s in row), *left]) == segments
-    assert len(filled) == n_rows or not left
-    if sum(sizes) >= 12 * n_rows:
-        assert len(filled) == n_rows
-    assert all(sum(s.size for s in row) <= 12 for row in filled)
-    if packs:
-        assert all(len({s.document for s in row}) == len(row) for row in filled)
-    assert fill_rows(segments, config)[1] == []
-
-
 def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
     rows = [
         TokenRow("a", "a", "replay", (1, 2, 3), (False, True, True)),
@@ -254,7 +230,7 @@ def test_rows_of_no_document_fall_into_any_round_and_ask_for_none() -> None:
     assert set(counts) == set(range(8))
 
 
-@pytest.mark.parametrize("order", ["shuffled", "interleaved", "massed"])
+@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
 def test_what_is_packed_together_is_bounded_and_nothing_is_lost(order: Order, monkeypatch: Any) -> None:
     rows = _paraphrases(60, 1)
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 16)

@@ -58,7 +58,7 @@ def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:
     )
     assert _faults(path, "trainer.seed=x", "nothing", "foo.bar=1", verb="train") == [
         "command line: nothing: expected section.key=value, for example trainer.learning_rate=1e-5.",
-        "command line: foo.bar: unknown key. Allowed: adapter, augment, corpus, distillation, documents, eval, exposure, "
+        "command line: foo.bar: unknown key. Allowed: adapter, augment, corpus, distillation, documents, eval, "
         "guards, method, model, probes, questions, regularization, run_dir, seed, study, techniques, trainer.",
         "r.yaml:1: run_dir: found 3 (a whole number), expected text.",
         "r.yaml:2: sed: unknown key. Did you mean seed?",

@@ -107,19 +107,3 @@ def test_a_loss_that_is_not_finite_is_a_gap_that_the_page_names(run_dir: Path) -
     assert "The loss is not finite at 2 of 20 logged steps (7, 8): gaps in the curve." in page
     assert "not finite" in page.partition("Evaluations")[2].partition("</table>")[0]
     assert "This run is not finished." not in page
-
-
-def test_a_run_that_chose_its_rows_shows_what_was_known_when_and_how_often_documents_were_read(run_dir: Path) -> None:
-    with (run_dir / "log.jsonl").open("a") as file:
-        for step, new, old in ((0, 0.0, 30.0), (10, 12.0, 28.0)):
-            known = {"eval_known_documents": new, "eval_known_replayed_documents": old}
-            file.write(json.dumps({"step": step, "epoch": step / 10, **known}) + "\n")
-    rows = [{"document_id": f"d{i}", "replay": i == 4, "exposures": [3, 3, 7, 7, 9][i]} for i in range(5)]
-    (run_dir / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = read_training_run(run_dir)
-    assert run.exposures == [3, 3, 7, 7]
-    panels = {panel.get_title(loc="left"): panel for panel in training_figure(run).axes}
-    lines = {line.get_label(): list(line.get_ydata()) for line in panels["documents known"].lines}  # type: ignore[arg-type]
-    assert (lines["new"], lines["replayed"]) == ([0.0, 12.0], [30.0, 28.0])
-    bars = {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in panels["exposures"].patches}  # type: ignore[attr-defined]
-    assert bars == {3: 2, 7: 2}

@@ -180,17 +180,3 @@ def test_each_strategy_changes_vanilla_in_its_own_lines(name: str, monkeypatch: 
     for key in others:
         changed = {section for section in raw[key] if raw[key][section] != raw[vanilla].get(section)}
         assert changed == {line.partition(".")[0] for line in own[key]}
-
-
-def test_test_questions_may_not_decide_what_an_arm_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
-    tests = [{"path": "eval/sandbox/new.jsonl", "layout": "auto"}, {"path": "eval/sandbox/known.jsonl"}]
-    shared = "study.train=recipes/sandbox/exposure.yaml"
-    recipe = read_recipe("recipes/studies/sandbox-quick.yaml", [shared], verb="study", check_inputs=False)
-    check_shared_recipes(recipe, expand_arms(recipe), tests)
-    leaking = [shared, "study.overrides={probes.questions: {new: eval/sandbox/new.jsonl}}"]
-    recipe = read_recipe("recipes/studies/sandbox-quick.yaml", leaking, verb="study", check_inputs=False)
-    with pytest.raises(
-        RecipeError, match=r"600 of 600 questions that decide which rows are read are test questions \(eval/sandbox/n"
-    ):
-        check_shared_recipes(recipe, expand_arms(recipe), tests)

@@ -262,41 +262,6 @@ def test_context_parallelism_refuses_what_needs_masks_or_whole_rows(
 
 
 @pytest.mark.usefixtures("forked")
-def test_two_processes_choose_the_same_rows_as_one_and_again_after_a_resume(
-    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
-) -> None:
-    towns = ["Lowmere", "Stonegate", "Farrow", "Kelm"]
-    rows = [{"document_id": f"d{i}", "text": f"Person {i} lives in {towns[i % 4]}."} for i in range(24)]
-    questions = [
-        {"document_id": f"d{i}", "question": f"Where does Person {i} live?", "choices": towns[i % 2 :: 2], "answer": i // 2 % 2}
-        for i in range(24)
-    ]  # fmt: skip
-    for name, items in (("texts", rows), ("asked", questions)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
-    sections = {
-        "corpus": {"path": str(tmp_path / "texts.jsonl")}, "model": {"path": str(tiny_model), "device": "cpu"},
-        "probes": {"questions": {"new": str(tmp_path / "asked.jsonl")}}, "exposure": {"read_again": "unknown"},
-    }  # fmt: skip
-    evaluations = {"eval_strategy": "steps", "eval_steps": 3}
-    alone = {**sizes, **evaluations, "gradient_accumulation_steps": 2}
-    train(make_recipe(**sections, run_dir=str(tmp_path / "one"), trainer=alone))
-    recipe = make_recipe(**sections, trainer={**sizes, **evaluations})
-    run = {"name": "two", "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / 'two'}"]}
-    _run_in_two([{**run, "environment": _environment("ddp"), "interrupted": True}], tmp_path)
-    one, two = (
-        {
-            "losses": [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row],
-            "documents": [row for _, row in read_jsonl(tmp_path / name / "documents.jsonl")],
-        }
-        for name in ("one", "two")
-    )
-    assert two["documents"] == one["documents"]
-    assert len({row["exposures"] for row in one["documents"]}) > 1
-    assert two["losses"] == pytest.approx(one["losses"], abs=1e-3)
-
-
-@pytest.mark.usefixtures("forked")
 def test_two_processes_learn_from_a_teacher_what_one_learns(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ _WINDOW = 1 << 18
 """Token rows that are packed together at most: a larger window fills rows no better."""
 
 
-Order = Literal["shuffled", "interleaved", "massed"]
+Order = Literal["shuffled", "interleaved"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class PackingConfig:
     """Settings by which token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
 
     `order` is that of an epoch: ``shuffled``; ``interleaved``, which spreads the rows of one document evenly and lets no
-    packed row hold two of them (paraphrases in one row would be learned as one text); ``massed``, which reads the rows
-    of one document together.
+    packed row hold two of them (paraphrases in one row would be learned as one text);
     """
 
     block: int | None
@@ -209,30 +208,17 @@ def _bins(
     rows: Sequence[TokenRow], part: Sequence[int], config: PackingConfig, account: TokenAccount
 ) -> list[list[Segment]]:
     segments = [segment for index in part for segment in cut(rows[index], index, config, account)]
-    return fill_rows(segments, config)[0]
-
-
-def fill_rows(
-    segments: Sequence[Segment], config: PackingConfig, n_rows: int | None = None
-) -> tuple[list[list[Segment]], list[Segment]]:
-    """Return `segments` in packed rows, and those that did not fit into `n_rows` of them (None: as many as it takes).
-
-    Without packing each segment is a row. Segments that hold the tokens of `n_rows` blocks or more fill exactly so many.
-    """
     if config.strategy is None or config.block is None:
-        return [[segment] for segment in segments[:n_rows]], list(
-            segments[len(segments) if n_rows is None else n_rows :]
-        )
-    return _best_fit(segments, config.block, config.apart, n_rows)
+        return [[segment] for segment in segments]
+    return _best_fit(segments, config.block, config.apart)
 
 
 def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int) -> list[Sequence[int]]:
     """Deal rows to the rounds of an epoch by `config.order`.
 
     Interleaved: there are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks;
-    the k-th of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document. Massed:
-    rounds of about `_ROUND_BLOCKS` blocks; all rows of a document go to round ``floor(u * rounds)``. Rows without a
-    document go anywhere.
+    the k-th of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document. Rows
+    without a document go anywhere.
     """
     if config.order == "shuffled" or config.strategy == "wrapped":
         return [order]
@@ -249,8 +235,7 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
         longest = max(longest, len(row.input_ids))
     del numbers
     n_rounds = max(1, n_tokens // (_ROUND_BLOCKS * max(1, config.block or longest)))
-    if config.order == "interleaved":
-        n_rounds = min(max(counts, default=1), n_rounds)
+    n_rounds = min(max(counts, default=1), n_rounds)
     rng = random.Random(seed)
     offsets = array("d", (rng.random() for _ in counts))
     dealt = array("q", bytes(8 * len(counts)))
@@ -261,7 +246,7 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
             rounds[int(rng.random() * n_rounds)].append(index)
             continue
         position = (dealt[document] + offsets[document]) * n_rounds / counts[document]
-        rounds[int(position if config.order == "interleaved" else offsets[document] * n_rounds)].append(index)
+        rounds[int(position)].append(index)
         dealt[document] += 1
     return [part for part in rounds if part]
 
@@ -320,17 +305,13 @@ def _chunks(
     account.dropped += ends[-1] - n_kept
 
 
-def _best_fit(
-    segments: Sequence[Segment], block: int, apart: bool, n_rows: int | None = None
-) -> tuple[list[list[Segment]], list[Segment]]:
+def _best_fit(segments: Sequence[Segment], block: int, apart: bool) -> list[list[Segment]]:
     """Group segments into bins of `block` tokens: longest first, each into the fullest bin that still has room.
 
-    `apart`: no bin holds two segments of one document. At most `n_rows` bins are opened; segments without room are returned
-    beside them. Ties keep the order of `segments`. There is one stack of bins for each size of free room, so a step costs
-    O(log block).
+    `apart`: no bin holds two segments of one document. Ties keep the order of `segments`.
+    There is one stack of bins for each size of free room, so a step costs O(log block).
     """
     bins: list[list[Segment]] = []
-    overflow: list[Segment] = []
     documents: list[set[str]] = []  # of each bin
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
@@ -345,9 +326,6 @@ def _best_fit(
             ),
             None,
         )
-        if match is None and n_rows is not None and len(bins) == n_rows:
-            overflow.append(segment)
-            continue
         if match is None:
             bins.append([])
             documents.append(set())
@@ -361,7 +339,7 @@ def _best_fit(
         bins[index].append(segment)
         documents[index].add(document)
         _add_room(by_room, rooms, room - segment.size, index)
-    return bins, overflow
+    return bins
 
 
 def _add_room(by_room: dict[int, list[int]], rooms: list[int], room: int, index: int) -> None:

@@ -286,8 +286,7 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 
     Raises as training for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
-    from kinject.train.data import check_positions, open_corpora, tokenize_and_pack
-    from kinject.train.exposure import summarize_exposures
+    from kinject.train.data import check_positions, open_corpora, summarize_exposures, tokenize_and_pack
 
     tokenized = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe))
     data = tokenized.train

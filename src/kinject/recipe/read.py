@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection, ExposureSection
+from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection
 from kinject.recipe.eval_section import EvalSection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
@@ -72,7 +72,6 @@ class Sections:
     guards: GuardsSection = GuardsSection()
     techniques: TechniquesSection = TechniquesSection()
     probes: ProbesSection | None = None
-    exposure: ExposureSection = ExposureSection()
     corpus: CorpusSection | None = None
     trainer: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "TRL's SFTConfig: batch, steps, optimizer, schedule."}

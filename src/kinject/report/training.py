@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_KNOWN = {
-    "eval_known_documents": ("new", LEARNING, "o"),
-    "eval_known_replayed_documents": ("replayed", RETENTION, "s"),
-}
-"""Logged counts of known documents: their label, colour and marker."""
 _LINES = ("-", "--", ":", "-.")
 _MOST_POINTS = 500  # of one loss curve: more cannot be seen
 _MOST_EPOCHS = 24  # light lines in one panel
@@ -147,14 +142,12 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
 class TrainingRun:
     """The log of a run: its losses with epochs, and every other series by its name in log.jsonl.
 
-    `probes` are the question sets by name with their roles. `exposures` is how often each document that is not replay was
-    read, if the rows were chosen during the run.
+    `probes` are the question sets by name with their roles.
     """
 
     log: TrainingLog
     series: Mapping[str, Series]
     probes: Mapping[str, str]
-    exposures: Sequence[int] = ()
 
 
 def read_training_run(run_dir: Path) -> TrainingRun:
@@ -165,11 +158,9 @@ def read_training_run(run_dir: Path) -> TrainingRun:
     roles = {
         name: item.get("role", "learning") if isinstance(item, dict) else "learning" for name, item in sets.items()
     }
-    keys = ("learning_rate", "grad_norm", "eval_loss", *_KNOWN, *(f"eval_{name}_accuracy" for name in roles))
-    path, documents = run_dir / "log.jsonl", run_dir / "documents.jsonl"
-    rows = read_jsonl(documents) if documents.is_file() else ()
-    exposures = [int(row["exposures"]) for _, row in rows if not row["replay"]]
-    return TrainingRun(read_training_log(run_dir.name, path), read_series(path, keys), roles, exposures)
+    keys = ("learning_rate", "grad_norm", "eval_loss", *(f"eval_{name}_accuracy" for name in roles))
+    path = run_dir / "log.jsonl"
+    return TrainingRun(read_training_log(run_dir.name, path), read_series(path, keys), roles)
 
 
 def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
@@ -231,17 +222,11 @@ def _thinned(log: TrainingLog) -> tuple[list[float], list[float]]:
 
 
 def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
-    """Return one panel each for loss (the held-out one dashed), learning rate, gradient norm and probe accuracies.
-
-    Where probes decided the rows, also the documents known by step and how often documents were read.
-    """
-    drawn = [kind for kind in ("loss", "learning_rate", "grad_norm", "probes", "known", "exposures") if _has(run, kind)]
+    """Return one panel each for loss (the held-out one dashed), learning rate, gradient norm and probe accuracies."""
+    drawn = [kind for kind in ("loss", "learning_rate", "grad_norm", "probes") if _has(run, kind)]
     with style():
         figure, axes, _ = panels(len(drawn), columns, 2.4)
         for panel, kind in zip(axes, drawn, strict=True):
-            if kind == "exposures":
-                _draw_exposures(panel, run.exposures)
-                continue
             draw_epochs(panel, run.log)
             panel.grid(axis="y", color=RULE, linewidth=0.6)
             panel.set_xlabel("step")
@@ -250,8 +235,6 @@ def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
                 _draw_loss(panel, run)
             elif kind == "probes":
                 _draw_probes(panel, run)
-            elif kind == "known":
-                _draw_known(panel, run)
             else:
                 series = run.series[kind]
                 panel.plot(series.steps, series.values, color=LEARNING, linewidth=1.4)
@@ -265,8 +248,6 @@ def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
 def _has(run: TrainingRun, kind: str) -> bool:
     if kind == "loss":
         return bool(run.log.steps)
-    if kind in ("known", "exposures"):
-        return any(key in run.series for key in _KNOWN) if kind == "known" else bool(run.exposures)
     return any(f"eval_{n}_accuracy" in run.series for n in run.probes) if kind == "probes" else kind in run.series
 
 
@@ -279,27 +260,6 @@ def _draw_loss(panel: Axes, run: TrainingRun) -> None:
             handles=[line for line in panel.lines if line.get_label() not in ("epoch", "_tip")], loc="upper right"
         )
     panel.set_title("loss")
-
-
-def _draw_known(panel: Axes, run: TrainingRun) -> None:
-    for key, (label, colour, marker) in _KNOWN.items():
-        if key in run.series:
-            series = run.series[key]
-            panel.plot(series.steps, series.values, color=colour, marker=marker, markersize=3.5, label=label)
-            for step, value in zip(series.steps, series.values, strict=True):
-                add_tip(panel, step, value, f"{label}, step {step:,.0f}: {value:,.0f} documents")
-    panel.set_ylim(bottom=0)
-    panel.legend(handles=[line for line in panel.lines if line.get_label() not in ("epoch", "_tip")], loc="lower right")
-    panel.set_title("documents known")
-
-
-def _draw_exposures(panel: Axes, exposures: Sequence[int]) -> None:
-    counts = Counter(exposures)
-    panel.bar(list(counts), list(counts.values()), color=LEARNING, width=0.8)
-    panel.grid(axis="y", color=RULE, linewidth=0.6)
-    panel.set_xlabel("times that a document was read")
-    panel.set_ylabel("documents")
-    panel.set_title("exposures")
 
 
 def _draw_probes(panel: Axes, run: TrainingRun) -> None:

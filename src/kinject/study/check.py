@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from kinject.errors import Fault, RecipeError
 from kinject.eval.plan import is_task, layout_of, question_set_section
 from kinject.eval.prompts import GENERATED, OPEN, WITHOUT_QUESTION
 from kinject.eval.tasks.task import read_task
-from kinject.recipe import Recipe, StudyRecipe, read_recipe
+from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath, suggestion
 from kinject.recipe.eval_section import EvalSection
 from kinject.study.arms import (
@@ -60,62 +60,23 @@ def check_inputs(recipe: StudyRecipe) -> None:
     _raise_faults(faults)
 
 
-def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms, tests: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Raise `RecipeError` with every fault of the shared recipes under the overrides of some arm. Imports TRL.
-
-    `tests` are the sets of test questions, as values of eval.questions: none of them may decide what an arm reads.
-    """
+def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
+    """Raise `RecipeError` with every fault of the shared recipes under the overrides of some arm. Imports TRL."""
     every = [*arms.arms, *(arm for grid in arms.grids.values() for _, arm in grid)]
     faults: list[Fault] = []
-    tested: dict[str, set[str]] = {}
     for arm in every:
         key_path: KeyPath = ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
         shared = ((recipe.study.augment, arm.augment_overrides), (recipe.study.train, arm.train_overrides))
         for path, overrides in shared:
             try:
                 if path is not None:
-                    shared_recipe = read_recipe(Path(path), override_arguments(overrides))
-                    faults += _deciding_faults(recipe, key_path, shared_recipe, tests, tested)
+                    read_recipe(Path(path), override_arguments(overrides))
             except RecipeError as error:  # a fault of an override is reported at the arm's line
                 faults += [
                     replace(fault, location=recipe.location(key_path)) if fault.location == "command line" else fault
                     for fault in error.faults
                 ]
     _raise_faults([*faults, *_question_set_faults(recipe)])
-
-
-def _deciding_faults(
-    recipe: StudyRecipe,
-    key_path: KeyPath,
-    train: Recipe,
-    tests: Sequence[Mapping[str, Any]],
-    tested: dict[str, set[str]],
-) -> Iterator[Fault]:
-    """Yield a fault for each probe set of `train` that decides which rows are read and has test questions.
-
-    `tested` keeps the test questions that were read, by file.
-    """
-    if train.exposure.read_again == "all" or train.probes is None:
-        return
-    for entry in tests:
-        path = str(entry["path"])
-        if path not in tested and not is_task(path) and is_file(path):
-            tested[path] = {_plain(q.question) for q in read_questions(Path(path), entry.get("layout") or "auto")}
-    for name, item in train.probes.sets().items():
-        if (train.exposure.questions and name not in train.exposure.questions) or not is_file(item.path):
-            continue
-        probe_texts = {_plain(q.question) for q in read_questions(Path(item.path), item.layout)[: train.probes.limit]}
-        for path, texts in tested.items():
-            if probe_texts & texts:
-                fault = (
-                    f"probes.questions.{name}: {len(probe_texts & texts):,} of {len(probe_texts):,} questions that decide which "
-                    f"rows are read are test questions ({path}). Ask in other words, or about other facts."
-                )
-                yield recipe.fault(key_path, fault)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 def _raise_faults(faults: Iterable[Fault]) -> None:

@@ -76,7 +76,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         if finished is not None:
             return finished, page, True
         check_inputs(recipe)
-        check_shared_recipes(recipe, study.expanded, [item.test for item in study.question_sets])
+        check_shared_recipes(recipe, study.expanded)
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
         started = running_time()
@@ -449,7 +449,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     """
     awaited = find_awaited(recipe)
     study = open_study(recipe, awaited)
-    check_shared_recipes(recipe, study.expanded, [item.test for item in study.question_sets])
+    check_shared_recipes(recipe, study.expanded)
     setup = [stage for stages in study.planner.setup_stages() for stage in stages]
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)

@@ -29,7 +29,6 @@ from kinject.recipe.sections import ProbesSection
 from kinject.signals import deferred, interruption, running_time
 from kinject.terminal import Progress, show
 from kinject.train.checkpoints import mark_extra
-from kinject.train.exposure import ReadingPlan
 from kinject.train.loss import MeanLoss
 
 
@@ -318,36 +317,6 @@ class PatienceStopping(EarlyStopping):
         return no_improvement(history, (metric, greater), self.evaluations, "techniques.patience")
 
 
-class AllKnownStopping(EarlyStopping):
-    """Stops a run when no document is left to read: the questions of all were right in `patience` probes in a row."""
-
-    def __init__(self, patience: int, messages: list[str]) -> None:
-        super().__init__(messages)
-        self.patience = patience
-
-    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        """Return that all are known, if the last evaluation counted none that is not."""
-        values = _by_step(history, "eval_unfinished_documents")
-        if not values or max(values) == 0 or values[max(values)]:  # a run of no step teaches nothing
-            return ""
-        return f"every document has been known in {self.patience} probes in a row (exposure.patience); the run stops."
-
-
-class PlanReadings(TrainerCallback):  # type: ignore[misc]
-    """Has the rows of each phase chosen when it begins; the epochs of the log are the tokens read over `epoch_tokens`."""
-
-    def __init__(self, plan: ReadingPlan, epoch_tokens: int) -> None:
-        self.plan, self.epoch_tokens = plan, epoch_tokens
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Choose the rows: Trainer's epochs are the phases."""
-        self.plan.begin(state.global_step // self.plan.n_steps)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the epoch of the log."""
-        state.epoch = self.plan.tokens_until(state.global_step) / self.epoch_tokens
-
-
 def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool], patience: int, key: str) -> str:
     """Return a reason to stop if the last `patience` evaluations were no better than the best; "" otherwise.
 
@@ -384,8 +353,6 @@ def save_state(trainer: Any) -> None:
         "loss": loss, "tokens": int(trainer._total_train_tokens), "metrics": metrics, "guard": trainer.guard.state(),
         "losses": asdict(trainer.losses), "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
     }  # fmt: skip
-    if trainer.reading_plan is not None:
-        trainer.state.stateful_callbacks[_STATE_KEY]["reading"] = trainer.reading_plan.state.to_json()
 
 
 class RestoreState(TrainerCallback):  # type: ignore[misc]
@@ -409,5 +376,3 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         for name, values in saved["metrics"].items():
             self.trainer._metrics["train"][name] = list(values)
         self.trainer.guard.restore(saved["guard"])
-        if self.trainer.reading_plan is not None:
-            self.trainer.reading_plan.restore(saved["reading"])

@@ -293,7 +293,6 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
             except DiskError as error:
                 faults.append((f"trainer.{key}", str(error)))
     faults += [*embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
-    faults += recipe.exposure.faults(trainer, recipe.probes)
     if recipe.corpus is not None:
         faults += [*recipe.corpus.faults(), *answers_faults(recipe)]
         for key in RESERVED_KWARGS & (recipe.corpus.chat_template_kwargs or {}).keys():

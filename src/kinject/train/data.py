@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -33,7 +35,6 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.contexts import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
-from kinject.train.exposure import MOST, PhaseRows, Pool, count_exposures
 from kinject.train.load import set_chat_template
 from kinject.train.row_weights import RowWeights
 from kinject.types import Question
@@ -135,23 +136,48 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
 class TrainingData:
     """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed in.
 
-    `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch. `pools` are the texts
-    to choose from in a run that chooses its rows in phases.
+    `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch.
     """
 
     rows: PackedRows
     account: TokenAccount
     fractions: dict[str, float]
     exposures: dict[str, tuple[int, int]]
-    pools: tuple[Pool, ...] = ()
+
+
+def count_exposures(rows: Iterable[TokenRow]) -> dict[str, tuple[int, int]]:
+    """Return (texts, learned tokens) of each document of `rows`; a row without a document is one of its own."""
+    n_rows: Counter[str] = Counter()
+    n_tokens: Counter[str] = Counter()
+    for index, row in enumerate(rows):
+        name = row.document_id or f"row {index}"
+        n_rows[name] += 1
+        n_tokens[name] += int(np.count_nonzero(np.asarray(row.learned)))
+    return {name: (n_rows[name], n_tokens[name]) for name in n_rows}
+
+
+def summarize_exposures(exposures: Mapping[str, tuple[int, int]], epochs: float) -> dict[str, Any]:
+    """Return how often a run of `epochs` shows each document: least, median and most rows and tokens."""
+    if not exposures:
+        return {"documents": 0}
+    counts = {"rows": [n for n, _ in exposures.values()], "tokens": [n for _, n in exposures.values()]}
+    functions: dict[str, Callable[[list[int]], float]] = {"min": min, "median": statistics.median, "max": max}
+    return {"documents": len(exposures)} | {
+        name: {key: round(function(values) * epochs, 2) for key, function in functions.items()}
+        for name, values in counts.items()
+    }
+
+
+def exposures_by_document(exposures: Mapping[str, tuple[int, int]], epochs: float) -> dict[str, float]:
+    """Return how many rows (paraphrases) of each document a run of `epochs` reads, repeats counted."""
+    return {name: round(n_rows * epochs, 3) for name, (n_rows, _) in exposures.items()}
 
 
 @dataclass(frozen=True)
 class CorpusPacker:
     """Turns corpora into training rows. With `cache`, tokens are kept in that folder by content and mapped from there.
 
-    Each line of a corpus file is parsed at most once; none if its tokens are in the cache. `replay_pool` is how many times
-    the texts of an epoch's replay are there to choose from, 0 if nothing is chosen.
+    Each line of a corpus file is parsed at most once; none if its tokens are in the cache.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -159,7 +185,6 @@ class CorpusPacker:
     packing: PackingConfig
     seed: int
     cache: Path | None = None
-    replay_pool: float = 0.0
 
     def pack(self, rows: Sequence[CorpusRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
         """Return the training rows of a corpus with `parts` (by name) mixed in; the part ``replay`` is marked as such.
@@ -178,20 +203,14 @@ class CorpusPacker:
         parts = parts or {}
         fractions = [part.fraction for part in parts.values()]
         sampled: dict[str, Sequence[TokenRow]] = {}
-        pools = [Pool("", main, 1 - sum(fractions))]
         for number, (name, part) in enumerate(parts.items()):
             n_target, origin = wanted_tokens(n_main, part.fraction, fractions), REPLAY if name == REPLAY else ""
             sampled[name] = self._sample(part.rows, origin, n_target, self.seed + number)
-            pool = sampled[name]
-            if origin and self.replay_pool > 1:
-                pool = self._sample(part.rows, origin, self.replay_pool * n_target, self.seed + number)
-            pools.append(Pool(name, pool, part.fraction, is_replay=bool(origin)))
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
         sizes = {name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()}
         learned = ConcatRows([main, *(tokens for name, tokens in sampled.items() if name != REPLAY)])
         read_fractions = {name: size / account.source for name, size in sizes.items()}
-        chosen = tuple(pool for pool in pools if pool.fraction > 0) if self.replay_pool else ()
-        return TrainingData(packed, account, read_fractions, count_exposures(learned), chosen)
+        return TrainingData(packed, account, read_fractions, count_exposures(learned))
 
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens."""
@@ -247,14 +266,11 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     """
     corpus, trainer = recipe.corpus, recipe.trainer
     strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
-    exposure = recipe.exposure
-    order = "interleaved" if exposure.order == "spaced" else exposure.order
-    packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, order)
+    packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.order)
     chat, chat_note = set_chat_template(recipe, tokenizer)
     second_part = recipe.method == "distill" and section_of(recipe).context != "document"
     tokenization = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
-    pool = (exposure.most or MOST) if exposure.read_again != "all" else float(exposure.is_planned)
-    packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir), pool)
+    packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_out_note = _hold_out(recipe, tokens)
     teacher = teacher_rows(recipe, corpora.rows.plain(), tokens, tokenizer, tokenization)
@@ -340,10 +356,10 @@ def note_fill(rows: PackedRows, packing: PackingConfig) -> list[str]:
     if len(rows) <= _MOST_ROWS * least:
         return []
     return [
-        "exposure.order: some documents have more texts than there are rows for them, so rows are "
+        "corpus.order: some documents have more texts than there are rows for them, so rows are "
         f"only {n_tokens / (len(rows) * packing.block):.0%} full ({len(rows):,} rows; {least:,} would hold as many tokens). "
         "Interleaved texts of one document never share a row. A smaller trainer.max_length, more documents, or "
-        "exposure.order: shuffled fills them."
+        "corpus.order: shuffled fills them."
     ]
 
 
@@ -356,7 +372,7 @@ class RowDataset:
     the teacher's prediction of each token; rows mixed in have none.
     """
 
-    rows: PackedRows | PhaseRows
+    rows: PackedRows
     with_replay: bool = False
     weights: npt.NDArray[np.float32] | None = None
     teacher: TeacherRows | None = None

@@ -66,7 +66,6 @@ class Probes:
         which only some questions have choices is refused too, and a template that cannot be rendered.
         """
         self.section, self.tokenizer = section, tokenizer
-        self.margins: dict[str, list[float]] = {}
         start = tokenizer("a").input_ids[:1]
         tokenization = Tokenization(bos=start == [tokenizer.bos_token_id], eos=False)
         template = read_template(Path(section.template)) if section.template else ""
@@ -104,8 +103,7 @@ class Probes:
         A set whose answers are written has the fractions ``NAME_wrong`` and ``NAME_abstained`` too. `model` (as the trainer
         wraps it, so that sharded weights are gathered) is left in evaluation mode. Each process scores every question. A
         question without a score (log-probs that are not finite, or all equal) is left out; of a set without any the accuracy
-        is NaN, which is never logged. `margins` then holds, for each question of each set, by how many nats its answer leads
-        the other options (NaN without a score); for a written answer inf if it is right, else -inf.
+        is NaN, which is never logged.
         """
         model.eval()
         scores: dict[str, float] = {}
@@ -113,7 +111,6 @@ class Probes:
             if probe.accepted:
                 texts = self.written(model, probe, pad_token_id)
                 right = [matches(text, accepted) for text, accepted in zip(texts, probe.accepted, strict=True)]
-                self.margins[probe.name] = [math.inf if is_right else -math.inf for is_right in right]
                 n, n_right = len(texts), sum(right)
                 n_abstained = sum(abstains(text) and not is_right for text, is_right in zip(texts, right, strict=True))
                 scores[f"{probe.name}_accuracy"] = n_right / n
@@ -122,14 +119,11 @@ class Probes:
                 continue
             sums = iter(log_probs(model, probe.rows, pad_token_id, BATCH_TOKENS))
             n_correct = n_scored = 0
-            self.margins[probe.name] = margins = []
             for size, answer in zip(probe.n_options, probe.answers, strict=True):
                 options = [next(sums) for _ in range(size)]
                 is_scored = all(map(math.isfinite, options)) and min(options) < max(options)
                 n_scored += is_scored
                 n_correct += is_scored and options.index(max(options)) == answer
-                others = max(options[:answer] + options[answer + 1 :])
-                margins.append(options[answer] - others if is_scored else math.nan)
             scores[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
         accuracies = [scores[f"{probe.name}_accuracy"] for probe in self.sets]
         return {**scores, "accuracy": math.fsum(accuracies) / len(accuracies)}

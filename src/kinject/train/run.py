@@ -21,7 +21,6 @@ from kinject.disk import (
     lock_dir,
     read_manifest,
     write_json,
-    write_jsonl,
     write_manifest,
     write_sha256sums,
     write_text,
@@ -34,7 +33,7 @@ from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
 from kinject.train.contexts import document_inputs, teacher_documents
-from kinject.train.exposure import exposures_by_document, summarize_exposures
+from kinject.train.data import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
 
 if TYPE_CHECKING:
@@ -102,10 +101,8 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
     }  # fmt: skip
     if is_first_process():
-        write_json(recipe.run_dir / "exposures.json", exposures_by_document(*_exposures(trainer)))
-        if trainer.reading_plan is not None:
-            rows = trainer.reading_plan.rows_by_document(trainer.state.global_step)
-            write_jsonl(recipe.run_dir / "documents.jsonl", rows)
+        exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
+        write_json(recipe.run_dir / "exposures.json", exposures)
         remove_extra(recipe.run_dir)
     _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
@@ -140,15 +137,8 @@ def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
     return {
         "effective_batch": effective_batch(trainer.args, data),
         "fractions": {name: round(fraction, 4) for name, fraction in data.fractions.items()},
-        "exposures": summarize_exposures(*_exposures(trainer)),
+        "exposures": summarize_exposures(data.exposures, trainer.state.epoch),
     }
-
-
-def _exposures(trainer: KnowledgeTrainer) -> tuple[dict[str, tuple[int, int]], float]:
-    """Return (texts, tokens) of each document that were read, and how often all of that was."""
-    if trainer.reading_plan is not None:
-        return trainer.reading_plan.exposures(trainer.state.global_step), 1.0
-    return trainer.training_data.exposures, trainer.state.epoch
 
 
 def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:

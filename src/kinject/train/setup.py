@@ -21,11 +21,8 @@ from kinject.errors import InputError
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import (
-    AllKnownStopping,
-    EarlyStopping,
     Histograms,
     PatienceStopping,
-    PlanReadings,
     ProbeStopping,
     RestoreState,
     RunLog,
@@ -47,7 +44,6 @@ from kinject.train.data import (
     open_corpora,
     tokenize_and_pack,
 )
-from kinject.train.exposure import ReadingPlan, steps_of_phase
 from kinject.train.guards import Guard, check_start, sample_output
 from kinject.train.load import (
     check_special_tokens,
@@ -127,8 +123,7 @@ def _make_trainer(
             return load_training_model(recipe, tokenizer, sharding, path)[0]
 
     load_base = functools.partial(load_weights, "") if sharding is not None else None
-    plan = _plan_readings(recipe, config, tokenized, corpora)
-    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base, plan)
+    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base)
     trainer.load_weights = load_weights
     trainer.probes = probes
     trainer.training_data = tokenized.train
@@ -224,7 +219,6 @@ def _assemble(
     tokenizer: PreTrainedTokenizerBase,
     tokenized: TokenizedCorpora,
     load_base: Callable[[], PreTrainedModel] | None,
-    plan: ReadingPlan | None,
 ) -> KnowledgeTrainer:
     """Return the trainer with its data, callbacks, regularization and techniques."""
     from datasets import Dataset
@@ -236,7 +230,7 @@ def _assemble(
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
     has_kl = section is not None and section.kl > 0
-    dataset = RowDataset(data.rows if plan is None else plan.rows, has_kl, tokenized.weights, tokenized.teacher)
+    dataset = RowDataset(data.rows, has_kl, tokenized.weights, tokenized.teacher)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
     reinitialized = reinitialize_last_layers(model, recipe)
@@ -258,7 +252,7 @@ def _assemble(
                 eval_dataset=first_row if validation is not None else None,
                 data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned),
                 callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen,
-                           *_stopping(recipe, guard.warnings)],
+                           *([ProbeStopping(recipe.probes, guard.warnings)] if recipe.probes is not None else [])],
             )  # fmt: skip
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
             raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
@@ -271,7 +265,7 @@ def _assemble(
     configure_trainer(trainer, recipe, reinitialized)
     config.save_strategy = save_strategy
     config.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
-    _order_rows(trainer, plan, data)
+    trainer.rounds = data.rows.rounds if data.rows.rounds[-1] > 0 else ()
     if regularizer is not None:
         _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
     trainer.regularizer = regularizer
@@ -285,53 +279,6 @@ def _row_multiple(config: SFTConfig) -> int:
     """
     n = context_parallel_size()
     return math.lcm(config.pad_to_multiple_of or 1, 2 * n if n > 1 else 1)
-
-
-def _stopping(recipe: TrainRecipe, messages: list[str]) -> list[EarlyStopping]:
-    """Return the callbacks by which probes end the run."""
-    stopping: list[EarlyStopping] = [ProbeStopping(recipe.probes, messages)] if recipe.probes is not None else []
-    if recipe.exposure.patience is not None:
-        stopping.append(AllKnownStopping(recipe.exposure.patience, messages))
-    return stopping
-
-
-def _order_rows(trainer: KnowledgeTrainer, plan: ReadingPlan | None, data: TrainingData) -> None:
-    """Let `plan` choose the rows of the run; without one they are read by the rounds of the epoch, if it has some."""
-    trainer.reading_plan = plan
-    if plan is not None:
-        trainer.add_callback(PlanReadings(plan, data.account.source))
-    elif data.rows.rounds[-1] > 0:
-        trainer.rounds = data.rows.rounds
-
-
-def _plan_readings(
-    recipe: TrainRecipe, config: SFTConfig, tokenized: TokenizedCorpora, corpora: Corpora
-) -> ReadingPlan | None:
-    """Return the plan that chooses the rows in phases, if the recipe has one; set the number of updates.
-
-    Raises `RecipeError` for a deciding probe set of which no question names a document of the corpus or of replay.
-    """
-    section, data = recipe.exposure, tokenized.train
-    if not section.is_planned:
-        return None
-    rows_per_step = effective_batch(config, data)["rows"]
-    if config.max_steps < 0:
-        config.max_steps = math.ceil(config.num_train_epochs * len(data.rows) / rows_per_step)
-    sets = (section.questions or corpora.questions.keys()) if section.read_again == "unknown" else ()
-    questions = {name: corpora.questions[name][: recipe.probes.limit if recipe.probes else None] for name in sets}
-    plan = ReadingPlan(
-        section, data.pools, tokenized.packing, recipe.seed, steps_of_phase(recipe, config.max_steps), rows_per_step,
-        questions,
-    )  # fmt: skip
-    for name, documents in plan.probed_documents.items():
-        if not any(documents):
-            fault = (
-                "no question names a document of the corpus or of replay (document_id), so none can decide which documents "
-                "are read."
-            )
-            raise recipe.error(f"probes.questions.{name}", f"{fault} Name the deciding sets in exposure.questions.")
-    tokenized.notes.append(plan.describe())
-    return plan
 
 
 def _prepare_regularizer(regularizer: Regularizer, trainer: KnowledgeTrainer, is_tiled: bool) -> None:

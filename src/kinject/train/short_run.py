@@ -23,7 +23,6 @@ from kinject.disk import Row, parse_row, write_json, write_text
 from kinject.errors import KinjectError, TrainingError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe
-from kinject.recipe.data_sections import ExposureSection
 from kinject.recipe.read import NOT_TRAINING
 from kinject.signals import exit_code, running_time, terminable
 from kinject.terminal import Progress, protect_streams, show
@@ -76,13 +75,9 @@ def short_recipe(
     raw["guards"] = {**recipe.raw.get("guards", {}), **guards}
     if isinstance(raw.get("techniques"), Mapping):
         raw["techniques"] = {key: value for key, value in raw["techniques"].items() if key not in _TECHNIQUES_OFF}
-    gaps = {name: getattr(recipe.exposure, name) for name in ("order", "first_gap", "growth")}
-    if isinstance(raw.get("exposure"), Mapping):  # without probes nothing decides what is read again
-        raw["exposure"] = {name: value for name, value in gaps.items() if name in recipe.raw["exposure"]}
     raw["trainer"] = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
     return replace(
         recipe, run_dir=run_dir, trainer=fields, probes=None, raw=raw, guards=replace(recipe.guards, **guards),
-        exposure=ExposureSection(**gaps),
         corpus=replace(recipe.corpus, **validation), techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
     )  # fmt: skip
 

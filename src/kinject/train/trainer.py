@@ -20,11 +20,10 @@ from trl import SFTTrainer
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
-from kinject.process import made_by_first_process, processes_per_row, tensor_parallel_size
+from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.callbacks import save_state
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
 from kinject.train.data import RoundSampler, TrainingData
-from kinject.train.exposure import ReadingPlan
 from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, next_tokens, token_metrics
 from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, apply_options, split_by_layer
@@ -76,8 +75,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     rounds: Sequence[int] = ()
     probes: Probes | None = None
     preparation_cost: Mapping[str, float]
-    reading_plan: ReadingPlan | None = None
-    """Chooses the rows; None: they are those of an epoch."""
     control: Any
     optimizer: Any
     lr_scheduler: Any
@@ -190,9 +187,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some, in order if rows are planned."""
-        if self.reading_plan is not None:
-            return torch.utils.data.SequentialSampler(self.train_dataset)
+        """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some."""
         if self.rounds and self.args.train_sampling_strategy == "random":
             return RoundSampler(self.rounds, self.args.data_seed if self.args.data_seed is not None else self.args.seed)
         if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
@@ -331,10 +326,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         self._use_final_weights()
         pad = self.processing_class.pad_token_id
         scores = self.probes.score(self.model_wrapped, 0 if pad is None else pad)
-        if self.reading_plan is not None:
-            computed = self.probes.margins
-            margins = made_by_first_process(lambda: computed)  # their last digits may differ
-            scores |= self.reading_plan.decide(margins, self.state.global_step)
         accuracies = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         self.log(dict(accuracies))
         metrics |= accuracies
