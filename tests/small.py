@@ -49,8 +49,7 @@ def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from matplotlib.figure import Figure
 
-    from kinject.report import files, training
-    from kinject.report.plots import style
+    from kinject.report import files, runs, style
 
     svg, png = style.render_svg(Figure()), style.render_png(Figure())
     monkeypatch.setattr(style, "render_svg", lambda figure: svg)
@@ -61,7 +60,7 @@ def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         figure = draw(columns=columns)
         return draw_twice(stem, lambda columns: figure, label, columns)
 
-    for module in (files, training):
+    for module in (files, runs):
         monkeypatch.setattr(module, "draw_figure", draw_once)
 
 

@@ -99,9 +99,9 @@ def documents(
     folder = Path("runs") / file_name(heap_name(sources)) / "documents" if run_dir is None else Path(run_dir)
     result = collect(sources, options, folder)
     if not (result.already_done and (folder / "documents.html").is_file()):
-        from kinject.report.documents import write_documents_report
+        from kinject.report.runs import write_run_report
 
-        write_documents_report(folder)
+        write_run_report(folder)
     return result
 
 
@@ -113,7 +113,7 @@ def augment(
     kinject.augment("recipes/augment.yaml").to_frame()
     """
     from kinject.augment.run import augment as run
-    from kinject.report.augment import write_augment_report
+    from kinject.report.runs import write_run_report
 
     checked: AugmentRecipe = _checked(recipe, "augment")
     if jobs is None:
@@ -122,7 +122,7 @@ def augment(
         from kinject.augment.shards import augment_in_shards, shard_executor
 
         result = augment_in_shards(checked, shard_executor(executor, jobs), jobs)
-    write_augment_report(checked.run_dir)
+    write_run_report(checked.run_dir)
     return result
 
 
@@ -154,7 +154,7 @@ def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: 
 
         kinject.train("recipes/cpt.yaml").model_dir
     """
-    from kinject.report.training import write_training_report
+    from kinject.report.runs import write_run_report
     from kinject.train import train as run
 
     checked: TrainRecipe = _checked(recipe, "train")
@@ -162,7 +162,7 @@ def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: 
     # A run that was killed after training and before its report has none.
     has_report = result.already_done and (checked.run_dir / "report.html").is_file()
     if is_first_process() and not has_report:
-        write_training_report(checked.run_dir)
+        write_run_report(checked.run_dir)
     return result
 
 

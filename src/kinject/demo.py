@@ -97,12 +97,13 @@ class _Task:
         import torch
 
         from kinject.process import core_count
-        from kinject.report.summary import render_summary as render_report
+        from kinject.report.view import View
+        from kinject.report.words import write_opening
 
         torch.set_num_threads(core_count())  # nothing else runs beside it
         report = api.evaluate(self.recipe)
-        headline = render_report(report).rpartition("\n\n")[2]
-        return {"text": f"{_render_accuracies(report)}\n\n{textwrap.fill(headline, 80)}\n"}
+        opening = "\n".join(textwrap.fill(text, 80) for text in write_opening(View(report)).paragraphs())
+        return {"text": f"{_render_accuracies(report)}\n\n{opening}\n"}
 
 
 def _print_line(text: str) -> None:

@@ -270,8 +270,7 @@ def _license(source: _Source, license_name: str | None) -> str:
 def _model_card(title: str, source: _Source, options: ExportOptions) -> str:
     """Return the model's README.md: the hub's front matter, results, training, use. No path of this machine is in it."""
     from kinject import __version__
-    from kinject.report.files import read_report
-    from kinject.report.summary import render_card_tables
+    from kinject.report.files import read_report, render_card_tables
 
     base = source.published_base
     front = _front_matter({

@@ -25,8 +25,7 @@ from kinject.eval.scores import is_correct
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
-from kinject.report.files import write_report
-from kinject.report.summary import render_summary
+from kinject.report.files import render_summary, write_report
 from kinject.results import Report
 from kinject.stats import make_contrast
 from kinject.types import Answer

@@ -28,8 +28,9 @@ from kinject.eval.scoring.encode import Encoder
 from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.models import load_model
 from kinject.recipe import read_recipe
-from kinject.report.files import read_report, write_report
-from kinject.report.summary import render_summary
+from kinject.report.files import read_report, render_summary, write_report
+from kinject.report.tables import results_table
+from kinject.report.view import View
 from kinject.types import Question
 
 NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]
@@ -203,7 +204,8 @@ def test_subjects_have_intervals_of_their_own_and_a_mean(recipe):
     (result,) = report.results
     assert [(subject.name, subject.n) for subject in result.subjects] == [("births", 2), ("towns", 2)]
     assert result.macro[0] == pytest.approx(np.mean([subject.accuracy for subject in result.subjects]))
-    assert "new by subject (texts, 0 shots)" in render_summary(report)
+    table = results_table(View(report))
+    assert [line.cells[0].text for line in table.lines] == ["new", "new: births", "new: towns"]
 
 
 def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_model, write_rows):
@@ -248,7 +250,7 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     (perplexity,) = report.perplexities
     assert (perplexity.n_tokens, perplexity.n_texts) == (n, 2)
     assert perplexity.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
-    assert "held-out perplexity on held_out" in render_summary(report)
+    assert "Perplexity of held-out texts (held_out)" in render_summary(report)
     assert run(recipe(perplexity_corpus=str(path))) == report
     assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].result.n == 4
 

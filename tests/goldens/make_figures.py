@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/report python tests/goldens/make_figures.py
 
-The answers are drawn by tests/report/study_results.py from Python's own generator. tests/report/test_study_figures.py holds what
+The answers are drawn by tests/report/study_results.py from Python's own generator. tests/report/test_figures.py holds what
 is drawn to the result's numbers; this file holds it to what it was.
 """
 
@@ -17,21 +17,11 @@ from typing import Any
 import numpy as np
 import study_results
 
-from kinject.report.plots.arms import (
-    accuracy_by_arm,
-    directions,
-    flips,
-    question_strip,
-    relative_gains,
-    time_by_arm,
-)
-from kinject.report.plots.sweeps import accuracy_by_k, exposures, frontier, sweep_figure
+from kinject.report.figures import accuracy, flips, frontier, sweep
 from kinject.report.view import View
 
 SEEDS = (0, 1)
-FIGURES: tuple[Callable[[View], Any], ...] = (
-    accuracy_by_arm, relative_gains, accuracy_by_k, frontier, flips, question_strip, directions, exposures, time_by_arm,
-)  # fmt: skip
+FIGURES: tuple[Callable[[View], Any], ...] = (accuracy, frontier, flips)
 _DIGITS = 9
 
 
@@ -52,7 +42,7 @@ def drawn(seed: int) -> dict[str, list[list[list[float]]]]:
         result = study_results.make_study()
     view = View(result)
     figures = {of.__name__: of(view) for of in FIGURES}
-    figures |= {f"sweep {sweep.name}": sweep_figure(view, [sweep]) for sweep in result.sweeps}
+    figures |= {f"sweep {item.name}": sweep(view, [item]) for item in result.sweeps}
     return {name: [_panel(panel) for panel in figure.axes] for name, figure in figures.items()}
 
 

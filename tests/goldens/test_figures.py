@@ -34,7 +34,7 @@ def test_the_stored_accuracies_are_right_answers_over_questions(seed: int) -> No
             index = list(study_results.ARMS).index(arm)
             right = study_results.draw(accuracies[0], 300, index, 1 if arm == "base" else 3)
             n_right.append(sum(map(sum, right)) / len(right) / 300)
-    panel = GOLD[str(seed)]["accuracy_by_arm"][0]
+    panel = GOLD[str(seed)]["accuracy"][0]
     points: dict[float, float] = {}
     for part in panel:
         if len(part) == 2:  # the accuracy, then the ends of its interval

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from recipe_values import Draw, Outcome, all_keys, bases, draw, judge, judge_all, write_inputs
 
-from kinject.report import training
+from kinject.report import runs
 from kinject.requests import limits
 
 N_DRAWS = int(os.environ.get("KINJECT_DRAWS", "20"))
@@ -24,7 +24,7 @@ SEED = int(os.environ.get("KINJECT_SEED", "14"))
 def folder(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the inputs; reports of training runs, which have tests of their own, are not drawn."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "write_training_report", lambda *_: None)
+    monkeypatch.setattr(runs, "write_run_report", lambda *_: None)
     monkeypatch.setattr(limits, "PERIOD", 0.01)  # one request a minute is waited for as told
     write_inputs(tmp_path, trained_tokenizer)
     return tmp_path

@@ -90,7 +90,20 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
             error = max((high - low) / 2 / Z, 1e-9)
             p = math.erfc(abs(delta) / error / math.sqrt(2))
             contrast = Contrast(
-                "base+rag", delta, low, high, p, None, 0, 0, None, "McNemar", result.n, result.n, result.n, result.accuracy
+                "base+rag",
+                delta,
+                low,
+                high,
+                p,
+                None,
+                0,
+                0,
+                None,
+                "McNemar",
+                result.n,
+                result.n,
+                result.n,
+                result.accuracy,
             )
             result = replace(result, to_rag=contrast)
         evaluation_results.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))

@@ -8,13 +8,33 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from study_results import make_paper_study, make_small, make_study
 from study_samples import first, make_evaluation, make_report, make_result, write_log, write_logs
 
 from kinject.errors import DiskError, InputError
-from kinject.report.plots.arms import accuracy_by_arm
-from kinject.report.plots.style import render_png, render_svg
-from kinject.report.training import TrainingLog, loss_figure, read_training_log
-from kinject.report.view import View, arm_label
+from kinject.report.figures import (
+    accuracy,
+    flips,
+    frontier,
+    loss,
+    numbers_of,
+    outcomes,
+    positions,
+    sweep,
+    tick_label,
+    training,
+)
+from kinject.report.runs import read_training_log
+from kinject.report.style import render_png, render_svg, series
+from kinject.report.view import Series, TrainingLog, View, arm_label, slug
+from kinject.results import Sweep, SweepPoint
+
+STUDY = make_study()
+VIEW = View(STUDY)
+
+
+def log_of(steps: tuple[float, ...], losses: tuple[float, ...], **others: Series) -> TrainingLog:
+    return TrainingLog("log", {"loss": Series(steps, losses), **others})
 
 
 def drawn_points(figure: Any) -> dict[tuple[int, int], tuple[float, float, float]]:
@@ -30,7 +50,7 @@ def drawn_points(figure: Any) -> dict[tuple[int, int], tuple[float, float, float
 
 def test_drawn_accuracies_and_intervals_equal_the_results() -> None:
     report = make_report()
-    points = drawn_points(accuracy_by_arm(View(report)))
+    points = drawn_points(accuracy(View(report)))
     sets = list(dict.fromkeys(result.question_set for result in report.results))
     arms = list(dict.fromkeys(arm_label(result) for result in sorted(report.results, key=lambda result: result.k > 0)))
     assert len(points) == len(report.results)
@@ -41,7 +61,7 @@ def test_drawn_accuracies_and_intervals_equal_the_results() -> None:
 
 def test_chance_and_base_lines_stand_where_the_results_say() -> None:
     report = make_report()
-    for panel, name in zip(accuracy_by_arm(View(report)).axes, ("new", "known", "reverse"), strict=True):
+    for panel, name in zip(accuracy(View(report)).axes, ("new", "known", "reverse"), strict=True):
         lines = {line.get_label(): line.get_xdata()[0] for line in panel.lines}
         base = next(
             result for result in report.results if result.question_set == name and result.arm == "base" and not result.k
@@ -50,7 +70,7 @@ def test_chance_and_base_lines_stand_where_the_results_say() -> None:
 
 
 def test_learning_and_retention_differ_in_shape_and_colour_and_context_in_fill() -> None:
-    figure = accuracy_by_arm(View(make_report()))
+    figure = accuracy(View(make_report()))
     marks = [[container[0] for container in panel.containers] for panel in figure.axes]
     assert {mark.get_marker() for mark in marks[0]} == {"o"}
     assert {mark.get_marker() for mark in marks[1]} == {"s"}
@@ -60,7 +80,7 @@ def test_learning_and_retention_differ_in_shape_and_colour_and_context_in_fill()
 
 def test_an_accuracy_of_one_whose_bound_rounds_below_it_is_drawn() -> None:
     result = make_result("base", first(10, 10), None, high=1 - 1e-12)
-    assert render_png(accuracy_by_arm(View(make_evaluation([result]))))[:4] == b"\x89PNG"
+    assert render_png(accuracy(View(make_evaluation([result]))))[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("columns", [1, 3])
@@ -68,69 +88,54 @@ def test_forty_arms_and_long_names_fit(columns: int) -> None:
     base = first(10, 40)
     results = [make_result("base", base, None)]
     results += [make_result(f"a model whose name never seems to end {i}", first(i, 40), base) for i in range(40)]
-    figure = accuracy_by_arm(View(make_evaluation(results)), columns=columns)
+    figure = accuracy(View(make_evaluation(results)), columns=columns)
     assert len(drawn_points(figure)) == 41
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert max(map(len, labels)) <= 22
     assert render_svg(figure)
 
 
-def test_loss_panels_hold_the_log(tmp_path: Path) -> None:
+def test_the_losses_of_all_arms_stand_in_one_panel(tmp_path: Path) -> None:
     logs = [read_training_log(name, path) for name, path in write_logs(tmp_path).items()]
-    for panel, log in zip(loss_figure(logs).axes, logs, strict=True):
-        (line,) = [line for line in panel.lines if line.get_label() == "loss"]
-        assert tuple(line.get_xdata()) == log.steps
-        assert tuple(line.get_ydata()) == log.losses
+    (panel,) = loss(logs).axes
+    drawn = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in panel.lines}
+    assert drawn == {log.name: (log.loss.steps, log.loss.values) for log in logs}
+    assert loss([TrainingLog("nothing", {})]) is None
 
 
 def test_light_lines_stand_at_the_ends_of_epochs(tmp_path: Path) -> None:
     logs = [read_training_log(name, path) for name, path in write_logs(tmp_path).items()]
     ends = [
-        [round(float(line.get_xdata()[0]), 6) for line in panel.lines if line.get_label() == "epoch"]
-        for panel in loss_figure(logs).axes
+        [
+            round(float(line.get_xdata()[0]), 6)
+            for line in training(log, {}).axes[0].lines
+            if line.get_label() == "epoch"
+        ]
+        for log in logs
     ]
     assert ends == [[10, 20, 30, 40, 50], []]
 
 
-def test_hundreds_of_epochs_are_thinned_and_the_figure_says_so() -> None:
-    steps = tuple(float(step) for step in range(1, 301))
-    log = TrainingLog("long", steps, tuple(1 / step for step in steps), steps, ())
-    (panel,) = loss_figure([log]).axes
-    assert sum(line.get_label() == "epoch" for line in panel.lines) <= 24
-    assert any("every 13 epochs" in text.get_text() for text in panel.texts)
-
-
-def test_a_long_log_keeps_its_mean_when_thinned() -> None:
+def test_a_long_log_keeps_its_mean_when_thinned_and_hundreds_of_epochs_are_thinned_too() -> None:
     steps = tuple(float(step) for step in range(1, 10_001))
-    log = TrainingLog("long", steps, tuple(math.sin(step) + 2 for step in steps), (), ())
-    (panel,) = loss_figure([log]).axes
-    values = panel.lines[0].get_ydata()
+    log = log_of(steps, tuple(math.sin(step) + 2 for step in steps), epoch=Series(steps, tuple(s / 20 for s in steps)))
+    lines = training(log, {}).axes[0].lines
+    (values,) = [line.get_ydata() for line in lines if line.get_label() == "training text"]
     assert len(values) <= 500
-    assert sum(values) / len(values) == pytest.approx(sum(log.losses) / len(log.losses))
-
-
-def test_of_many_losses_some_twenty_stand_behind_each(tmp_path: Path) -> None:
-    logs = [
-        read_training_log(
-            f"run {index}", write_log(tmp_path / f"{index}.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
-        )
-        for index in range(45)
-    ]
-    panels = loss_figure(logs).axes
-    assert len(panels) == 45
-    assert {len(panel.lines) for panel in panels} <= {15, 16}  # every third of the others, and its own
+    assert sum(values) / len(values) == pytest.approx(sum(log.loss.values) / len(steps))
+    assert sum(line.get_label() == "epoch" for line in lines) <= 24
 
 
 @pytest.mark.parametrize("losses", [(math.nan, 1.0, math.inf), (0.0, 0.0, 0.0), (-1.0, 5.0, 9.0), (1e-9, 1.0, 1e9)])
 def test_losses_that_no_scale_likes_are_still_drawn(losses: tuple[float, ...]) -> None:
-    log = TrainingLog("odd", (1.0, 2.0, 3.0), losses, (0.1, 0.2, 0.3), ())
-    assert render_svg(loss_figure([log]))
+    assert render_svg(loss([log_of((1.0, 2.0, 3.0), losses)]))
 
 
 def test_of_rows_with_one_step_the_last_counts(tmp_path: Path) -> None:
     rows = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 1.5}, {"step": 2, "eval_loss": 9.0}]
     log = read_training_log("resumed", write_log(tmp_path / "log.jsonl", rows))
-    assert (log.steps, log.losses, log.epochs) == ((1.0, 2.0), (3.0, 1.5), ())
+    assert log.loss == Series((1.0, 2.0), (3.0, 1.5))
+    assert log.series["eval_loss"] == Series((2.0,), (9.0,))
 
 
 @pytest.mark.parametrize(
@@ -157,11 +162,11 @@ def test_drawing_leaves_the_users_matplotlib_settings_alone() -> None:
     matplotlib.rcParams["font.size"] = 17
     try:
         before = dict(matplotlib.rcParams)
-        first_bytes = render_png(accuracy_by_arm(View(make_report())))
+        first_bytes = render_png(accuracy(View(make_report())))
         assert dict(matplotlib.rcParams) == before
     finally:
         matplotlib.rcdefaults()
-    assert render_png(accuracy_by_arm(View(make_report()))) == first_bytes
+    assert render_png(accuracy(View(make_report()))) == first_bytes
 
 
 def test_a_figure_is_laid_out_once_and_drawn_once_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +179,7 @@ def test_a_figure_is_laid_out_once_and_drawn_once_a_file(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         ConstrainedLayoutEngine, "execute", lambda self, figure: (done.append("laid out"), execute(self, figure))
     )
-    figure = accuracy_by_arm(View(make_report()), columns=2)
+    figure = accuracy(View(make_report()), columns=2)
     render_svg(figure)
     render_png(figure)
     assert done == ["laid out", "drawn", "drawn"]
@@ -183,10 +188,82 @@ def test_a_figure_is_laid_out_once_and_drawn_once_a_file(monkeypatch: pytest.Mon
 def test_a_mark_names_its_numbers_to_a_pointer_and_no_name_becomes_markup() -> None:
     base, right = first(10, 40), first(30, 40)
     results = [make_result("base", base, None), make_result("<b>&'\"", right, base)]
-    svg = render_svg(accuracy_by_arm(View(make_evaluation(results))))
+    svg = render_svg(accuracy(View(make_evaluation(results))))
     titles = [title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]  # noqa: S314
     assert titles[0] == "base on new: 25.0% (95%: 14.2 to 40.2), 40 questions"
     assert titles[1].startswith(
         "<b>&'\" on new: 75.0% (95%: 59.8 to 85.8), 40 questions; to base +50.0 points, p < 0.001"
     )
     assert len(titles) == 2
+
+
+def test_a_curve_holds_each_points_accuracy_interval_and_control() -> None:
+    (curve,) = [curve for curve in STUDY.sweeps if curve.name == "paraphrases"]
+    panel = sweep(VIEW, [curve]).axes[0]
+    results = [result for point in curve.points if (result := VIEW.point(curve, point, "new")) is not None]
+    (drawn,) = [line for line in panel.lines if line.get_label() == "new"]
+    assert list(drawn.get_xdata()) == [0, 1, 2, 4, 8, 16]
+    assert list(drawn.get_ydata()) == [result.accuracy for result in results]
+    bounds = [(low, high) for (_, low), (_, high) in panel.collections[0].get_segments()]
+    assert bounds == [(result.low, result.high) for result in results]
+    control = next(line for line in panel.lines if line.get_label() == "control")
+    assert set(control.get_ydata()) == {VIEW.result("sandbox", "repeated", "new").accuracy}  # type: ignore[union-attr]
+
+
+def test_values_that_are_no_numbers_stand_evenly_and_are_not_joined() -> None:
+    (curve,) = [curve for curve in STUDY.sweeps if curve.name == "LoRA"]
+    assert positions(curve) == [0, 1, 2, 3]
+    panel = sweep(VIEW, [curve]).axes[0]
+    (drawn,) = [line for line in panel.lines if line.get_label() == "new"]
+    assert drawn.get_linestyle() == "None"
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["4", "16", "64", "full"]
+
+
+def test_values_of_a_sweep_become_numbers_where_they_can() -> None:
+    def of(values: list[Any], *, log_x: bool = False) -> Sweep:
+        points = (SweepPoint(v, str(v), v if isinstance(v, float) else None, "ft-par") for v in values)
+        return Sweep("n", "k", "sandbox", "", log_x, False, tuple(points))
+
+    assert numbers_of(of([{}, {"paraphrase": 4}, {"paraphrase": 16}])) == [0, 4, 16]
+    assert numbers_of(of([{}, {"paraphrase": 4}, {"permute": 4}])) == [None] * 3
+    assert positions(of([0.0, 0.1, 1.0], log_x=True)) == [0, 1, 2]
+    assert positions(of([0.1, 1.0], log_x=True)) == [0.1, 1.0]
+    texts = {1e-5: "1e-5", 5e-4: "5e-4", 0.25: "0.25", 0.0: "0", 16.0: "16", 2.5e6: "2.5e6"}
+    assert {x: tick_label(SweepPoint(x, "long label", x, "a"), x) for x in texts} == texts
+
+
+def test_the_frontier_has_every_arm_and_marked_sweep_at_what_was_kept_and_learned() -> None:
+    (panel,) = frontier(VIEW).axes
+    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines]
+    groups = {curve.name: ([point.arm for point in curve.points], curve.frontier) for curve in STUDY.sweeps}
+    groups |= {arm.name: ([arm.name], True) for arm in VIEW.own_arms("sandbox") if arm.name != "ft-syn"}
+    for arms, marked in groups.values():
+        kept, new = ([VIEW.result("sandbox", arm, name) for arm in arms] for name in ("known", "new"))
+        assert (([r.accuracy for r in kept if r], [r.accuracy for r in new if r]) in drawn) == marked
+    looks = {series(index) for index in range(36)}
+    assert len(looks) == 36
+
+
+def test_flips_are_as_long_as_their_counts() -> None:
+    widths = sorted(round(patch.get_width()) for patch in flips(VIEW).axes[0].patches)
+    contrasts = [result.to_base for result in VIEW.shown("sandbox", "new") if result.to_base is not None]
+    assert widths == sorted([c.wrong_to_right for c in contrasts] + [-c.right_to_wrong for c in contrasts])
+
+
+@pytest.mark.parametrize("draw", [accuracy, outcomes, frontier, flips])
+def test_without_anything_to_draw_there_is_no_figure(draw: Any) -> None:
+    assert draw(View(make_small(results=()))) is None
+
+
+@pytest.mark.parametrize("draw", [accuracy, flips])
+def test_several_models_have_panels_of_their_own(draw: Any) -> None:
+    titles = [panel.get_title(loc="left") for panel in draw(View(make_paper_study()), columns=1).axes]
+    assert len(titles) == 18
+    assert sum(title.startswith("Llama-2-7B\n") for title in titles) == 6
+
+
+def test_stems_of_files_hold_no_paths_and_are_taken_once() -> None:
+    taken: list[str] = []
+    for name in ("../../etc/passwd", "../../etc/passwd", "", "漢字"):
+        taken.append(slug(name, taken))
+    assert taken == ["etc-passwd", "etc-passwd-2", "unnamed", "unnamed-2"]

@@ -25,7 +25,7 @@ from study_samples import first, log_entries, make_evaluation, make_result, mark
 import kinject.report
 from kinject.disk import write_jsonl
 from kinject.report.files import redraw_report, write_report
-from kinject.report.training import write_training_report
+from kinject.report.runs import write_run_report
 from kinject.results import Perplexity, Recall, Subject
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -172,7 +172,7 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     rows = [{"step": 1, "epoch": 1.0, "loss": 1.0, "learning_rate": 1e-3}]
     rows.append({"step": 1, "epoch": 1.0, **{f"eval_{name}_accuracy": 0.5 for name in texts}})
     write_jsonl(run / "log.jsonl", rows)
-    pages["train"] = write_training_report(run)
+    pages["train"] = write_run_report(run)
     write_augment_run(folder / "augment", texts)
     pages["augment"] = redraw_report(folder / "augment")
     return pages

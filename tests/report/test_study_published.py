@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinject.report.tables import load_published, published_by_k, published_column, published_scores
+from kinject.report.tables import load_published, published_by_k, published_scores
 
 
 def test_each_row_has_a_value_for_each_column() -> None:
@@ -50,12 +50,3 @@ def test_current_events_hold_table_2_whatever_the_shots() -> None:
 def test_other_models_tasks_and_shots_have_none(model: str, task: str, shots: int) -> None:
     assert published_scores(model, task, shots) == {}
     assert published_by_k(model, task, shots) == {}
-
-
-def test_arms_are_the_papers_by_name_only() -> None:
-    assert [published_column(name) for name in ("FT_par", "ft-reg", "base", "repeated")] == [
-        "ft-par",
-        "ft-reg",
-        "base",
-        "",
-    ]

@@ -1,195 +1,202 @@
-"""Words that claim something appear only where the numbers allow them: every kind of result, one after another."""
+"""Each word of a report is used only where its test allows it, and the first sentences of odd reports are those read by eye."""
 
 from __future__ import annotations
 
-import itertools
-import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from study_samples import first, make_contrast, make_evaluation, make_result
+from odd_reports import OPENINGS, few_documents, odd_reports, opening_text
+from study_results import make_small, make_study
+from study_samples import first, make_contrast, make_evaluation, make_report, make_result
 
-from kinject.recipe.study_section import ClaimSection
-from kinject.report.details import claims_table
-from kinject.report.headline import render_headline
-from kinject.report.limitations import render_limitations
-from kinject.report.summary import render_summary
-from kinject.report.tables import numbers_tables
-from kinject.report.verdict import Finding, render_verdict
-from kinject.report.view import View
-from kinject.results import (
-    FEWEST,
-    Choice,
-    Report,
-    Role,
-    Scope,
-    Sweep,
-    SweepPoint,
-    UnscoredResult,
-    fewest_for,
+from kinject.report.formatting import format_name, format_p, format_points, join_words
+from kinject.report.limits import doubts, limitations
+from kinject.report.tables import claims_table
+from kinject.report.view import Training, View
+from kinject.report.words import _TONES, _WORDS, find_all, sentence, write_opening
+from kinject.results import Choice, Contrast, Recall, Report
+from kinject.stats import About, Tag
+
+ODD = odd_reports()
+BASE, TUNED = first(50, 200), first(90, 200)
+
+
+def evaluation(contrast: dict[str, Any], role: str = "learning", **changes: Any) -> Report:
+    """Return the report of base and one arm whose contrast to base has these fields."""
+    results = (make_result("base", BASE, None, role=role), make_result("cpt", TUNED, BASE, role=role, **changes))
+    assert results[1].to_base is not None
+    return make_evaluation((results[0], replace(results[1], to_base=replace(results[1].to_base, **contrast))))
+
+
+def evidence(report: Report) -> list[tuple[str, str]]:
+    """Return (tag, text) of everything behind the answers."""
+    return [(item.tag, item.text) for answer in write_opening(View(report)).answers for item in answer.evidence]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_the_first_sentences_of_odd_reports_are_those_that_were_read(name: str) -> None:
+    path = OPENINGS / f"{name.replace(', ', '-').replace(' ', '-').lower()}.txt"
+    assert opening_text(ODD[name]) == path.read_text("utf-8"), "read it, then run tests/report/odd_reports.py"
+
+
+def test_there_is_no_opening_without_its_report() -> None:
+    assert len(list(OPENINGS.iterdir())) == len(ODD)
+
+
+def test_every_finding_has_words_and_every_tone_a_tag() -> None:
+    judged = (About.LEARNING, About.RETENTION, About.DECLINING, About.INSTEAD, About.ADDED)
+    assert {about: set(words) for about, words in _WORDS.items()} == dict.fromkeys(judged, set(Tag) - {Tag.TOO_FEW})
+    tags = {tag for words in _WORDS.values() for tag, _ in words.values()}
+    assert set(_TONES) - {"both help"} <= tags
+
+
+@pytest.mark.parametrize(
+    ("role", "contrast", "tag"),
+    [
+        ("learning", {}, "learned"),
+        ("learning", {"p_holm": 0.049}, "learned"),
+        ("learning", {"p_holm": 0.051}, "no learning shown"),
+        ("learning", {"delta": -0.2, "low": -0.3, "high": -0.1}, "got worse"),
+        ("learning", {"n_clusters": 9, "n_effective": 9}, "too few to tell"),
+        ("retention", {}, "gained"),
+        ("retention", {"delta": -0.2, "low": -0.3, "high": -0.1}, "forgot"),
+        ("retention", {"p": 0.6, "low": -0.02, "high": 0.03}, "no loss shown"),
+        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03}, "no loss shown"),
+        ("unanswerable", {}, "declines more"),
+        ("unanswerable", {"delta": -0.2}, "declines less"),
+    ],
 )
-from kinject.study.analysis import _Tested, _with_verdict
-
-UP = {
-    "learned",
-    "gained",
-    "retrieval helps",
-    "better than retrieval",
-    "adds to retrieval",
-    "both help",
-    "not above chance",
-}
-DOWN = {"got worse", "forgot", "retrieval hurts", "retrieval better", "hurts retrieval"}
-NOT_SHOWN = {"no learning shown", "no loss shown", "no help shown", "no difference shown", "no addition shown"}
-TOO_FEW = {"too few questions to tell", "too few documents to tell"}
-STRONG_WORDS = re.compile(r"\b(learned|forgot|better|worse|gained|helps?)\b")
-SCOPES: tuple[Scope, ...] = ("method", "these models")
-KINDS = list(itertools.product(
-    (1, 9, 10, 16, 200), (1, 2655), (None, 0.0001, 0.2), (-0.3, 0.3), (0.2, 0.5), SCOPES, ("learning", "retention")
-))  # fmt: skip
-"""Documents, size of the family, Holm's p, difference, lower end of the interval (chance is 0.25), scope, role."""
+def test_each_comparison_has_only_the_words_that_its_test_allows(role: str, contrast: dict[str, Any], tag: str) -> None:
+    tags = [found for found, _ in evidence(evaluation(contrast, role))]
+    assert tags[:1] == [tag]
 
 
-def made(n: int, family: int, p: float | None, delta: float, low: float, scope: Scope, role: Role) -> Report:
-    """Return an evaluation of base and ft, with passages and without, whose every contrast has these numbers."""
-    right = first(3 * n // 5, n)
-    base = make_result("base", right, None, role=role, n_documents=n)
-    contrast = replace(
-        make_contrast(right, right), delta=delta, p=p, p_holm=p, family=family, scope=scope, n=2 * n, n_clusters=n, n_effective=n,
-        low=None if p is None else delta - 0.1, high=None if p is None else delta + 0.1,
-    )  # fmt: skip
-    ft = replace(make_result("ft", right, right, role=role, n_documents=n), low=low, high=0.9, to_base=contrast)
-    beside = {"to_rag": contrast, "to_base": contrast}
-    results = (
-        base, replace(ft, to_rag=contrast), replace(base, k=1, to_base=contrast),
-        replace(ft, k=1, **beside, to_plain=contrast),
-    )  # fmt: skip
-    report = make_evaluation(results)
-    kept = zip(report.results, results, strict=True)
-    return replace(report, results=tuple(replace(new, to_rag=old.to_rag, chosen_k=new.k > 0) for new, old in kept))
+def test_a_gain_that_ends_at_guessing_is_not_called_learning() -> None:
+    report = evaluation({}, low=0.2, high=0.5, interval="Wilson over documents and seeds")
+    assert evidence(report)[0][0] == "gained, not above guessing"
+    assert "cannot be told from guessing" in write_opening(View(report)).answers[0].lead
 
 
-def judged(report: Report) -> tuple[list[Finding], str]:
-    """Return the findings that judge a difference, and all leads."""
-    verdict = render_verdict(View(report))
-    findings = [f for answered in verdict for f in answered.findings if f.tag in UP | DOWN | NOT_SHOWN | TOO_FEW]
-    return findings, " ".join(answered.lead for answered in verdict)
+def test_a_loss_that_remains_possible_is_named_and_a_shown_one_has_its_p() -> None:
+    report = evaluation({"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03}, "retention")
+    lead = write_opening(View(report)).answers[1].lead
+    assert lead == "On “new”, no loss is shown for cpt (−4.0 points), but losses of up to 12.0 points remain possible."
+    assert "changes of −12.0 to +3.0 points remain possible" in evidence(report)[0][1]
+    report = evaluation({"p_holm": 0.003, "family": 2})
+    assert "p = 0.003 after Holm" in evidence(report)[0][1]
 
 
-def test_every_kind_of_difference_has_only_the_words_that_it_bears() -> None:
-    seen = set()
-    for n, family, p, delta, low, scope, role in KINDS:
-        if n == 1 and p is not None:
-            continue  # one document has no p
-        report = made(n, family, p, delta, low, scope, role)  # type: ignore[arg-type]
-        findings, leads = judged(report)
-        assert findings
-        shown = n >= FEWEST and p is not None and p < 0.05
-        enough = shown or n >= fewest_for(family)
-        allowed = (UP if delta > 0 else DOWN) if shown else NOT_SHOWN if enough else TOO_FEW
-        assert {finding.tag for finding in findings} <= allowed, (n, family, p, delta)
-        assert ("learned" in {f.tag for f in findings}) <= (low > 0.25)
-        assert bool(STRONG_WORDS.search(leads)) == shown
-        assert ("in these models" in leads) == (scope == "these models")
-        for finding in findings:
-            assert ("in these models" in finding.text) == (shown and scope == "these models")
-            assert ("are too few to tell" in finding.text) <= (not enough)
-        headline, sure = render_headline(View(report), render_verdict(View(report)))
-        claimed = re.sub(
-            "not shown to have learned|has the role learning|no loss|no difference|its forgetting was not", "", headline
-        )
-        assert not shown or role != "learning" or STRONG_WORDS.search(claimed)
-        assert shown or not re.search(r"\b(learned|forgot|better|worse|gained|lost)\b", claimed)
-        assert "these models" in sure or role != "learning"  # the report has one seed
-        assert headline.startswith("No question set has the role learning") == (role == "retention")
-        seen |= {finding.tag for finding in findings}
-        tables = "".join(table.subtitle for table in numbers_tables(View(report)))
-        assert ("in these models" in tables) == (scope == "these models")
-        assert any("Too many comparisons" in line for line in render_limitations(View(report))) == (
-            FEWEST <= n < fewest_for(family)
-        )
-    assert seen == (UP - {"adds to retrieval"}) | DOWN | NOT_SHOWN | {"too few documents to tell"}
+def test_too_few_documents_are_the_reason_and_the_number_that_is_needed_is_named() -> None:
+    results = [few_documents(make_result(arm, right, base), 8) for arm, right, base in
+               (("base", BASE, None), ("cpt", TUNED, BASE), ("sft", first(70, 200), BASE))]  # fmt: skip
+    opening = write_opening(View(make_evaluation(results)))
+    assert "8 documents" in opening.effect
+    assert "none is shown to be the best" not in opening.effect
+    assert opening.answers[0].lead.startswith("On “new”, 8 documents are too few for any test of")
+    assert opening.open[0] == "“new” needs questions on at least 10 documents for a test (it has 8)."
 
 
-def test_many_sets_in_one_line_are_those_of_these_models_too() -> None:
-    single = made(200, 1, 0.0001, 0.3, 0.5, "these models", "learning")
-    results = [replace(result, question_set=f"set {i}") for i in range(6) for result in single.results]
-    lead = render_verdict(View(replace(single, results=tuple(results))))[0].lead
-    assert lead.startswith("ft, on 6 sets, in these models: learned 6")
+def test_both_help_only_where_both_beat_either_alone() -> None:
+    def tag(**changes: Any) -> str:
+        gain = make_contrast(first(190, 200), first(120, 200))
+        results = [make_result("base", BASE, None), make_result("base+rag", first(120, 200), BASE, k=1)]
+        both = make_result("cpt", first(190, 200), BASE, k=1, to_plain=replace(gain, **changes))
+        report = make_evaluation([*results, make_result("cpt", TUNED, BASE), both])
+        return next(item for item in evidence(report) if item[0] in ("both help", "adds to retrieval"))[0]
+
+    assert (tag(), tag(p=0.2), tag(delta=-0.1)) == ("both help", "adds to retrieval", "adds to retrieval")
 
 
-def test_one_arm_with_one_seed_beside_others_is_marked() -> None:
-    single = made(200, 1, 0.0001, 0.3, 0.5, "method", "learning")
-    base, ft = single.results[:2]
-    assert ft.to_base is not None
-    alone = replace(ft, arm="alone", to_base=replace(ft.to_base, scope="these models"))
-    report = make_evaluation((base, ft, alone))
-    lead = render_verdict(View(report))[0].lead
-    assert lead == "On new, ft (+30.0 points) and alone (+30.0 points, this model only) learned."
+def test_an_arm_is_the_best_only_if_its_difference_to_every_other_is_shown() -> None:
+    report = make_report()
+    assert "par did best of 2 trained models." in write_opening(View(report)).effect
+
+    def of(p: float) -> Report:
+        results = (replace(r, to_closest=r.to_closest and replace(r.to_closest, p=p)) for r in report.results)
+        return replace(report, results=tuple(results))
+
+    assert "none is shown to be the best" in write_opening(View(of(0.2))).effect
+    assert "none is shown to be the best" in write_opening(View(of(1e-9))).effect  # each on another set: no ranking
 
 
-def test_too_few_questions_do_not_tell_a_base_from_chance() -> None:
-    base = make_result("base", first(9, 9), None, n_documents=9)
-    finding = render_verdict(View(make_evaluation((base,))))[0].findings[0]
-    assert finding.tag == "too few to tell from chance"
-    assert "above" not in finding.text
+def test_numbers_of_a_sentence_are_those_of_the_answers() -> None:
+    view = View(make_report())
+    for finding in find_all(view):
+        text = sentence(finding)
+        assert f"{100 * finding.before:.1f}%" in text
+        assert f"→ {100 * finding.after:.1f}%" in text
+        assert f"{format_points(finding.change)} points" in text
+        if finding.tag in (Tag.BETTER, Tag.WORSE):
+            assert "in these models" not in text  # the samples are about the method
 
 
-def test_a_seed_that_diverged_is_named_and_a_model_without_a_score_is_not_said_to_forget() -> None:
-    report = made(200, 1, 0.2, -0.3, 0.5, "method", "retention")
-    lost = UnscoredResult("base", "ft", "new", "retention", "texts", 0, 0, 200, seed=2)
-    lead = render_verdict(View(replace(report, unscored=(lost,))))[1].lead
-    assert lead == "On new, no loss is shown for ft (−30.0 points); ft (seed 2) diverged: no question has a score."
-    diverged = replace(report, results=report.results[:1], unscored=(lost,))
-    assert render_verdict(View(diverged))[1].lead == "On new, ft diverged: no question has a score."
+def test_what_went_wrong_is_never_passed_over() -> None:
+    view = View(make_report())
+    assert doubts(view).lead.startswith("No sign of it")
+    cut = {("base", "par"): Training("", 4, 4 / 11, True)}
+    assert doubts(View(make_report(), cut)).lead == "Yes: a training read a part of its rows only (par)."
+    assert "36.4% of its rows" in doubts(View(make_report(), cut)).evidence[0].text
+    for changes, words in (
+        ({"mass": 0.49}, "letters hold under half of the probability"), ({"n_cut": 3}, "prompts were cut"),
+        ({"n_unscored": 3}, "questions have no score"),
+    ):  # fmt: skip
+        results = tuple(replace(r, **changes) for r in make_report().results)  # type: ignore[arg-type]
+        assert words in doubts(View(replace(make_report(), results=results))).lead
+    missed = replace(make_report(), recalls=(Recall("new", 3, 50, 100),))
+    assert "contexts missed their document (retrieval)" in doubts(View(missed)).lead
+    assert "arms failed (ft-syn)" in doubts(View(make_study(n_seeds=1))).lead
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_every_verdict_of_a_claim_has_only_the_words_that_it_bears(late: bool) -> None:
-    section = ClaimSection(statement="s", test="difference", question_set="new", arm="ft", baseline="base")
-    claims = []
-    for p, as_claimed, scope, documents, family in itertools.product(
-        (None, 0.001, 0.049, 0.051, 0.9), (True, False), SCOPES, (None, 10, 16, 200), (1, 40)
+def test_limits_tell_of_choices_seeds_and_documents_that_count_as_fewer() -> None:
+    choice = Choice("sandbox", "trainer.learning_rate", "ft-par", "new", ((1e-4, 0.4, 99), (1e-3, 0.8, 99)), 1e-3, True,
+                    inherited_by=("ft-reg",), reported_seeds=(0,))  # fmt: skip
+    whole = make_small(choices=(choice,))
+    text = " ".join(limitations(View(whole)))
+    for words in (
+        "One training of each arm",
+        "end of its grid",
+        "Optimism",
+        "was tuned for ft-par and taken over by ft-reg",
     ):
-        tested = _Tested("numbers", 0.1, 0.0, 0.2, p, as_claimed, scope, documents)
-        claim = replace(_with_verdict("name", section, tested, p, family), declared_late=late)
-        few = documents is not None and documents < fewest_for(family)
-        shown = p is not None and p < 0.05
-        verdict = ("shown" if as_claimed else "opposite shown") if shown else "not shown"
-        assert claim.verdict == ("cannot be tested" if p is None or (few and not shown) else verdict)
-        assert claim.words == claim.verdict + (" in these models" if shown and scope == "these models" else "")
-        assert ("are needed" in claim.finding) == (few and p is not None and not shown)
-        claims.append(claim)
-    for claim, row in zip(claims, claims_table(claims).lines, strict=True):
-        cell = row.cells[1]
-        assert ("in these models" in cell.text) == (claim.words != claim.verdict)
-        assert (cell.below == "declared after test questions were answered") == late
-    report = replace(made(200, 1, 0.2, 0.3, 0.5, "method", "learning"), kind="study", claims=tuple(claims))
-    text = render_summary(report)
-    assert text.count("in these models") == sum(claim.words != claim.verdict for claim in claims) + 1
-    assert ("(declared late)" in text) == late
+        assert words in text
+    for effective, counts in ((110.0, False), (20.0, True)):
+        results = tuple(replace(result, n_documents=120, n_effective=effective) for result in whole.results)
+        assert ("count as fewer" in " ".join(limitations(View(replace(whole, results=results))))) == counts
 
 
-def test_what_was_tuned_and_whose_model_chose_is_said_with_its_numbers() -> None:
-    report = made(200, 1, 0.0001, 0.3, 0.5, "method", "learning")
-    choice = Choice("base", "trainer.learning_rate", "ft", "new", ((0.1, 0.7, 50), (0.2, 0.8, 50)), 0.2, True,
-                    inherited_by=("other", "point"), reported_seeds=(0,))  # fmt: skip
-    base, ft = report.results[:2]
-    ft = replace(ft, by_seed=(0.8, 0.7, 0.72), accuracy=0.74)
-    other, point = replace(ft, arm="other"), replace(ft, arm="point")
-    evaluation = make_evaluation((base, ft, other, point), seeds=(0, 1, 2), choices=(choice,))
-    arms = tuple(replace(arm, sweep="s" if arm.name == "point" else "") for arm in evaluation.arms)
-    sweep = Sweep("s", "key", "base", "", False, False, (SweepPoint(1, "1", 1.0, "point"),))
-    lines = render_limitations(View(replace(evaluation, arms=arms, sweeps=(sweep,))))
-    (optimism,) = [line for line in lines if line.startswith("Optimism")]
-    assert optimism.endswith("expect a little less of other seeds. On new: 80.0%, the other seeds 71.0%.")
-    assert (
-        "trainer.learning_rate 0.2 was tuned for ft only and taken over by other and 1 point of sweeps: a difference to ft may "
-        "be one of tuning."
-    ) in lines
+def test_a_claim_declared_late_or_about_one_seed_is_marked() -> None:
+    claim = replace(make_study(n_seeds=1).claims[0], declared_late=True, scope="these models")
+    (row,) = claims_table([claim]).lines
+    assert (row.cells[1].text, row.cells[1].tone) == ("✓ shown in these models", "good")
+    assert row.cells[1].below == "declared after test questions were answered"
 
 
-def test_a_significant_mark_needs_documents_enough() -> None:
-    for n, marked in ((9, False), (10, True)):
-        text = render_summary(replace(made(n, 1, 0.0001, 0.3, 0.5, "method", "learning"), kind="study"))
-        assert ("0.90)+" in text) == marked
+def test_contrasts_without_an_interval_are_worded() -> None:
+    report = evaluation({"low": None, "high": None, "p": None, "n_clusters": 1, "n_effective": 1})
+    assert isinstance(report.results[1].to_base, Contrast)
+    assert "1 documents are too few for a test: 10 are needed" in evidence(report)[0][1].replace("; ", "; ")
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [(0.0, "p < 0.001"), (0.0499, "p < 0.05"), (0.0501, "p > 0.05"), (0.012, "p = 0.012"), (0.5, "p = 0.50")],
+)
+def test_p_is_never_shown_as_zero_nor_on_the_wrong_side_of_the_threshold(p: float, text: str) -> None:
+    assert format_p(p) == text
+
+
+def test_names_are_one_clean_line_and_points_are_signed() -> None:
+    assert format_name("a\n b\t\u202ec\x00") == "a b \ufffdc\ufffd"
+    assert format_name("a long name of a model", 9) == "a lo…odel"
+    assert [format_points(value) for value in (0.012, -0.012, 0.0, -0.0001)] == ["+1.2", "−1.2", "0.0", "0.0"]
+    assert [join_words(list("abc")[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+
+
+def test_the_openings_are_written_by_the_command_that_their_file_names(tmp_path: Path) -> None:
+    code = "import odd_reports; print(len(odd_reports.odd_reports()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, check=True)
+    assert int(done.stdout) == len(ODD)

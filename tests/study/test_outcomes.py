@@ -22,10 +22,9 @@ from kinject.eval.scores import outcome_of, rescored
 from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
 from kinject.recipe.study_section import ClaimSection
-from kinject.report.files import write_report
-from kinject.report.headline import render_outcomes
-from kinject.report.summary import render_summary
+from kinject.report.files import render_summary, write_report
 from kinject.report.view import View
+from kinject.report.words import write_opening
 from kinject.results import Report, Sweep, SweepPoint
 from kinject.study.analysis import Evidence, judge_claims, summarize_arms
 from kinject.study.arms import Arm, arm_infos
@@ -373,15 +372,14 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     write_jsonl(tmp_path / "flips.jsonl", rows)
     html = write_report(tmp_path, report).read_text("utf-8")
     assert "<b>In Kelm." not in html
-    assert "set: no answer, though there is one" in html
-    assert "Answers that the models wrote" in html
     abstained = results[1].abstained
     assert f"{100 * abstained.rate:.1f} ▼" in html
     frame = report.to_rows()[1]
     assert frame["abstained.to_base.delta"] == abstained.to_base.delta
     assert "abstained" in render_summary(report)
-    (section,) = render_outcomes(View(report))
-    assert section.lead == f"More wrong answers: ft on set ({100 * results[1].wrong.to_base.delta:+.1f} points)."
+    (answer,) = [item for item in write_opening(View(report)).answers if item.question.startswith("Does it know")]
+    assert answer.lead == "Shown: more wrong answers from ft on “set”."
+    assert f"{100 * results[1].wrong.to_base.delta:+.1f} points to base" in answer.evidence[0].text
 
 
 def test_a_task_that_generates_is_a_question_set_graded_by_its_own_filters(tmp_path, tiny_model) -> None:

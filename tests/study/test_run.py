@@ -14,8 +14,7 @@ from country import write_study
 from in_process import InProcess
 
 from kinject.recipe import read_recipe
-from kinject.report.files import read_report
-from kinject.report.summary import render_summary
+from kinject.report.files import read_report, render_summary
 from kinject.results import Report
 from kinject.study import run as run_module
 from kinject.study.arms import expand_arms

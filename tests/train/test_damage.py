@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from kinject.disk import read_jsonl, write_manifest
 from kinject.errors import DiskError, InputError, KinjectError, TrainingError
 from kinject.recipe import Recipe
-from kinject.report.training import write_training_report
+from kinject.report.runs import write_run_report
 from kinject.train import run as stage
 from kinject.train import train
 from kinject.train.checkpoints import newest_complete
@@ -112,11 +112,11 @@ def test_a_run_without_its_manifest_is_not_thrown_away(interrupted: Recipe) -> N
 
 def test_a_changed_log_is_not_drawn(interrupted: Recipe) -> None:
     train(interrupted, resume=True)
-    write_training_report(interrupted.run_dir)
+    write_run_report(interrupted.run_dir)
     log = interrupted.run_dir / "log.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"loss": ', b'"loss": 1', 1))
     with pytest.raises(InputError, match=r"log\.jsonl: its bytes are not those that were written"):
-        write_training_report(interrupted.run_dir)
+        write_run_report(interrupted.run_dir)
 
 
 def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(make_recipe: MakeRecipe, corpus: Path) -> None:

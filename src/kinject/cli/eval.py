@@ -72,7 +72,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             show(line)
         return 0
     from kinject.api import evaluate
-    from kinject.report.summary import render_summary
+    from kinject.report.files import render_summary
 
     report = evaluate(recipe)
     if not is_first_process():  # of several processes the first one prints

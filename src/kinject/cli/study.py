@@ -52,7 +52,7 @@ def _study(arguments: argparse.Namespace) -> int:
         show(render_plan(recipe))
         return 0
     from kinject.executors import executor_factory
-    from kinject.report.summary import render_summary
+    from kinject.report.files import render_summary
     from kinject.study.run import run_study
 
     result, page, was_there = run_study(recipe, executor_factory(arguments.executor, arguments.jobs))

@@ -110,7 +110,7 @@ def _run_merge(arguments: argparse.Namespace) -> int:
     if probe is not None:
         from kinject.eval import evaluate
         from kinject.recipe import read_recipe
-        from kinject.report.summary import render_summary
+        from kinject.report.files import render_summary
 
         overrides = [f"run_dir={out / 'eval'}", f"eval.models={json.dumps(models)}"]
         show(render_summary(evaluate(read_recipe(probe, overrides, "eval"))))

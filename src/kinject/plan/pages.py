@@ -13,7 +13,7 @@ from kinject.errors import InputError
 from kinject.plan.estimate import PARTS
 from kinject.plan.run import Plan
 from kinject.plan.ways import describe_traffic, quoted, render_size
-from kinject.report.plots.style import INK, LEARNING, style
+from kinject.report.style import INK, LEARNING, style
 from kinject.terminal import duration, sparkline
 
 

@@ -1,13 +1,13 @@
-"""Reads report.json and writes report.md, report.html and the figures.
+"""Reads report.json; writes report.md, report.html and the figures, and a report as text for terminal and model card.
 
-The report and the training logs that it names decide every byte.
+The report, the training logs that it names and their manifests decide every byte.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,29 +15,112 @@ from typing import Any
 
 from kinject.disk import check_version, read_json, read_manifest, write_text
 from kinject.errors import InputError
-from kinject.report.augment import write_augment_report
-from kinject.report.documents import write_documents_report
-from kinject.report.flips import read_flips
-from kinject.report.formatting import ROLES, format_count, format_date, format_name, join_words
-from kinject.report.headline import render_doubts, render_headline, render_outcomes
-from kinject.report.page import Page, render_html, render_markdown
-from kinject.report.plots import arms, sweeps
-from kinject.report.plots.style import Plot, draw_figure
-from kinject.report.sections import Beside, figure_label, make_sections
-from kinject.report.training import TrainingLog, loss_figure, read_training_log, write_training_report
-from kinject.report.verdict import render_verdict
-from kinject.report.view import View, slug
+from kinject.report import figures
+from kinject.report.flips import Flips, read_flips
+from kinject.report.formatting import (
+    ROLES,
+    escape_markdown,
+    format_count,
+    format_date,
+    format_name,
+    join_words,
+)
+from kinject.report.limits import limitations
+from kinject.report.page import (
+    Block,
+    Bullets,
+    Code,
+    FigureBlock,
+    FlipsBlock,
+    Page,
+    Section,
+    render_html,
+    render_markdown,
+    render_markdown_block,
+    render_text_block,
+)
+from kinject.report.runs import read_training_log, write_run_report
+from kinject.report.style import Plot, draw_figure
+from kinject.report.tables import (
+    arms_table,
+    choices_table,
+    claims_table,
+    claims_text,
+    cost_table,
+    failures_table,
+    headline_table,
+    names_table,
+    published_note,
+    results_table,
+    small_tables,
+)
+from kinject.report.view import Training, TrainingLog, View, slug, unscored_text
+from kinject.report.words import write_opening
 from kinject.results import Report
-
-_FIGURES: dict[str, Callable[..., Any]] = {
-    "accuracy": arms.accuracy_by_arm, "outcomes": arms.outcomes_by_arm, "gains": arms.relative_gains, "k": sweeps.accuracy_by_k,
-    "scaling": sweeps.scaling_figure, "frontier": sweeps.frontier, "flips": arms.flips, "questions": arms.question_strip,
-    "directions": arms.directions, "exposures": sweeps.exposures, "choices": arms.grids, "costs": arms.time_by_arm,
-}  # fmt: skip
-"""Stem of a figure's files -> the function that draws it from a view with so many columns (None: nothing to draw)."""
 
 _WIDE = 3  # columns of panels
 _MOST_NAMED = 4  # arms in the title, question sets in the head
+_CAPTIONS = {
+    "accuracy": (
+        "Accuracy by arm; the numbers are in the tables below",
+        "Correct answers with 95% intervals; the number in the margin is the accuracy in percent. Ticks below a mark: single "
+        "seeds. Dashed: guessing. Thin line: the base without passages.",
+    ),
+    "outcomes": (
+        "Right, abstained and wrong answers by arm; the numbers are in the table of results",
+        "Written answers: right, abstained, wrong; in the margin the shares that are right and wrong. Where a question has no "
+        "answer, to abstain is right.",
+    ),
+    "flips": (
+        "Questions that became right and wrong by arm",
+        "Questions whose answer (the majority over seeds) changed against base.",
+    ),
+    "frontier": (
+        "Learning against forgetting; the numbers are in the tables",
+        "Up: more learned. Right: more kept. A model better than another lies above and to the right of it. Thin lines: 95% "
+        "intervals.",
+    ),
+    "loss": (
+        "Training loss by step",
+        "Loss on the training text. A loss that steps down at each epoch is memorisation: it falls because the same text comes "
+        "again.",
+    ),
+    "sweep": (
+        "Accuracy along a sweep; its numbers are in the table of results",
+        "95% intervals over documents and seeds. Thin line: the base on the first set. Dotted: the control.",
+    ),
+}
+"""Figure -> its label for screen readers, and its caption."""
+_METHODS = {
+    "Wilson": "Intervals of accuracy: Wilson, 95%.",
+    "Wilson over documents and seeds": (
+        "Accuracy: mean over seeds. Its 95% interval is Wilson's for the effective number of questions: the variance between "
+        "source documents and between seeds counts."
+    ),
+    "McNemar": (
+        "Differences are paired, question by question. Intervals: 95%, Bonett and Price (2012). p: exact two-sided McNemar test."
+    ),
+    "sign flips": (
+        "Differences are paired, question by question. Intervals: 95%, with the variance between source documents. p: exact "
+        "two-sided test that flips the sign of each document's difference."
+    ),
+    "t over documents and seeds": (
+        "Differences are paired, question by question. Intervals (95%) and p (two-sided t test, or exact sign flips by document "
+        "if their p is larger) hold the variance between source documents and between each arm's seeds."
+    ),
+}
+"""Interval or test of a result -> the sentence that explains it."""
+_ABOUT = (
+    "“p, Holm”: corrected for all comparisons of a family: the first prompt format without context and with the chosen K is one, "
+    "everything else another. ▲ and ▼: differs from base, corrected p below 0.05. Questions "
+    "without a score are left out of every number.",
+)
+_BITS = (
+    "Bits: facts × mean over questions of log2(values) × (right − chance) / (1 − chance): what a reader has stored who knows "
+    "some facts and guesses at the others; a lower bound on what the weights hold. arXiv 2404.05405 reads bits "
+    "off the loss instead.",
+)
+_RERUN = "A finished stage is found again by its content: a second run does only what is missing or changed."
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
 _FIX = "Run kinject eval or kinject study again."
 _TOLERANCE = 1e-6
@@ -142,20 +225,16 @@ def write_report(run_dir: Path, report: Report) -> Path:
     """Write report.md, report.html and figures/ (PNG and SVG) into `run_dir`; return report.html's path.
 
     An evaluation's commands and versions come from the manifests in `run_dir` and beside its training logs, its changed
-    answers from flips.jsonl. Figures of an earlier report that this one does not have are removed. Raises `InputError`
-    when an evaluation has no results, or a log or flips.jsonl is damaged; `DiskError` on I/O.
+    answers from flips.jsonl. Figures of an earlier report are removed. Raises `InputError` when an evaluation has no
+    results, or a log or flips.jsonl is damaged; `DiskError` on I/O.
     """
     if report.kind == "evaluation" and not report.results and not report.unscored:
         raise InputError(f"{run_dir}: the report has no results. Evaluate at least one model on one question set.")
-    manifest = read_manifest(run_dir / "manifest.json") if report.kind == "evaluation" else None
-    report = _with_manifests(run_dir, report, manifest)
-    view = View(report)
+    report = _with_manifests(run_dir, report)
+    view = View(report, _read_trainings(run_dir, report))
     logs, missing = _read_logs(run_dir, view)
-    stems = _sweep_stems(report)
-    plots = _draw_figures(run_dir, view, logs, stems)
-    changed = read_flips(run_dir / "flips.jsonl", view)
-    beside = Beside({name: stems.get(name, "") for name in plots}, tuple(logs.values()), missing, changed)
-    page = _make_page(view, beside)
+    plots = _draw_figures(run_dir, view, logs)
+    page = _make_page(view, plots, missing, read_flips(run_dir / "flips.jsonl", view))
     write_text(run_dir / "report.md", render_markdown(page))
     path = run_dir / "report.html"
     write_text(path, render_html(page, plots))
@@ -168,19 +247,32 @@ def redraw_report(run_dir: Path) -> Path:
     Raises `DiskError` when there is none, `InputError` when one of its files is damaged.
     """
     stage = (read_manifest(run_dir / "manifest.json") or {}).get("stage")
-    if stage == "train":
-        return write_training_report(run_dir)
-    if stage == "augment":
-        return write_augment_report(run_dir)
-    if stage == "documents":
-        return write_documents_report(run_dir)
+    if stage in ("train", "augment", "documents"):
+        return write_run_report(run_dir)
     return write_report(run_dir, read_report(run_dir / "report.json"))
 
 
-def _with_manifests(run_dir: Path, report: Report, manifest: Mapping[str, Any] | None) -> Report:
+def render_summary(report: Report) -> str:
+    """Return `report` as text for the terminal, without a trailing newline: tables and notes, the opening last."""
+    view = View(report)
+    tables = ([headline_table(view)] if view.set_results else []) + [t for t in small_tables(view) if not t.folded]
+    blocks = [report.title, *("\n".join(render_text_block(table)) for table in tables), "\n".join(claims_text(view))]
+    blocks += ["\n".join(map(unscored_text, report.unscored)), "\n".join(f"note: {note}" for note in report.notes)]
+    return "\n\n".join(block for block in (*blocks, *write_opening(view).paragraphs()) if block)
+
+
+def render_card_tables(report: Report) -> str:
+    """Return the opening and the headline table as Markdown, for a model card."""
+    view = View(report)
+    paragraphs = [escape_markdown(text) for text in write_opening(view).paragraphs()]
+    return "\n\n".join([*paragraphs, "\n".join(render_markdown_block(headline_table(view)))])
+
+
+def _with_manifests(run_dir: Path, report: Report) -> Report:
     """Return an evaluation's `report` with the date, commands and versions of its manifests; a study's holds its own."""
     if report.kind == "study":
         return report
+    manifest = read_manifest(run_dir / "manifest.json")
     paths = [run_dir / log for *_, log in report.logs]
     manifests = [*(read_manifest(path.parent / "manifest.json") for path in paths), manifest]
     commands = [item["command"] for item in manifests if item and isinstance(item.get("command"), list)]
@@ -190,27 +282,105 @@ def _with_manifests(run_dir: Path, report: Report, manifest: Mapping[str, Any] |
     return replace(report, written=date, commands=lines, versions=dict(versions) if isinstance(versions, dict) else {})
 
 
-def _make_page(view: View, beside: Beside) -> Page:
+def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Training]:
+    """Return what each trained arm read, from the manifests beside the training logs of the first seed."""
+    trained = {(arm.model, arm.name) for arm in report.arms if arm.trained}
+    trainings: dict[tuple[str, str], Training] = {}
+    for model, arm, _, path in report.logs:
+        manifest = read_manifest((run_dir / path).parent / "manifest.json")
+        if manifest is None or (model, arm) not in trained or (model, arm) in trainings:
+            continue
+        counts, epochs = manifest.get("counts") or {}, (manifest.get("counts") or {}).get("epochs")
+        trainings[model, arm] = Training(
+            _reading(run_dir, manifest), int(counts.get("steps") or 0),
+            float(epochs) if isinstance(epochs, int | float) else None, bool(counts.get("finished", True)),
+        )  # fmt: skip
+    return trainings
+
+
+def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
+    """Return what a training read: ``paraphrases of the documents, each document about 18 times``."""
+    section = (manifest.get("recipe") or {}).get("corpus") or {}
+    corpus = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(corpus, str):
+        return ""
+    folders = [folder / Path(corpus).parent for folder in run_dir.resolve().parents]
+    sources = [read_manifest(folder / "manifest.json") for folder in folders if (folder / "manifest.json").is_file()]
+    rewritten = any(source is not None and source.get("stage") == "augment" for source in sources)
+    words = "paraphrases of the documents" if rewritten else f"the texts of {format_name(Path(corpus).name, 40)}"
+    counts = manifest.get("counts") or {}
+    times = ((counts.get("exposures") or {}).get("rows") or {}).get("median")
+    if isinstance(times, int | float) and times >= 1.5:
+        words += f", each document about {times:.0f} times"
+    replay = (counts.get("fractions") or {}).get("replay")
+    return words + (f", with {replay:.0%} older texts" if isinstance(replay, float) and replay else "")
+
+
+def _make_page(view: View, plots: Mapping[str, Plot], missing: Sequence[str], flips: Flips | None) -> Page:
     report, sets = view.report, view.sets()
     counts = ((len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set"))
     parts = [format_count(n, noun) for n, noun in counts]
-    seeds = format_count(len(report.seeds), "seed")
-    most = max((result.n for result in report.results), default=0)
     versions = ", ".join(f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions)
     written = f"Evaluated {report.written}" if report.written else "Written by kinject"
-    verdict = render_verdict(view)
-    headline, sureness = render_headline(view, verdict)
+    opening = write_opening(view)
+    first = _sections(_first_sheet(view))
     return Page(
         title=_title(view),
-        subtitle=f"kinject {report.kind}: {', '.join(parts)} of up to {most:,} questions, {seeds}",
+        subtitle=f"kinject {report.kind}: {', '.join(parts)}, {format_count(len(report.seeds), 'seed')}",
         description=format_name(report.description),
         facts=tuple((label, text) for label, text in _facts(view) if text),
-        headline=headline,
-        sureness=sureness,
-        verdict=(*verdict, *render_outcomes(view), render_doubts(view)),
-        sections=make_sections(view, beside),
+        headline=opening.effect, figure=next(iter(_figure("accuracy", plots)), None), answers=opening.answers, open=opening.open,
+        sections=(*first, *_sections(_details(view, plots, missing, flips))), n_first=len(first),
         footer=format_name(written + (f" with {versions}." if versions else ".")),
-    )
+    )  # fmt: skip
+
+
+def _sections(parts: Iterator[tuple[str, tuple[Block, ...]]]) -> tuple[Section, ...]:
+    return tuple(Section(title, blocks) for title, blocks in parts if blocks)
+
+
+def _figure(name: str, plots: Mapping[str, Plot], kind: str = "") -> tuple[FigureBlock, ...]:
+    return (FigureBlock(name, *_CAPTIONS[kind or name]),) if name in plots else ()
+
+
+def _first_sheet(view: View) -> Iterator[tuple[str, tuple[Block, ...]]]:
+    """Yield the parts of the page that fit on one sheet with the answers."""
+    yield "Before and after", (headline_table(view),) if view.set_results else ()
+    yield "What the names mean", (names_table(view),)
+
+
+def _details(
+    view: View, plots: Mapping[str, Plot], missing: Sequence[str], flips: Flips | None
+) -> Iterator[tuple[str, tuple[Block, ...]]]:
+    """Yield the other sections, in order; a section without blocks is left out."""
+    report = view.report
+    yield "What these data cannot tell", (Bullets(limitations(view)),)
+    yield "Claims", (claims_table(report.claims),) if report.claims else ()
+    yield "Right, wrong and abstained", _figure("outcomes", plots)
+    yield "Learning against forgetting", _figure("frontier", plots)
+    for stem, name in _sweep_stems(report).items():
+        yield f"Sweep: {format_name(name)}", _figure(stem, plots, "sweep")
+    changed = (FlipsBlock(flips),) if flips is not None else ()
+    yield "Answers that changed", (*_figure("flips", plots), *changed)
+    gone = (Bullets((f"The logs of {join_words(list(missing))} are missing: moved or deleted.",)),) if missing else ()
+    yield "Training", (*_figure("loss", plots), *gone)
+    yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
+    results = results_table(view)
+    bits = _BITS if report.scaling is not None and report.scaling.points else ()
+    about = Bullets((*_method_sentences(view), *_ABOUT, *bits, *published_note(results)), small=True)
+    yield "Every number", (results, *small_tables(view), about) if report.results else ()
+    yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view),
+                            *((failures_table(view),) if report.failures else ()))  # fmt: skip
+    yield "Notes", (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else ()
+    commands = tuple(format_name(command) for command in report.commands)
+    yield "Run it again", (Code(commands), Bullets((_RERUN,), small=True)) if commands else ()
+
+
+def _method_sentences(view: View) -> list[str]:
+    """Return the sentences on the intervals and tests that the report has."""
+    contrasts = (c for r in view.report.results for c in (r.to_base, r.to_rag, r.to_plain) if c is not None)
+    methods = {*(result.interval for result in view.report.results), *(c.test for c in contrasts)}
+    return [sentence for method, sentence in _METHODS.items() if method in methods]
 
 
 def _title(view: View) -> str:
@@ -225,19 +395,15 @@ def _title(view: View) -> str:
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) of the page's head: when, which models, which questions, how often it was trained."""
+    """Yield (label, text) of the page's head: when, which models, which questions."""
     report = view.report
     yield "date", format_date(report.written)
     sources = [(format_name(name), format_name(report.model_sources.get(name, ""))) for name in report.models]
     yield "base model", join_words([f"{name} ({source})" if source else name for name, source in sources])
     sets = [view.first(name) for name in view.sets()]
-    named = [f"{format_name(r.question_set)}, {r.n:,} questions {ROLES.get(r.role, '')}" for r in sets[:_MOST_NAMED]]
-    yield (
-        "questions",
-        "; ".join([*named, *([f"{len(sets) - _MOST_NAMED} more sets"] if len(sets) > _MOST_NAMED else [])]),
-    )
-    n = len(report.seeds)
-    yield "trainings", f"{n} of each arm, with different seeds" if n > 1 else "one of each arm"
+    named = [f"“{format_name(r.question_set)}” {ROLES.get(r.role, '')}" for r in sets[:_MOST_NAMED]]
+    more = [f"{len(sets) - _MOST_NAMED} more sets"] if len(sets) > _MOST_NAMED else []
+    yield "questions", "; ".join([*named, *more])
 
 
 def _sweep_stems(report: Report) -> dict[str, str]:
@@ -248,54 +414,41 @@ def _sweep_stems(report: Report) -> dict[str, str]:
     return stems
 
 
-def _draw_figures(
-    run_dir: Path, view: View, logs: Mapping[tuple[str, str, int], TrainingLog], stems: Mapping[str, str]
-) -> dict[str, Plot]:
+def _draw_figures(run_dir: Path, view: View, logs: Sequence[TrainingLog]) -> dict[str, Plot]:
     """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
-    drawers = {name: partial(draw, view) for name, draw in _FIGURES.items()}
-    first_seeds = _first_seeds(logs)
-    if first_seeds:
-        drawers["loss"] = partial(loss_figure, first_seeds)
-    for stem, name in stems.items():
-        drawers[stem] = partial(
-            sweeps.sweep_figure, view, [sweep for sweep in view.report.sweeps if sweep.name == name]
-        )
+    drawers: dict[str, Callable[..., Any]] = {
+        "accuracy": partial(figures.accuracy, view), "outcomes": partial(figures.outcomes, view),
+        "flips": partial(figures.flips, view), "frontier": partial(figures.frontier, view),
+        "loss": partial(figures.loss, logs),
+    }  # fmt: skip
+    for stem, name in _sweep_stems(view.report).items():
+        drawers[stem] = partial(figures.sweep, view, [sweep for sweep in view.report.sweeps if sweep.name == name])
     plots = {}
     for name, draw in drawers.items():
-        plot = draw_figure(run_dir / "figures" / name, draw, figure_label(name), _WIDE)
+        label = _CAPTIONS.get(name, _CAPTIONS["sweep"])[0]
+        plot = draw_figure(run_dir / "figures" / name, draw, label, _WIDE)
         if plot is not None:
             plots[name] = plot
-    old = {*_FIGURES, "loss", *(path.stem for path in (run_dir / "figures").glob("sweep-*"))}
-    for name in old - plots.keys():  # files of an earlier report
-        for suffix in (".png", ".svg"):
-            (run_dir / "figures" / f"{name}{suffix}").unlink(missing_ok=True)
+    for path in (run_dir / "figures").glob("*.*"):
+        if path.stem not in plots and path.suffix in (".png", ".svg"):
+            path.unlink()  # of an earlier report
     return plots
 
 
-def _read_logs(run_dir: Path, view: View) -> tuple[dict[tuple[str, str, int], TrainingLog], tuple[str, ...]]:
-    """Return (model, arm, seed) -> log of the report's own arms, and the names of those that are missing.
+def _read_logs(run_dir: Path, view: View) -> tuple[list[TrainingLog], tuple[str, ...]]:
+    """Return the first log of each of the report's own arms, and the names of those that are missing.
 
     Relative paths are `run_dir`'s.
     """
-    logs, missing = {}, []
-    several = len(view.report.seeds) > 1
-    for model, arm, seed, path in view.report.logs:
+    logs: dict[tuple[str, str], TrainingLog] = {}
+    missing = []
+    for model, arm, _, path in view.report.logs:
         info = view.arms.get((model, arm))
-        if info is None or info.sweep:
+        if info is None or info.sweep or (model, arm) in logs:
             continue
         name = f"{format_name(model)}, {format_name(arm)}" if view.several_models else format_name(arm)
-        name = f"{name}, seed {seed}" if several else name
         if (run_dir / path).is_file():
-            logs[model, arm, seed] = read_training_log(name, run_dir / path)
+            logs[model, arm] = read_training_log(name, run_dir / path)
         else:
             missing.append(name)
-    return logs, tuple(missing)
-
-
-def _first_seeds(logs: Mapping[tuple[str, str, int], TrainingLog]) -> list[TrainingLog]:
-    """Return the first log with a loss of each arm."""
-    first: dict[tuple[str, str], TrainingLog] = {}
-    for (model, arm, _), log in logs.items():
-        if log.steps:
-            first.setdefault((model, arm), log)
-    return list(first.values())
+    return list(logs.values()), tuple(dict.fromkeys(missing))

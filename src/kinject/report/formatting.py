@@ -37,6 +37,11 @@ def format_name(text: str, longest: int | None = None) -> str:
     return f"{clean[:head]}…{clean[len(clean) - (longest - head - 1) :]}"
 
 
+def quoted(name: str) -> str:
+    """Return the name of a question set so that no sentence runs into it: ``“new”``."""
+    return f"“{format_name(name)}”"
+
+
 def format_count(n: int, noun: str) -> str:
     """Return ``1 question`` or ``1,200 questions``."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

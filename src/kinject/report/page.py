@@ -9,23 +9,40 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kinject.disk import read_manifest, write_text
-from kinject.errors import InputError
 from kinject.report.formatting import escape_markdown
 
 if TYPE_CHECKING:
     from kinject.report.flips import Flips
-    from kinject.report.plots.style import Plot
-    from kinject.report.verdict import AnsweredQuestion
+    from kinject.report.style import Plot
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _POLICY = "@POLICY@"
+SETTLE = "What is not known, and what would settle it"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One arm on one question set: a tag of a few words, its tone (good, bad, flat), and the numbers as a sentence."""
+
+    arm: str
+    question_set: str
+    tag: str
+    tone: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A practitioner's question, its answer, and the numbers behind it."""
+
+    question: str
+    lead: str
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +96,6 @@ class FlipsBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading within a section."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Bullets:
     """A list of sentences; `small` for explanations."""
 
@@ -107,7 +110,7 @@ class Code:
     lines: tuple[str, ...]
 
 
-Block = TableBlock | FigureBlock | FlipsBlock | Heading | Text | Bullets | Code
+Block = TableBlock | FigureBlock | FlipsBlock | Bullets | Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +123,22 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page: `facts` (label, text), the headline (and how sure it is) and the verdict first, then sections."""
+    """The whole page: `facts` (label, text), the headline, the answers, what would settle the rest, then the sections.
+
+    `figure` stands under the headline. The `n_first` first sections belong to the sheet that is printed; the others are details.
+    """
 
     title: str
     subtitle: str
     description: str
     facts: tuple[tuple[str, str], ...]
     headline: str
-    verdict: tuple[AnsweredQuestion, ...]
     sections: tuple[Section, ...]
     footer: str
-    sureness: str = ""
+    answers: tuple[Answer, ...] = ()
+    open: tuple[str, ...] = ()
+    figure: FigureBlock | None = None
+    n_first: int = 0
 
 
 def line(*values: str | Cell, kind: str = "") -> Line:
@@ -144,24 +152,9 @@ def without_empty_columns(table: TableBlock) -> TableBlock:
         i for i in range(len(table.columns))
         if i == 0 or any(row.cells[i].text or row.cells[i].below for row in table.lines)
     ]  # fmt: skip
-    return _columns(table, used, table.subtitle)
-
-
-def with_common_heads(table: TableBlock) -> TableBlock:
-    """Return `table` without the head columns that hold one text throughout: it goes to the subtitle (not the first's)."""
-    same = [
-        i for i in range(1, table.heads)
-        if len({row.cells[i].text for row in table.lines if not row.kind}) == 1
-    ]  # fmt: skip
-    common = [next(row.cells[i].text for row in table.lines if not row.kind) for i in same]
-    subtitle = "; ".join(part for part in (table.subtitle, *common) if part)
-    return _columns(table, [i for i in range(len(table.columns)) if i not in same], subtitle)
-
-
-def _columns(table: TableBlock, indices: Sequence[int], subtitle: str) -> TableBlock:
-    lines = tuple(Line(tuple(row.cells[i] for i in indices), row.kind) for row in table.lines)
-    columns = tuple(table.columns[i] for i in indices)
-    return replace(table, subtitle=subtitle, columns=columns, lines=lines, heads=sum(i < table.heads for i in indices))
+    lines = tuple(Line(tuple(row.cells[i] for i in used), row.kind) for row in table.lines)
+    columns = tuple(table.columns[i] for i in used)
+    return replace(table, columns=columns, lines=lines, heads=sum(i < table.heads for i in used))
 
 
 def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
@@ -183,6 +176,7 @@ def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
     }  # fmt: skip
     html = str(environment.get_template("report.html.j2").render(
         page=page, plots=figures, kind_of=lambda block: type(block).__name__, policy=_POLICY,
+        settle=SETTLE,
     )).lstrip()  # fmt: skip
     sheet, script = (_hash_of("".join(inline.findall(html)[:1])) for inline in (_STYLE, _SCRIPT))
     policy = (
@@ -190,23 +184,6 @@ def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
         "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     )
     return html.replace(_POLICY, policy, 1)
-
-
-def write_page(folder: Path, stage: str, name: str, make: Callable[[Mapping[str, Any]], Page]) -> Path:
-    """Write the page `name` that `make` returns for the manifest of a finished run of ``kinject STAGE``; return its path.
-
-    Raises `InputError` when `folder` holds no such run, or one of its files is damaged; `DiskError` on I/O.
-    """
-    manifest = read_manifest(folder / "manifest.json")
-    if manifest is None or manifest.get("stage") != stage:
-        raise InputError(f"{folder}: holds no finished run of kinject {stage}. Give its run_dir.")
-    try:
-        page = make(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder}: a file of another shape ({error!r:.80}). Run kinject {stage} again.") from error
-    path = folder / name
-    write_text(path, render_html(page, {}))
-    return path
 
 
 def _hash_of(text: str) -> str:
@@ -219,15 +196,17 @@ def render_markdown(page: Page) -> str:
     lines = [f"# {escape_markdown(page.title)}", "", escape_markdown(page.subtitle), ""]
     lines += [escape_markdown(page.description), ""] if page.description else []
     lines += [f"- {label}: {escape_markdown(text)}" for label, text in page.facts]
-    lines += ["", f"**{escape_markdown(page.headline)}** {escape_markdown(page.sureness)}", ""]
-    for answered in page.verdict:
-        lines += [f"## {answered.question}", "", escape_markdown(answered.lead), ""]
+    lines += ["", f"**{escape_markdown(page.headline)}**", ""]
+    lines += [*render_markdown_block(page.figure), ""] if page.figure is not None else []
+    for answer in page.answers:
+        lines += [f"## {answer.question}", "", escape_markdown(answer.lead), ""]
         lines += [
-            f"- **{escape_markdown(finding.arm)}** on {escape_markdown(finding.question_set)}, *{finding.tag}*: "
-            f"{escape_markdown(finding.text)}"
-            for finding in answered.findings
+            f"- **{escape_markdown(evidence.arm)}** on {escape_markdown(evidence.question_set)}, *{evidence.tag}*: "
+            f"{escape_markdown(evidence.text)}"
+            for evidence in answer.evidence
         ]
-        lines += [""] if answered.findings else []
+        lines += [""] if answer.evidence else []
+    lines += [f"## {SETTLE}", "", *(f"- {escape_markdown(item)}" for item in page.open), ""] if page.open else []
     for section in page.sections:
         lines += [f"## {escape_markdown(section.title)}", ""]
         for block in section.blocks:
@@ -241,8 +220,6 @@ def render_markdown_block(block: Block) -> list[str]:
         TableBlock: _markdown_table,
         FigureBlock: lambda b: [f"![{b.label}](figures/{b.name}.png)", "", escape_markdown(b.caption)],
         FlipsBlock: lambda b: b.flips.markdown_lines(),
-        Heading: lambda b: [f"### {escape_markdown(b.text)}"],
-        Text: lambda b: [escape_markdown(b.text)],
         Bullets: lambda b: [f"- {escape_markdown(item)}" for item in b.lines],
         Code: lambda b: [f"    {item}" for item in b.lines],
     }
@@ -264,3 +241,16 @@ def _markdown_table(block: TableBlock) -> list[str]:
             cells.append(f"{text} ({escape_markdown(cell.below)})" if cell.below else text)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def render_text_block(table: TableBlock) -> list[str]:
+    """Return the lines of a table as plain text, for the terminal."""
+    from kinject.terminal import aligned
+
+    rows = [table.columns, *(tuple(_plain(cell) for cell in row.cells) for row in table.lines)]
+    about = f" ({table.subtitle})" if table.subtitle else ""
+    return [f"{table.title}{about}", aligned(rows, frozenset(range(table.heads, len(table.columns))))]
+
+
+def _plain(cell: Cell) -> str:
+    return f"{cell.text} ({cell.below})" if cell.below else cell.text

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from kinject.report.formatting import format_name, format_p, format_percent, format_points, format_prompt
 from kinject.results import (
     ArmInfo,
     ArmResult,
-    ExposureBin,
     Perplexity,
     PromptFormat,
     Report,
@@ -20,14 +21,57 @@ from kinject.results import (
 from kinject.scaling import Scaling
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The training of one arm, from its manifest: `reading` in words what it read, `epochs` how often (None: not counted)."""
+
+    reading: str
+    steps: int
+    epochs: float | None
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One logged number over a run: the (rising) `steps` and the value at each, NaN where it is not finite (null)."""
+
+    steps: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLog:
+    """The log of one run: each logged number by its name in log.jsonl."""
+
+    name: str
+    series: Mapping[str, Series]
+
+    @property
+    def loss(self) -> Series:
+        """The training loss."""
+        return self.series.get("loss", Series())
+
+    def epoch_ends(self) -> tuple[float, ...]:
+        """Return the (interpolated) steps at which one epoch ended and another began."""
+        epochs = self.series.get("epoch", Series())
+        if not epochs.values:
+            return ()
+        import numpy as np
+
+        between = np.arange(math.floor(epochs.values[0]) + 1, math.ceil(epochs.values[-1]))
+        return tuple(float(step) for step in np.interp(between, epochs.values, epochs.steps))
+
+
 class View:
     """A report's results by model, arm, question set and prompt format.
 
     `set_results` are the results on whole question sets: neither those without the question nor those of one subject.
+    `trainings` are known by (model, arm) where their run folders still exist.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, trainings: Mapping[tuple[str, str], Training] | None = None) -> None:
         self.report = report
+        self.trainings = dict(trainings or {})
         self.set_results = [result for result in report.results if result.role != "baseline" and not result.subject]
         self.arms = {(arm.model, arm.name): arm for arm in report.arms}
         self._by_k: dict[tuple[str, str, str, PromptFormat, str], list[ArmResult]] = {}
@@ -56,6 +100,19 @@ class View:
     def source(self, model: str) -> str:
         """Return the folder or hub name of a base model, its name if that is not known."""
         return self.report.model_sources.get(model, model)
+
+    def reading(self, model: str, arm: str) -> str:
+        """Return in words what a trained arm read, "" where neither its manifest nor the study describes it."""
+        training = self.trainings.get((model, arm))
+        if training is not None and training.reading:
+            return training.reading
+        about = format_name(self.arms[model, arm].description) if self.is_study else ""
+        return "" if about == format_name(arm) else about
+
+    def headline_results(self) -> Iterator[ArmResult]:
+        """Yield the results of the report's own arms that are judged: each set's first format, with the chosen K if any."""
+        for _, _, _, results in self.groups(n_formats=1):
+            yield from results
 
     def own_arms(self, model: str) -> list[ArmInfo]:
         """Return the arms of `model` that are not points of a sweep, the untrained first."""
@@ -159,17 +216,21 @@ class View:
 
 def unscored_text(item: UnscoredResult) -> str:
     """Return the sentence on an arm of which no question has a score."""
-    arm = format_name(item.arm) + (f"+rag, K = {item.k}" if item.k else "")
+    arm = arm_name(item.arm, item.k)
     seed = "" if item.seed is None else f", seed {item.seed}"
     prompt = format_prompt(PromptFormat(item.format, item.shots, item.score))
     label = f"{arm}{seed} on {format_name(item.question_set)} ({prompt})"
     return f"{label}: diverged. None of {item.n:,} questions has a score: their log-probs are not finite, or all equal"
 
 
-def arm_label(result: ArmResult, longest: int | None = None) -> str:
-    """Return ``ft-par`` or ``ft-par+rag``, with K if it was not chosen."""
-    name = format_name(result.arm, longest)
-    return name if not result.k else f"{name}+rag" if result.chosen_k else f"{name}+rag, K = {result.k}"
+def arm_label(result: ArmResult) -> str:
+    """Return ``cpt`` or ``cpt with passages``, with K if it was not chosen."""
+    return arm_name(result.arm, result.k) + (f", K = {result.k}" if result.k and not result.chosen_k else "")
+
+
+def arm_name(arm: str, k: int = 0) -> str:
+    """Return ``cpt``, or ``cpt with passages``."""
+    return format_name(arm) + (" with passages" if k else "")
 
 
 def result_text(result: ArmResult) -> str:
@@ -212,11 +273,3 @@ def scaling_label(scaling: Scaling, label: str) -> str:
     if not label:
         return "base"
     return f"{label} ({sum(counts) / len(counts):.3g} exposures)" if counts else label
-
-
-def exposures_label(bin: ExposureBin) -> str:
-    """Return ``under 1``, ``1`` or ``4 – 7``: low is inside the bin, high is not."""
-    if bin.low == 0:
-        return f"under {bin.high:g}"
-    last = bin.high - 1
-    return f"{bin.low:g}" if last <= bin.low else f"{bin.low:g} – {last:g}"

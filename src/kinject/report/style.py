@@ -8,7 +8,6 @@ dark and paper.
 
 from __future__ import annotations
 
-import cmath
 import contextlib
 import io
 import math
@@ -38,21 +37,21 @@ PAGE_COLOURS = {
 }  # fmt: skip
 """Colour in the drawing -> colour of the page that holds it."""
 
-SERIES = (
+_SERIES = (
     (LEARNING, "o", "-"), (RETENTION, "s", "--"), (THIRD, "^", "-."), (FOURTH, "D", ":"), (FIFTH, "v", "-"),
     (MUTED, "P", "--"),
 )  # fmt: skip
-"""Colour, mark and line of each series."""
+
+
+def series(index: int) -> tuple[str, str, str]:
+    """Return colour, mark and line of the series of that number; 36 differ."""
+    marks = index + index // len(_SERIES)
+    return _SERIES[index % len(_SERIES)][0], _SERIES[marks % len(_SERIES)][1], _SERIES[index % len(_SERIES)][2]
+
 
 LONGEST = 22
 """Characters of a name in a figure."""
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
-_SIZE, _ASPECT = 8.5, 0.62
-"""Points of a label's font, and the width of a character over them."""
-_AROUND = 40
-"""Points of the page within which other points decide on which side a label is written."""
-_DISTANCES = (0, 5, 11, 18, 26, 36, 48, 62, 80, 100, 125)
-"""Points of the page between a point and its label: the nearest free place is taken."""
 _TIP = "tip-"
 _LONGEST_TIP = 200
 CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
@@ -132,70 +131,6 @@ def add_tip(panel: Axes, x: float, y: float, text: str) -> None:
     """Show `text` where the pointer rests near (x, y): an unseen mark, whose name `render_svg` makes a title."""
     (mark,) = panel.plot([x], [y], "o", color=INK, markersize=13, alpha=0, clip_on=False, zorder=5, label="_tip")
     mark.set_gid(f"{_TIP}{format_name(text, _LONGEST_TIP).encode().hex()}")  # matplotlib escapes no tag in an id
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A text for the point (x, y) of a panel, in the data's units; "" for a point that no label may cover."""
-
-    x: float
-    y: float
-    text: str
-    colour: str = INK
-
-
-def place_labels(panel: Axes, labels: Sequence[Label]) -> None:
-    """Write each label beside its point, away from the points around, where it covers no other label and no point.
-
-    A thin line joins a label to its point unless that is next to it and no other point is as near. A label that finds no
-    room in the panel is written next to its point. The layout of the figure is computed already.
-    """
-    unit = panel.figure.dpi / 72  # all below is in points of the page
-    points = [complex(*panel.transData.transform((label.x, label.y))) / unit for label in labels]
-    left, bottom, right, top = (float(edge) / unit for edge in panel.bbox.extents)
-    marks = [(mark.real - 4, mark.imag - 4, mark.real + 4, mark.imag + 4) for mark in points]
-    occupied: list[tuple[float, float, float, float]] = []
-    for index in sorted(range(len(labels)), key=lambda index: points[index].real, reverse=True):
-        label, point = labels[index], points[index]
-        if not label.text:
-            continue
-        width, height = _SIZE * _ASPECT * len(label.text) + 2, _SIZE + 3
-        away = sum(point - other for other in points if abs(point - other) < _AROUND) or 1
-        turns = sorted(
-            (cmath.rect(1, math.tau * turn / 16) for turn in range(16)), key=lambda turn: -_cosine(turn, away)
-        )
-        for far, turn in ((far, turn) for far in _DISTANCES for turn in turns):
-            shift = complex(turn.real * (5 + far + width / 2), turn.imag * (5 + far + height / 2))
-            x, y = (point + shift).real, (point + shift).imag
-            box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-            enclosed = left <= box[0] and bottom <= box[1] and box[2] <= right and box[3] <= top
-            line = [point + shift * part / 8 for part in range(8)] if far else []
-            if enclosed and not any(
-                overlaps(box, other) or any(other[0] < mark.real < other[2] and other[1] < mark.imag < other[3] for mark in line)
-                for other in occupied
-            ) and not any(overlaps(box, other) for other in marks):  # fmt: skip
-                break
-        else:
-            far, shift, box = 0, complex(5 + width / 2, 0), marks[index]
-        occupied.append(box)
-        others = (abs(point + shift - other) for number, other in enumerate(points) if number != index)
-        joined = far or min(others, default=math.inf) < 1.6 * abs(shift)
-        paper = {"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.6}
-        leader = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
-        written = panel.annotate(
-            label.text, (label.x, label.y), xytext=(shift.real, shift.imag), textcoords="offset points", fontsize=_SIZE,
-            color=label.colour, ha="center", va="center", bbox=paper, arrowprops=leader if joined else None,
-        )  # fmt: skip
-        written.set_in_layout(False)
-
-
-def _cosine(a: complex, b: complex) -> float:
-    return (a * b.conjugate()).real / (abs(a) * abs(b))
-
-
-def overlaps(box: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether two boxes (left, bottom, right, top) share a point inside both."""
-    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def line_mark(label: str, **style_of: Any) -> Any:

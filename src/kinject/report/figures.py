@@ -1,0 +1,463 @@
+"""The figures of a report: accuracy, outcomes of written answers, changed questions, sweeps, learning against forgetting,
+and the curves of trainings.
+
+Each returns None if there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kinject.report.formatting import ROLES, format_name, format_percent, format_prompt
+from kinject.report.style import (
+    CHANCE,
+    INK,
+    LEARNING,
+    LONGEST,
+    MUTED,
+    OTHER,
+    PAPER,
+    RETENTION,
+    RULE,
+    TICKS,
+    add_legend,
+    add_tip,
+    line_mark,
+    margin_text,
+    panels,
+    percent_axis,
+    prepare_rows,
+    series,
+    style,
+)
+from kinject.report.view import Series, TrainingLog, View, arm_label, is_reverse, result_text
+from kinject.results import ArmResult, PromptFormat, Sweep, SweepPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_POINTS = 500  # of one curve: more cannot be seen
+_MOST_EPOCHS = 24  # light lines in one panel
+
+_ROLE_MARKS = {
+    "learning": ("o", LEARNING), "retention": ("s", RETENTION), "unanswerable": ("^", series(3)[0]), "baseline": ("D", MUTED),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One model on one question set, asked in one prompt format."""
+
+    model: str
+    question_set: str
+    format: PromptFormat
+    results: tuple[ArmResult, ...]
+
+    def title(self, view: View) -> str:
+        name = format_name(self.question_set, LONGEST)
+        first = f"{name}: {ROLES[self.results[0].role]}"
+        if not view.is_study and len(view.formats(self.question_set)) > 1:
+            first += f"\n{format_prompt(self.format)}"
+        return f"{format_name(self.model, LONGEST)}\n{first}" if view.several_models else first
+
+
+def _arm_panels(view: View, n_formats: int | None = 1) -> list[_Panel]:
+    """Return one panel for each model, question set and prompt format (the first `n_formats`) with the report's own arms."""
+    return [_Panel(model, name, form, tuple(results)) for model, name, form, results in view.groups("", n_formats)]
+
+
+def _draw_rows(
+    drawn: Sequence[_Panel], columns: int, keep: Callable[[ArmResult], bool],
+    draw: Callable[[Axes, _Panel, dict[str, int]], None], view: View,
+) -> Figure:  # fmt: skip
+    """Return a figure with axes for each of `drawn` and a row for each arm, arms without context first."""
+    results = [result for panel in drawn for result in panel.results if keep(result)]
+    names = list(dict.fromkeys(arm_label(r) for r in sorted(results, key=lambda result: result.k > 0)))
+    figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
+    rows = {name: row for row, name in enumerate(names)}
+    for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
+        prepare_rows(panel, names, labelled=index % n_columns == 0)
+        draw(panel, shown, rows)
+        panel.set_title(shown.title(view), color=_ROLE_MARKS[shown.results[0].role][1], fontweight="bold")
+    return figure
+
+
+def accuracy(view: View, *, columns: int = 3) -> Figure | None:
+    """Return accuracy with its interval and each seed's, one panel for each model and set, one row for each arm.
+
+    An evaluation has a panel for each prompt format, a study for the headline alone. Learning is a blue
+    circle, retention an orange square; a hollow mark has retrieved context.
+    """
+    drawn = _arm_panels(view, 1 if view.is_study else None)
+    if not drawn:
+        return None
+
+    def draw(panel: Axes, shown: _Panel, rows: dict[str, int]) -> None:
+        panel.set_xlim(0, 1)
+        panel.set_xticks(*TICKS)
+        panel.axvline(shown.results[0].chance, **CHANCE, label="chance")
+        base = view.result(shown.model, view.base(shown.model), shown.question_set, 0, shown.format)
+        if base is not None:
+            panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
+        for result in shown.results:
+            _draw_accuracy(panel, rows[arm_label(result)], result)
+
+    with style():
+        figure = _draw_rows(drawn, columns, lambda _: True, draw, view)
+        roles = {shown.results[0].role for shown in drawn}
+        marks = [line_mark(ROLES[role], marker=marker, color=colour, linestyle="none")
+                 for role, (marker, colour) in _ROLE_MARKS.items() if role in roles]  # fmt: skip
+        if any(result.k for shown in drawn for result in shown.results):
+            marks.append(line_mark("hollow: with retrieved context", marker="o", color=INK, markerfacecolor=PAPER,
+                                   linestyle="none"))  # fmt: skip
+        if any(len(result.by_seed) > 1 for shown in drawn for result in shown.results):
+            marks.append(line_mark("one seed", marker="|", color=MUTED, linestyle="none"))
+        marks += [line_mark("guessing", **CHANCE), line_mark("base", color=MUTED, linewidth=0.8)]
+        add_legend(figure, marks, columns)
+    return figure
+
+
+def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
+    marker, colour = _ROLE_MARKS[result.role]
+    if len(result.by_seed) > 1:
+        panel.plot(result.by_seed, [row + 0.27] * len(result.by_seed), "|", color=MUTED, markersize=4, clip_on=False)
+    whiskers = [[max(0.0, result.accuracy - result.low)], [max(0.0, result.high - result.accuracy)]]
+    panel.errorbar(
+        [result.accuracy], [row], xerr=whiskers, fmt=marker, color=colour, markersize=5, markeredgewidth=1.5,
+        markerfacecolor=PAPER if result.k else colour, elinewidth=1.8, capsize=3, capthick=1.3, clip_on=False,
+    )  # fmt: skip
+    margin_text(panel, row, f"{100 * result.accuracy:.1f}")
+    add_tip(panel, result.accuracy, row, result_text(result))
+
+
+def outcomes(view: View, *, columns: int = 3) -> Figure | None:
+    """Return the fractions of written answers that are right, abstained and wrong: a panel for each set, a bar for each arm."""
+    drawn = [panel for panel in _arm_panels(view) if any(result.outcomes for result in panel.results)]
+    if not drawn:
+        return None
+
+    def draw(panel: Axes, shown: _Panel, rows: dict[str, int]) -> None:
+        panel.set_xlim(0, 1)
+        panel.set_xticks(*TICKS)
+        panel.grid(visible=False)
+        for result in shown.results:
+            _draw_outcomes(panel, rows[arm_label(result)], result)
+
+    with style():
+        figure = _draw_rows(drawn, columns, lambda _: True, draw, view)
+        colours = {"right": LEARNING, "abstained": OTHER, "wrong": RETENTION}
+        marks = [
+            line_mark(name, marker="s", color=colour, linestyle="none", markersize=7)
+            for name, colour in colours.items()
+        ]
+        add_legend(figure, marks, columns)
+    return figure
+
+
+def _draw_outcomes(panel: Axes, row: int, result: ArmResult) -> None:
+    abstained = result.abstained.rate if result.abstained is not None else 0.0
+    parts = (result.accuracy, abstained, max(0.0, 1 - result.accuracy - abstained))
+    starts = (0.0, parts[0], parts[0] + parts[1])
+    panel.barh([row] * 3, parts, left=starts, height=0.66, color=[LEARNING, OTHER, RETENTION], linewidth=0)
+    text = f"{arm_label(result)} on {format_name(result.question_set)}: right {format_percent(parts[0])}, "
+    add_tip(panel, 0.5, row, f"{text}abstained {format_percent(parts[1])}, wrong {format_percent(parts[2])}")
+    margin_text(panel, row, f"{100 * parts[0]:.0f} | {100 * parts[2]:.0f}")
+
+
+def flips(view: View, *, columns: int = 3) -> Figure | None:
+    """Return, for each arm, how many questions became right (to the right) and wrong (to the left) against base."""
+    drawn = [panel for panel in _arm_panels(view) if any(result.to_base is not None for result in panel.results)]
+    if not drawn:
+        return None
+
+    def draw(panel: Axes, shown: _Panel, rows: dict[str, int]) -> None:
+        contrasts = [(arm_label(r), r.to_base) for r in shown.results if r.to_base is not None]
+        for name, contrast in contrasts:
+            _draw_flips(panel, rows[name], contrast.wrong_to_right, contrast.right_to_wrong)
+            for n, words in ((contrast.wrong_to_right, "right"), (-contrast.right_to_wrong, "wrong")):
+                add_tip(panel, n / 2, rows[name], f"{name}: {abs(n):,} of {contrast.n:,} questions became {words}")
+        gained, lost = (
+            max(1, *(getattr(c, key) for _, c in contrasts)) for key in ("wrong_to_right", "right_to_wrong")
+        )
+        least = 0.3 * max(gained, lost)  # room for the number beside a short bar
+        panel.set_xlim(-1.3 * max(lost, least), 1.3 * max(gained, least))
+        panel.axvline(0, color=INK, linewidth=0.9)
+        panel.xaxis.set_major_formatter(lambda value, _: f"{abs(value):.0f}")
+        panel.locator_params(axis="x", nbins=5, integer=True)
+
+    with style():
+        figure = _draw_rows(drawn, columns, lambda result: result.to_base is not None, draw, view)
+        add_legend(figure, [
+            line_mark("became wrong (left)", marker="s", color=RETENTION, linestyle="none", markersize=7),
+            line_mark("became right (right)", marker="s", color=LEARNING, linestyle="none", markersize=7),
+        ], columns)  # fmt: skip
+    return figure
+
+
+def _draw_flips(panel: Axes, row: int, gained: int, lost: int) -> None:
+    panel.barh([row, row], [gained, -lost], height=0.6, color=[LEARNING, RETENTION], linewidth=0)
+    for value, side in ((gained, 1), (-lost, -1)):
+        panel.annotate(
+            f"{abs(value):,}", (value, row), xytext=(3 * side, 0), textcoords="offset points", fontsize=8.5, color=INK,
+            ha="left" if side > 0 else "right", va="center_baseline",
+        )  # fmt: skip
+
+
+def sweep(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Figure | None:
+    """Return accuracy along one sweep (one of each model): learning sets in one panel, retention sets in another."""
+    drawn = [
+        (sweep, role) for sweep in sweeps for role in ("learning", "retention")
+        if any(_points(view, sweep, name) for name in view.sets(role, sweep.model))
+    ]  # fmt: skip
+    if not drawn:
+        return None
+    marks: dict[str, Any] = {}
+    with style():
+        figure, axes, n_columns = panels(len(drawn), min(columns, 2), 2.75)
+        for index, (panel, (sweep, role)) in enumerate(zip(axes, drawn, strict=True)):
+            percent_axis(panel, labelled=index % n_columns == 0)
+            names = view.sets(role, sweep.model)
+            for number, name in enumerate(names):
+                # Learning begins with blue, retention with orange: the colours of their roles.
+                marks |= _draw_curve(panel, view, sweep, name, series(2 * number + (role == "retention")))
+            _draw_level(panel, view, sweep.model, names[0])
+            xs = positions(sweep)
+            if sweep.log_x and not _is_even(sweep):
+                panel.set_xscale("log")
+                panel.minorticks_off()
+            panel.set_xticks(xs, [tick_label(*pair) for pair in zip(sweep.points, numbers_of(sweep), strict=True)])
+            title = ROLES[role] + (f", {format_name(sweep.model, LONGEST)}" if view.several_models else "")
+            panel.set_title(title, color=_ROLE_MARKS[role][1], fontweight="bold")
+            panel.set_xlabel(format_name(f"{sweep.name} ({sweep.key})", 2 * LONGEST))
+        marks["\0base"] = line_mark("base", color=MUTED, linewidth=0.9)
+        marks["\0chance"] = line_mark("guessing", **CHANCE)
+        add_legend(figure, list(marks.values()), columns)
+    return figure
+
+
+def numbers_of(sweep: Sweep) -> list[float | None]:
+    """Return each value as a number, None if it is none. A mapping of one key counts by its number; an empty one is 0."""
+    keys = {key for point in sweep.points if isinstance(point.value, Mapping) for key in point.value}
+    numbers: list[float | None] = []
+    for point in sweep.points:
+        x = point.x
+        if x is None and isinstance(point.value, Mapping) and len(keys) == 1:
+            (value,) = point.value.values() or (0,)
+            x = float(value) if isinstance(value, int | float) else None
+        numbers.append(x)
+    return numbers
+
+
+def positions(sweep: Sweep) -> list[float]:
+    """Return the position of each point: its number, or its index if values are not numbers (or not for a log axis)."""
+    numbers = [x for x in numbers_of(sweep) if x is not None]
+    return [float(i) for i in range(len(sweep.points))] if _is_even(sweep) else numbers
+
+
+def _is_even(sweep: Sweep) -> bool:
+    return any(x is None or (sweep.log_x and x <= 0) for x in numbers_of(sweep))
+
+
+def tick_label(point: SweepPoint, x: float | None) -> str:
+    """Return a value as the axis shows it: a number in few characters (``5e-4``), else the point's label."""
+    if x is None:
+        return format_name(point.label, 14)
+    if x != 0 and not 0.01 <= abs(x) < 10_000:
+        digits, power = f"{x:.2e}".split("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{x:g}"
+
+
+def _points(view: View, sweep: Sweep, question_set: str) -> list[tuple[float, ArmResult, ArmResult | None]]:
+    """Return (position, result, its control's result) of the points that have one, by position."""
+    drawn = []
+    for x, point in zip(positions(sweep), sweep.points, strict=True):
+        result = view.point(sweep, point, question_set)
+        control = view.result(sweep.model, point.control, question_set) if point.control else None
+        if result is not None:
+            drawn.append((x, result, control))
+    return sorted(drawn, key=lambda item: item[0])
+
+
+def _draw_curve(
+    panel: Axes, view: View, sweep: Sweep, name: str, look: tuple[str, str, str]
+) -> dict[str, Any]:  # fmt: skip
+    """Draw one set along a sweep with intervals and controls; return its entries of the legend by name."""
+    drawn, (colour, marker, line) = _points(view, sweep, name), look
+    if not drawn:
+        return {}
+    xs, results = [x for x, _, _ in drawn], [result for _, result, _ in drawn]
+    line = "none" if None in numbers_of(sweep) else line  # between categories there is nothing
+    panel.vlines(xs, [r.low for r in results], [r.high for r in results], color=colour, linewidth=1.4, alpha=0.6)
+    panel.plot(xs, [r.accuracy for r in results], color=colour, marker=marker, linestyle=line, markersize=5, label=name)
+    for x, result in zip(xs, results, strict=True):
+        add_tip(panel, x, result.accuracy, result_text(result))
+    marks = {name: line_mark(format_name(name, LONGEST), color=colour, marker=marker, linestyle=line, markersize=5)}
+    controls = [(x, control.accuracy) for x, _, control in drawn if control is not None]
+    if controls:
+        panel.plot(*zip(*controls, strict=True), color=colour, marker=marker, markerfacecolor=PAPER, linestyle=":",
+                   markersize=5, label="control")  # fmt: skip
+        marks["\0control"] = line_mark("control", color=MUTED, marker="o", markerfacecolor=PAPER, linestyle=":")
+    return marks
+
+
+def _draw_level(panel: Axes, view: View, model: str, question_set: str) -> None:
+    base = view.result(model, view.base(model), question_set)
+    if base is not None:
+        panel.axhline(base.accuracy, color=MUTED, linewidth=0.9, label="base")
+        panel.axhline(base.chance, **CHANCE, label="chance")
+
+
+def frontier(view: View, *, columns: int = 2) -> Figure | None:
+    """Return learning against retention, one panel for each model and retention set: sweeps as lines, arms as marks."""
+    drawn = []
+    for model in view.report.models:
+        learned = next((name for name in view.sets("learning", model) if not is_reverse(name)), "")
+        drawn += [(model, learned, kept) for kept in view.sets("retention", model) if learned]
+    drawn = [(model, learned, kept) for model, learned, kept in drawn
+             if sum(arm.trained for arm in view.arms.values() if arm.model == model) > 1]  # fmt: skip
+    if not drawn:
+        return None
+    marks: dict[str, Any] = {}
+    with style():
+        figure, axes, _ = panels(len(drawn), columns if len(drawn) > 1 else 1, 3.9)
+        if len(drawn) == 1 and columns > 1:
+            figure.set_size_inches(10.0, 5.0)
+        for panel, (model, learned, kept) in zip(axes, drawn, strict=True):
+            lines = [sweep for sweep in view.report.sweeps if sweep.model == model and sweep.frontier]
+            groups = [(sweep.name, [point.arm for point in sweep.points]) for sweep in lines]
+            groups += [(arm.name, [arm.name]) for arm in view.own_arms(model)]
+            for index, (name, arms) in enumerate(groups):
+                look = (INK, "*", "none") if name == view.base(model) else series(index)
+                marks |= _draw_trade(panel, view, (model, learned, kept), name, arms, look)
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+            panel.grid(color=RULE, linewidth=0.6)
+            panel.set_axisbelow(True)
+            panel.margins(0.1)
+            panel.set_xlabel(f"{format_name(kept, LONGEST)}: kept")
+            panel.set_ylabel(f"{format_name(learned, LONGEST)}: learned")
+            if view.several_models:
+                panel.set_title(format_name(model, LONGEST), fontweight="bold")
+        n_rows = add_legend(figure, list(marks.values()), columns)
+        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
+    return figure
+
+
+def _draw_trade(
+    panel: Axes, view: View, key: tuple[str, str, str], name: str, arms: Sequence[str], look: tuple[str, str, str]
+) -> dict[str, Any]:
+    """Draw what `arms` kept and learned, with both intervals; return the entry of the legend."""
+    model, learned, kept = key
+    pairs = [(arm, view.result(model, arm, kept), view.result(model, arm, learned)) for arm in arms]
+    points = [(arm, x, y) for arm, x, y in pairs if x is not None and y is not None]
+    if not points:
+        return {}
+    colour, marker, line = look
+    size, line = (12 if marker == "*" else 6), (line if len(arms) > 1 else "none")
+    panel.plot([x.accuracy for _, x, _ in points], [y.accuracy for _, _, y in points], color=colour, marker=marker,
+               linestyle=line, markersize=size, linewidth=1.3, clip_on=False)  # fmt: skip
+    for arm, x, y in points:
+        panel.hlines(y.accuracy, x.low, x.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
+        panel.vlines(x.accuracy, y.low, y.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
+        text = f"{arm}: {format_percent(y.accuracy)} learned, {format_percent(x.accuracy)} kept"
+        add_tip(panel, x.accuracy, y.accuracy, text)
+    label = format_name(name, LONGEST)
+    return {f"{name}\0{len(arms) > 1}": line_mark(label, color=colour, marker=marker, linestyle=line, markersize=6)}
+
+
+def loss(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure | None:
+    """Return the training loss of each run as a line in one panel, logarithmic if losses span more than a factor of five."""
+    logs = [log for log in logs if log.loss.steps]
+    if not logs:
+        return None
+    finite = [loss for log in logs for loss in log.loss.values if math.isfinite(loss)]
+    with style():
+        figure, (panel,), _ = panels(1, 1, 3.2)
+        figure.set_size_inches(10.0 if columns > 1 else 4.4, 3.8)
+        marks = []
+        for index, log in enumerate(logs):
+            colour, _, line = series(index)
+            panel.plot(*_thinned(log.loss), color=colour, linestyle=line, linewidth=1.5, label=log.name)
+            marks.append(line_mark(format_name(log.name, LONGEST), color=colour, linestyle=line))
+        if finite and min(finite) > 0 and max(finite) > 5 * min(finite):
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter(lambda loss, _: f"{loss:g}")
+            panel.yaxis.set_minor_formatter(lambda loss, _: f"{loss:g}" if f"{loss:e}"[0] in "25" else "")
+        panel.grid(axis="y", color=RULE, linewidth=0.6)
+        panel.set_xlabel("step")
+        panel.set_ylabel("training loss")
+        add_legend(figure, marks, columns)
+    return figure
+
+
+def _thinned(curve: Series) -> tuple[list[float], list[float]]:
+    """Return steps and values; if there are more than can be seen, means of equally many neighbours."""
+    size = max(1, math.ceil(len(curve.steps) / _MOST_POINTS))
+    starts = range(0, len(curve.steps), size)
+    means = [[sum(of[i : i + size]) / len(of[i : i + size]) for i in starts] for of in (curve.steps, curve.values)]
+    return means[0], means[1]
+
+
+_PANELS = {"loss": "loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
+"""Name of a series in log.jsonl -> title of its panel."""
+
+
+def training(log: TrainingLog, probes: Mapping[str, str], *, columns: int = 2) -> Figure | None:
+    """Return a panel each for loss (the held-out one dashed), learning rate, gradient norm and the probes' accuracies.
+
+    `probes` maps the question sets to their roles. Light lines mark the ends of epochs.
+    """
+    drawn = {key: title for key, title in _PANELS.items() if key in log.series}
+    if any(f"eval_{name}_accuracy" in log.series for name in probes):
+        drawn["probes"] = "probe accuracy"
+    if not drawn:
+        return None
+    last = max(of.steps[-1] for of in log.series.values())
+    with style():
+        figure, axes, _ = panels(len(drawn), columns, 2.4)
+        for panel, (key, title) in zip(axes, drawn.items(), strict=True):
+            _draw_epochs(panel, log.epoch_ends())
+            panel.grid(axis="y", color=RULE, linewidth=0.6)
+            panel.set_xlabel("step")
+            panel.set_xlim(0, last or 1.0)
+            panel.set_title(title)
+            if key == "probes":
+                _draw_probes(panel, log, probes)
+                continue
+            panel.plot(*_thinned(log.series[key]), color=LEARNING, linewidth=1.4, label="training text")
+            held_out = log.series.get("eval_loss")
+            if key == "loss" and held_out is not None:
+                panel.plot(
+                    held_out.steps, held_out.values, color=MUTED, linestyle="--", marker=".", label="held-out text"
+                )
+                panel.legend(handles=panel.lines[-2:], loc="upper right")
+    return figure
+
+
+def _draw_epochs(panel: Axes, ends: Sequence[float]) -> None:
+    """Mark the ends of epochs with light lines; only every few of many."""
+    every = max(1, math.ceil(len(ends) / _MOST_EPOCHS))
+    for step in ends[every - 1 :: every]:
+        panel.axvline(step, color=RULE, linewidth=0.9, label="epoch")
+
+
+def _draw_probes(panel: Axes, log: TrainingLog, probes: Mapping[str, str]) -> None:
+    marks = []
+    for index, (name, role) in enumerate(probes.items()):
+        curve = log.series.get(f"eval_{name}_accuracy", Series())
+        colour, marker, line = series(index)
+        label = f"{format_name(name, LONGEST)}: {ROLES[role]}"
+        marks += panel.plot(
+            curve.steps, curve.values, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label
+        )
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            if math.isfinite(value):
+                add_tip(panel, step, value, f"{name}, step {step:,.0f}: {format_percent(value)}")
+    panel.set_ylim(0, 1.02)
+    panel.set_yticks(*TICKS)
+    panel.legend(handles=marks, loc="lower right")
