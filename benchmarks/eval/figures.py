@@ -98,13 +98,16 @@ def task_config(name: str, subject: str, format: Format, test: Path, dev: Path) 
     }
 
 
-def ask_harness(python: str, folder: Path, tasks: list[dict[str, Any]], threads: int, batch: int) -> dict[str, Any]:
-    """Return what the harness found, or {} where `python` has no lm_eval."""
+def ask_harness(
+    python: str, engine: str, folder: Path, tasks: list[dict[str, Any]], threads: int, batch: int
+) -> dict[str, Any]:
+    """Return what the harness found with its model `engine`, or {} where `python` has no lm_eval."""
     probe = subprocess.run([python, "-c", "import lm_eval"], capture_output=True, check=False)
     if probe.returncode:
         return {}
     job, out = folder / "job.json", folder / "harness.json"
     values = {
+        "engine": engine,
         "model": str(folder / "model"),
         "batch_size": batch,
         "threads": threads,
@@ -265,7 +268,10 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
             tasks.append({"name": name, "config": task_config(name, subject, format, test, dev), "shots": shots})
         times, scores = score(scorer, encoder, requests)
         ours[f"{format}_{shots}"] = (times, scores, questions, scorer.n_pushed / scorer.n_least)
-    theirs = ask_harness(arguments.harness, folder, tasks, arguments.threads, arguments.harness_batch)
+    theirs, inside = (
+        ask_harness(arguments.harness, engine, folder, tasks, arguments.threads, arguments.harness_batch)
+        for engine in ("hf", "kinject")
+    )
     version = theirs.get("version", "not installed: give --harness PYTHON")
     print(
         f"MMLU, first {arguments.questions or 'all'} questions of {', '.join(subjects)}; lm-evaluation-harness {version}"
@@ -279,13 +285,15 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
         if theirs:
             parts = [theirs["tasks"][f"{subject}_{format}_{shots}"] for subject in subjects]
             slow, slow_cpu = (sum(part[key] for part in parts) for key in ("seconds", "cpu"))
+            ours_inside = sum(inside["tasks"][f"{subject}_{format}_{shots}"]["cpu"] for subject in subjects)
             reference = {key: value for part in parts for key, value in part["log_probs"].items()}
             pairs = [(row, reference[question.id]) for row, question in zip(scores, questions, strict=True)]
             gap = max(abs(a - b) for row, other in pairs for a, b in zip(row, other, strict=True))
             agree = sum(row.index(max(row)) == other.index(max(other)) for row, other in pairs)
             line += (
                 f"; harness {len(questions) / slow:.2f}; {slow / times.wall:.1f} times, of CPU time {slow_cpu / times.cpu:.1f} "
-                f"({slow_cpu:.1f} s to {times.cpu:.1f}; figure: {figure:g}); largest difference "
+                f"({slow_cpu:.1f} s to {times.cpu:.1f}, in the harness to "
+                f"{ours_inside:.1f}; figure: {figure:g}); largest difference "
                 f"{gap:.1e} (figure: 1e-4); same choice {agree} of {len(pairs)}"
             )
         print(line, flush=True)

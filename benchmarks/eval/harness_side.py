@@ -2,7 +2,8 @@
 
     python harness_side.py JOB.json
 
-The job: `model` (folder), `batch_size`, `threads`, `out`, and `tasks`, each {name, config (of its task YAML), shots}.
+The job: `engine` (hf, or kinject as a model of the harness), `model` (folder), `batch_size`, `threads`, `out`, and
+`tasks`, each {name, config (of its task YAML), shots}.
 The time taken is that of `loglikelihood` alone (tokenising and scoring), which favours the harness.
 """
 
@@ -19,10 +20,16 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     import torch
     from lm_eval import __version__, simple_evaluate
-    from lm_eval.models.huggingface import HFLM
 
     torch.set_num_threads(job["threads"])
-    model = HFLM(pretrained=job["model"], dtype="float32", device="cpu", batch_size=job["batch_size"])
+    if job["engine"] == "kinject":
+        from kinject.eval.harness import KinjectLM
+
+        model = KinjectLM(job["model"], dtype="float32", device="cpu")
+    else:
+        from lm_eval.models.huggingface import HFLM
+
+        model = HFLM(pretrained=job["model"], dtype="float32", device="cpu", batch_size=job["batch_size"])
     scored = model.loglikelihood
     seconds, cpu = [0.0], [0.0]
 

@@ -147,8 +147,7 @@ class Question:
 
     `answers` are the accepted texts, the first one is shown in examples; an open question without any has no answer: to
     abstain is correct. With `checks` (`kinject.corpus.grading`: name -> argument) the text of the answer must pass all of them.
-    `messages` are the turns of a chat before the question, `prefix` is the beginning of the answer, written for the model in a
-    task of lm-evaluation-harness. `fact_id` names its fact, so that several questions on one fact can
+    `messages` are the turns of a chat before the question. `fact_id` names its fact, so that several questions on one fact can
     be joined; `document_id` names the document that answers it ("" if none does).
     """
 
@@ -162,7 +161,6 @@ class Question:
     answers: tuple[str, ...] = ()
     checks: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
-    prefix: str = ""
 
     @property
     def accepted(self) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ import yaml
 from kinject.disk import write_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.run import load_scorer
 from kinject.eval.scoring.answers import read_answers
+from kinject.eval.scoring.local import load_scorer
 from kinject.models import new_model
 from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import EvalSection, LocalModelSection
@@ -135,13 +135,26 @@ def test_quantized_models_score_as_bitsandbytes_has_them_and_are_stored_apart(
     assert any(f"float32 in {quantization}" in note for note in report.notes)
 
 
-def test_defaults_fill_what_a_table_leaves_out_and_every_choice_has_its_own_scores(run, tmp_path, tiny_model):
+def test_bfloat16_is_scored_in_float32_where_a_processor_only_emulates_it(run, tmp_path, tiny_model, monkeypatch):
+    monkeypatch.setattr("kinject.eval.scoring.local.has_fast_bf16", lambda device: False)
+    report = run(
+        {"exact": {"path": str(tiny_model), "dtype": "float32"}, "half": str(tiny_model)},
+        model_defaults={"dtype": "bfloat16"},
+    )
+    assert scores(tmp_path)["half"] == scores(tmp_path)["exact"]
+    assert any("emulated by this processor" in note for note in report.notes)
+
+
+def test_defaults_fill_what_a_table_leaves_out_and_every_choice_has_its_own_scores(
+    run, tmp_path, tiny_model, monkeypatch
+):
     models = {
         "base": str(tiny_model),
         "exact": {"path": str(tiny_model), "dtype": "float32"},
         "eager": {"path": str(tiny_model), "dtype": "float32", "attention": "eager"},
         "spread": {"path": str(tiny_model), "dtype": "float32", "device_map": "auto"},
     }
+    monkeypatch.setattr("kinject.eval.scoring.local.has_fast_bf16", lambda device: True)
     report = run(models, model_defaults={"dtype": "bfloat16", "attention": "sdpa"})
     notes = [note for note in report.notes if "parameters" in note]
     assert ["bfloat16" in note for note in notes] == [True, False, False, False]
@@ -219,7 +232,7 @@ def test_a_t4_scores_in_float16_and_says_so_and_refuses_what_it_lacks(tiny_model
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)  # there is none here
     section = EvalSection(models={"m": str(tiny_model)}, questions={"q": "q.jsonl"})
-    loaded = load_scorer("m", section.local()["m"], section).loaded
+    loaded = load_scorer("m", section.local()["m"], 512).loaded
     assert loaded.dtype == torch.float16
     assert re.search(r"float16, sdpa attention, on cuda; Tesla T4 .* only emulates bfloat16", loaded.notes[0])
     for key, value, message in (
@@ -232,4 +245,4 @@ def test_a_t4_scores_in_float16_and_says_so_and_refuses_what_it_lacks(tiny_model
     ):
         table = LocalModelSection(path=str(tiny_model), **{key: value})
         with pytest.raises(InputError, match=message):
-            load_scorer("m", table, section)
+            load_scorer("m", table, 512)

@@ -57,7 +57,7 @@ def test_lengths_are_of_what_the_continuation_says():
 
 
 def test_recipe_table_and_report_know_the_same_formats():
-    assert FORMATS.keys() == {*get_args(QuestionFormat), "task", "task-generate"}
+    assert FORMATS.keys() == {*get_args(QuestionFormat)}
     assert formatting._FORMATS.keys() == FORMATS.keys()
 
 

@@ -334,7 +334,7 @@ def diverge(monkeypatch):
             loaded.model.model.norm.weight.data[:] = weight
             return loaded
 
-        monkeypatch.setattr("kinject.eval.run.load_model", load)
+        monkeypatch.setattr("kinject.eval.scoring.local.load_model", load)
 
     return break_models
 
@@ -354,8 +354,6 @@ def test_a_model_that_scores_nothing_has_no_number_anywhere(run, diverge, tmp_pa
         assert "base on new (letters, 0 shots): diverged. None of 4 questions has a score" in text
         assert "0.000" not in text.split("perplexity")[0]
         assert "0.0%" not in text
-    (results,) = (tmp_path / "run" / "harness" / "base").glob("results_*.json")
-    assert {task["acc,none"] for task in json.loads(results.read_text())["results"].values()} == {None}
     if weight != 0.0:
         assert (report.perplexities[0].per_token, report.perplexities[0].bits_per_byte) == (None, None)
         assert "not finite" in page

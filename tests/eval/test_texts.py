@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kinject.corpus.grading import abstains, contains, exact_match, f1, matches
-from kinject.eval.texts import read_letter, task_grader
+from kinject.eval.texts import read_letter
 
 SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad" / "squad2_dev_half_qa.jsonl"
 WORDS = "the a An Norman, normans of 10th century's New York—City 1,200 x-ray «été» the. ( ) Łódź".split()  # noqa: SIM905 - a line of words
@@ -152,15 +152,3 @@ def test_the_letter_a_is_told_from_the_article(text):
 )  # fmt: skip
 def test_a_letter_that_is_not_plain_is_not_guessed(text):
     assert read_letter(text, OPTIONS) is None
-
-
-def test_filters_of_tasks_that_map_and_vote():
-    steps = [
-        {"function": "remove_whitespace"},
-        {"function": "map", "mapping_dict": {"B": "Paris"}, "default_value": "none"},
-        {"function": "majority_vote"},
-        {"function": "take_first"},
-    ]
-    grade = task_grader(steps)
-    assert grade(" B\n", ["Paris"], ())
-    assert not grade("Paris", ["Paris"], ())  # not in the table

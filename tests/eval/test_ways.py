@@ -107,21 +107,6 @@ def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
     assert any("whatever option they name, the letters get A " in note for note in report.notes)
 
 
-def test_each_rotation_is_a_task_of_its_own_in_the_harness_layout(recipe, tmp_path):
-    run(recipe(formats=["rotations"]))
-    folder = tmp_path / "run" / "harness" / "base"
-    by_task = {}
-    for n in range(3):
-        (path,) = folder.glob(f"samples_new_rotations_0shot_r{n}_*.jsonl")
-        by_task[n] = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["target"] for row in by_task[1]] == [str((i % 3 - 1) % 3) for i in range(4)]
-    assert by_task[1][0]["doc"]["choices"] == ["the mill", "town of Farrow", "Lowmere"]
-    answers = stored(tmp_path)
-    assert [row[1] for row in by_task[2][3]["filtered_resps"]] == [
-        str(x) for x in answers["rotations", 0, 2, "q3"].greedy
-    ]
-
-
 def test_pmi_asks_the_choices_without_the_question(recipe, tmp_path):
     report = run(recipe(scores=["sum", "pmi", "tokens"]))
     answers = stored(tmp_path)

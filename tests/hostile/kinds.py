@@ -93,30 +93,6 @@ ANSWERS: list[Any] = [
         for n in range(3) for arm in ("base", "tuned")
     ]
 ]  # fmt: skip
-TASK: dict[str, Any] = {
-    "task": "t", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "q.jsonl", "dev": "q.csv"}},
-    "output_type": "multiple_choice", "test_split": "test", "fewshot_split": "dev", "doc_to_text": "stem",
-    "doc_to_target": "{{choices.label.index(answerKey.lstrip())}}", "doc_to_choice": "{{choices.text}}",
-    "description": "About {{subject}}.\n", "fewshot_config": {"sampler": "first_n"}, "metric_list": [{"metric": "acc"}],
-}  # fmt: skip
-TASKS = [
-    {key: value for key, value in TASK.items() if key not in ("fewshot_split", "fewshot_config")},
-    {**TASK, "fewshot_split": "test", "doc_to_choice": ["A", "B"], "doc_to_target": 1, "target_delimiter": " "},
-]
-TASK_ROWS: list[Any] = [
-    [
-        {
-            "id": "a",
-            "stem": "Who?",
-            "choices": {"text": ["x", "y"], "label": ["A", "B"]},
-            "answerKey": " B",
-            "subject": "s",
-        }
-    ]
-]
-TABLES: list[Any] = [
-    [{"id": "a", "stem": "Who?", "answerKey": "B", "subject": "s"}, {"id": 2, "stem": "x,y", "answerKey": "A"}]
-]
 
 
 def read_verbs_recipe(path: Path) -> None:
@@ -180,24 +156,6 @@ def compare_with_itself(path: Path) -> None:
     from kinject.eval.compare import compare_runs, read_run, render_comparison
 
     render_comparison(compare_runs([read_run(path), read_run(path)]))
-
-
-def read_some_task(path: Path) -> None:
-    """Read a task YAML, with good rows beside it; or rows, with a good YAML beside them."""
-    from kinject.eval.tasks.task import read_task
-
-    folder = path.parent
-    if path.suffix != ".yaml":
-        suffix = path.suffix[1:]
-        config = {**TASKS[0], "dataset_path": "json" if suffix == "jsonl" else suffix}
-        if suffix == "csv":
-            config |= {"doc_to_choice": ["A", "B"], "doc_to_target": "answerKey"}
-        config["dataset_kwargs"] = {"data_files": {"test": path.name}}
-        path = folder / "beside.yaml"
-        path.write_bytes(as_yaml(config))
-    else:
-        (folder / "q.jsonl").write_bytes(lines_of(TASK_ROWS[0]))
-    read_task(path).examples(0)
 
 
 def read_result(path: Path) -> None:
@@ -346,10 +304,6 @@ def kinds() -> list[tuple[Kind, float]]:
         (Kind("row weights", "w.jsonl", from_trees(WEIGHTED, lines_of), read_row_weights), 0.5),
         (Kind("harness samples", "samples_t.jsonl", from_trees(SAMPLES, lines_of), compare_with_itself), 1.5),
         (Kind("answers", "answers.jsonl", from_trees(ANSWERS, lines_of), compare_with_itself), 1),
-        (Kind("harness task", "task.yaml", from_trees(TASKS, as_yaml), read_some_task), 2),
-        (Kind("harness rows jsonl", "rows.jsonl", from_trees(TASK_ROWS, lines_of), read_some_task), 1),
-        (Kind("harness rows csv", "rows.csv", from_trees(TABLES, as_csv), read_some_task), 0.5),
-        (Kind("harness rows parquet", "rows.parquet", from_trees(TASK_ROWS, as_parquet), read_some_task), 0.5),
     ]
 
 
@@ -374,8 +328,4 @@ def good_inputs() -> list[tuple[Kind, bytes]]:
         (by_name["row weights"], lines_of(WEIGHTED[0])),
         (by_name["harness samples"], lines_of(SAMPLES[0])),
         (by_name["answers"], lines_of(ANSWERS[0])),
-        *((by_name["harness task"], as_yaml(tree)) for tree in TASKS),
-        (by_name["harness rows jsonl"], lines_of(TASK_ROWS[0])),
-        (by_name["harness rows csv"], as_csv(TABLES[0])),
-        (by_name["harness rows parquet"], as_parquet(TASK_ROWS[0])),
     ]

@@ -11,8 +11,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import yaml
-
 Known = list[tuple[str, tuple[str, ...], int]]
 """(question, choices, gold) in the order of the file."""
 
@@ -490,42 +488,12 @@ def read_squad(path: Path) -> Known:
     return [(question, (choices[gold],), 0) for question, choices, gold in read_plain("auto")(path)]
 
 
-def read_task_file(path: Path) -> Known:
-    """Read a file as the rows of a lm-evaluation-harness task beside it."""
-    from kinject.eval.tasks.task import read_task
-
-    kind = {"jsonl": "json"}.get(path.suffix[1:], path.suffix[1:])
-    whole = {
-        "task": "t", "dataset_path": kind, "dataset_kwargs": {"data_files": {"test": path.name}}, "test_split": "test",
-        "output_type": "multiple_choice", "doc_to_text": "question",
-    }  # fmt: skip
-    if kind == "csv":
-        choices = {"doc_to_choice": "{{[a, b, c, d]}}", "doc_to_target": "gold"}
-    else:
-        choices = {"doc_to_choice": "{{choices.text}}", "doc_to_target": "{{choices.label.index(answerKey)}}"}
-    task = path.with_suffix(".yaml")
-    task.write_text(yaml.safe_dump(whole | choices), encoding="utf-8")
-    return [(q.question, q.choices, q.answer) for q in read_task(task).questions]
-
-
-def as_parquet(rows: list[Any]) -> bytes:
-    """Return rows as Parquet."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    out = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(rows), out)
-    return out.getvalue()
-
-
 FORMATS: dict[str, tuple[Callable[[Known], list[Any]], str, Callable[[Path], Known]]] = {
     "native": (native, "q.jsonl", read_plain("auto")),
     "mmlu json": (mmlu_rows, "q.jsonl", read_plain("mmlu")),
     "arc": (arc, "q.jsonl", read_plain("auto")),
     "published arc": (published_arc, "q.jsonl", read_plain("auto")),
     "squad": (squad, "q.jsonl", read_squad),
-    "task jsonl": (arc, "q.jsonl", read_task_file),
-    "task parquet": (arc, "q.parquet", read_task_file),
 }
 
 
@@ -538,7 +506,7 @@ def draw(random: Random) -> Drawn:
     """Return a file with one fault."""
     while True:
         known = draw_questions(random)
-        format = random.choice([*FORMATS, "mmlu csv", "mmlu csv", "task csv"])
+        format = random.choice([*FORMATS, "mmlu csv", "mmlu csv"])
         drawn = _draw_csv(format, known, random) if format.endswith("csv") else _draw_rows(format, known, random)
         if drawn is not None:
             return drawn
@@ -549,10 +517,8 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def _draw_csv(format: str, known: Known, random: Random) -> Drawn | None:
-    read = read_plain("auto") if format == "mmlu csv" else read_task_file
+    read = read_plain("auto")
     rows = mmlu_cells(known)
-    if format == "task csv":
-        rows = [[question, *choices, gold] for question, choices, gold in known]
     cell_fault = random.random() < 0.3
     name = "a cell"
     if cell_fault:
@@ -569,15 +535,11 @@ def _draw_csv(format: str, known: Known, random: Random) -> Drawn | None:
         elif name == "long":
             row.insert(random.randrange(6), "more")
         elif name == "conflict":
-            rows.append(
-                [*row[:-1], (row[-1] + 1) % 4 if format == "task csv" else "ABCD"[("ABCD".index(row[-1]) + 1) % 4]]
-            )
-    if format == "task csv":
-        rows.insert(0, ["question", "a", "b", "c", "d", "gold"])
+            rows.append([*row[:-1], "ABCD"[("ABCD".index(row[-1]) + 1) % 4]])
     text = as_csv(rows, random)
     if cell_fault:
         return Drawn(format, name, "q.csv", text.encode(), known, read, harmless=False)
-    faults = [*OF_CSV, *HARMLESS, *([header, repeat_row, windows] if format == "mmlu csv" else [])]
+    faults = [*OF_CSV, *HARMLESS, header, repeat_row, windows]
     fault = random.choice(faults)
     harmless = fault in HARMLESS or fault is windows
     return Drawn(format, fault.__name__, "q.csv", _bytes(fault(text, random)), known, read, harmless=harmless)
@@ -589,9 +551,9 @@ def _draw_rows(format: str, known: Known, random: Random) -> Drawn | None:
     changes = OF_ROWS
     if format == "squad":
         known, changes = of_squad(known), [bad_answers]
-    of_rows = format == "task parquet" or random.random() < 0.55
+    of_rows = random.random() < 0.55
     if not of_rows:
-        fault = random.choice([*OF_LINES, *HARMLESS, *([] if format.startswith("task") else [repeat_row])])
+        fault = random.choice([*OF_LINES, *HARMLESS, repeat_row])
         data = _bytes(fault(as_lines(rows), random))
         return Drawn(format, fault.__name__, file, data, known, read, harmless=fault in HARMLESS)
     name = "conflict"
@@ -602,10 +564,4 @@ def _draw_rows(format: str, known: Known, random: Random) -> Drawn | None:
         name = change.__name__
         if not change(rows[random.randrange(len(rows))], random):
             return None
-    if format.startswith("task") and name == "two_golds":
-        return None  # a task names the column that it reads
-    try:
-        data = as_parquet(rows) if file.endswith("parquet") else as_lines(rows).encode()
-    except Exception:  # noqa: BLE001 (what no Parquet column can hold)
-        return None
-    return Drawn(format, name, file, data, known, read, harmless=False)
+    return Drawn(format, name, file, as_lines(rows).encode(), known, read, harmless=False)

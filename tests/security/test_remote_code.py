@@ -11,7 +11,7 @@ import pytest
 
 from kinject.cli import main
 from kinject.corpus.templates import compile_template
-from kinject.errors import InputError, KinjectError, RecipeError
+from kinject.errors import InputError, RecipeError
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe
 
@@ -97,20 +97,6 @@ def test_a_recipe_cannot_switch_it_on(write: Callable[..., Path], where: str) ->
     recipe = write("recipe.yaml", "run_dir: run\ntrainer: {max_steps: 1}\n")
     with pytest.raises(RecipeError, match="trust_remote_code"):
         read_recipe(recipe, [f"{where}=true"])
-
-
-def test_a_task_file_may_not_bring_python(write: Callable[..., Path], sprung: Path, tiny_model: Path) -> None:
-    from kinject.eval.tasks.task import read_task
-
-    write("evil.py", f"import os\nos.makedirs({str(sprung)!r})\ndef process(doc): return doc\n")
-    for line in ("doc_to_text: !function evil.process", "process_docs: !function evil.process"):
-        task = write(
-            "task.yaml",
-            f"task: t\ndataset_path: json\ndataset_kwargs: {{data_files: rows.jsonl}}\noutput_type: multiple_choice\n{line}\n",
-        )
-        with pytest.raises(KinjectError):
-            read_task(task)
-    assert not sprung.exists()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,6 @@ with atheris.instrument_imports(include=["kinject", "yaml"]):
     import kinject.corpus.questions
     import kinject.corpus.rows
     import kinject.eval.compare
-    import kinject.eval.harness_files
-    import kinject.eval.tasks.task
     import kinject.recipe.yaml_lines  # noqa: F401
     from kinject.errors import KinjectError
 

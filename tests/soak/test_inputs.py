@@ -102,7 +102,6 @@ def measured(kind: str, path: Path) -> tuple[int, str]:
         ("documents html", "x.html", b"<p>"),
         ("documents pdf", "x.pdf", b"%PDF-1.4\n"),
         ("recipe", "x.yaml", b"run_dir: "),
-        ("task", "x.yaml", b"task: "),
         ("study", "report.json", b'{"a": "'),
         ("report", "report.json", b'{"a": "'),
     ],

@@ -380,30 +380,3 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     (answer,) = [item for item in write_opening(View(report)).answers if item.question.startswith("Does it know")]
     assert answer.lead == "Shown: more wrong answers from ft on “set”."
     assert f"{100 * results[1].wrong.to_base.delta:+.1f} points to base" in answer.evidence[0].text
-
-
-def test_a_task_that_generates_is_a_question_set_graded_by_its_own_filters(tmp_path, tiny_model) -> None:
-    path = written_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "question_set": "task"}}, seeds=[0])
-    rows = [{"question": f"Where was {name} born?", "answer": "Kelm"} for name in ("Arden", "Bryn", "Cael", "Dora")]
-    (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    task = {
-        "task": "towns", "output_type": "generate_until", "dataset_path": "json", "test_split": "test",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "task.jsonl")}}, "doc_to_text": "{{question}}",
-        "doc_to_target": "{{answer}}", "generation_kwargs": {"until": ["\n"], "max_gen_toks": 3, "do_sample": False},
-        "metric_list": [{"metric": "exact_match"}],
-        "filter_list": [{"name": "any", "filter": [
-            {"function": "regex", "regex_pattern": "(Kelm)", "fallback": "Kelm"}, {"function": "take_first"}]}],
-    }  # fmt: skip
-    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task), "utf-8")
-    section = yaml.safe_load((tmp_path / "eval.yaml").read_text("utf-8"))
-    section["eval"] |= {"questions": {"task": str(tmp_path / "task.yaml")}}
-    section["eval"].pop("retrieval")
-    (tmp_path / "eval.yaml").write_text(yaml.safe_dump(section), "utf-8")
-    result, _, _ = run_study(read_recipe(path, (), "study"), InProcess)
-    assert [(item.arm, item.format, item.score) for item in result.results] == [
-        ("base", "task-generate", "exact_match,any"), ("ft", "task-generate", "exact_match,any"),
-    ]  # fmt: skip
-    assert all(
-        item.accuracy == 1 for item in result.results
-    )  # the filter falls back to the answer, whatever was written
-    assert "ft 100.0%, base 100.0% on task" in result.claims[0].finding

@@ -19,7 +19,6 @@ _EVAL = """\
 Score models, loaded here or behind endpoints, on question sets: by the log-probability of each
 choice, or by the answers that they write, with and without retrieved context. In the recipe's run_dir:
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
-  harness/ARM/     the same in lm-evaluation-harness's layout
   report.html      verdict, tables, figures, changed answers (also report.md and report.json)
   flips.jsonl      every answer that differs from the base's, with its text and context
   manifest.json    inputs, settings and versions

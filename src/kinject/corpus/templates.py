@@ -1,4 +1,4 @@
-"""Jinja templates of recipes and tasks, in a sandbox and within limits of size, and the variables of a prompt's template."""
+"""Jinja templates of recipes, in a sandbox and within limits of size, and the variables of a prompt's template."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _MOST_BITS = 2**16
 
 
 @lru_cache(maxsize=64)
-def compile_template(source: str, *, keep_newline: bool = False) -> Template:
+def compile_template(source: str) -> Template:
     """Return `source` as a Jinja template in a sandbox; an unknown name is an error.
 
-    With `keep_newline` a line break at the end is part of the text, as in lm-evaluation-harness. Raises `InputError`
-    with the line if `source` is not a template.
+    Raises `InputError` with the line if `source` is not a template.
     """
     from jinja2 import StrictUndefined, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -40,7 +39,7 @@ def compile_template(source: str, *, keep_newline: bool = False) -> Template:
             _check_size(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
-    environment = Bounded(undefined=StrictUndefined, keep_trailing_newline=keep_newline)
+    environment = Bounded(undefined=StrictUndefined)
     try:
         return environment.from_string(source)
     except TemplateSyntaxError as error:

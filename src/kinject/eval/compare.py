@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_hash, read_manifest, write_jsonl
+from kinject.disk import Row, file_hash, read_jsonl, read_manifest, write_jsonl
 from kinject.errors import InputError
-from kinject.eval.harness_files import read_samples
 from kinject.eval.plan import layout_of
 from kinject.eval.prompts import GENERATED, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import correct_family, correctness, summarize_arm
@@ -339,10 +339,6 @@ def _split_set(
     formats: Sequence[str],
 ) -> KnownSplit:
     path = Path(item["path"])
-    if path.suffix in (".yaml", ".yml"):
-        raise InputError(
-            f"{run_dir}: {name} is a task ({path}), whose questions stay where they are. Name a question file."
-        )
     if manifest.get("inputs", {}).get(str(path)) != file_hash(path):
         raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
     layout = layout_of(item.get("layout", "auto"), formats)
@@ -367,3 +363,66 @@ def _split_set(
     for known, rows in parts.items():
         write_jsonl(files[known], rows)
     return KnownSplit(name, len(parts[True]), len(parts[False]), n_prompts, by_luck, files[True], files[False])
+
+
+_NAME = re.compile(r"^samples_(?P<task>.+?)_\d{4}-\d{2}-\d{2}T[\d.-]+\.jsonl$")
+
+
+def read_samples(path: Path) -> list[Answer]:
+    """Return the multiple-choice answers in a ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness (0.4).
+
+    A question's id is the `id` of its document if there is one, else its `doc_hash`. Raises `DiskError` when the
+    file cannot be read and `InputError` (file:line) when a row holds no log-probs of choices.
+    """
+    match = _NAME.match(path.name)
+    task = match["task"] if match else path.stem.removeprefix("samples_")
+    answers: list[Answer] = []
+    lines: dict[str, int] = {}
+    for number, row in read_jsonl(path):
+        answer = _answer_of(row, task, f"{path}:{number}")
+        first = lines.setdefault(answer.question_id, number)
+        if first != number:
+            fault = f"question {answer.question_id!r:.80} is there twice, first on line {first}. Keep one."
+            raise InputError(f"{path}:{number}: {fault}")
+        answers.append(answer)
+    return answers
+
+
+def _answer_of(row: Row, task: str, location: str) -> Answer:
+    doc, pairs = row.get("doc"), row.get("filtered_resps")
+    if not isinstance(doc, dict) or not isinstance(pairs, list) or "target" not in row:
+        raise InputError(f"{location}: no sample of lm-evaluation-harness: it needs doc, target and filtered_resps.")
+    try:
+        log_probs = tuple(float(pair[0]) for pair in pairs)
+        gold = _index(row["target"])
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+        fault = "filtered_resps must be pairs of log-prob and greedy, target the index of the correct choice"
+        raise InputError(f"{location}: no multiple-choice sample: {fault} ({error}).") from error
+    if not 0 <= gold < len(log_probs):
+        raise InputError(
+            f"{location}: target is {gold}, but there are log-probs of {len(log_probs)} choices. Count from 0."
+        )
+    texts = _continuations(row.get("arguments"), len(log_probs))
+    identity = doc.get("id", row.get("doc_hash", row.get("doc_id")))
+    return Answer(
+        question_id=str(identity), question_set=task, arm="lm-evaluation-harness", format=task, shots=0, k=0,
+        context_ids=(), gold=gold, log_probs=log_probs, n_tokens=(),
+        n_bytes=tuple(len(text.encode()) for text in texts), n_chars=tuple(map(len, texts)),
+        subject=str(doc.get("subject", "")), document_id=str(doc.get("document_id", "")),
+    )  # fmt: skip
+
+
+def _index(value: object) -> int:
+    """Return a whole number, or one written as a text. Raises `TypeError` for others: 1.7 is no index, nor is true."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"found {value!r:.40}")
+    return int(value)
+
+
+def _continuations(arguments: object, n: int) -> list[str]:
+    """Return the texts of the choices without the space before them; [] if the sample lacks them."""
+    if not isinstance(arguments, Mapping):
+        return []
+    requests = [arguments.get(f"gen_args_{index}") for index in range(n)]
+    texts = [item.get("arg_1") for item in requests if isinstance(item, Mapping)]
+    return [text.removeprefix(" ") for text in texts if isinstance(text, str)] if len(texts) == n else []

@@ -95,11 +95,6 @@ class EndpointScorer:
             pairs = [(_message(CONTEXT, prompt.context), _message(CHOICE, text)) for text in prompt.continuations]
             return EndpointPrompt((), (), requests=tuple(pairs), prompt=prompt)
         if self.table.api == "chat":
-            if prompt.prefix:
-                raise InputError(
-                    f"eval.models.{self.name}.api: chat: a task begins the model's answer (gen_prefix: {prompt.prefix!r:.40}), "
-                    "which a chat endpoint does not continue. Ask its completions (api: completions), with its tokenizer."
-                )
             system, turns = chat_turns(prompt, self.style)
             roles = ("user", "assistant") * len(turns)
             messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]

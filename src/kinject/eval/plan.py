@@ -15,7 +15,6 @@ from kinject.eval.endpoint import endpoint_faults
 from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
     FORMATS,
-    FROM_TASK,
     GENERATED,
     MOST_LETTERS,
     OPEN,
@@ -25,14 +24,11 @@ from kinject.eval.prompts import (
     Format,
     Generation,
     PromptRequest,
-    TaskStyle,
     pick_shots,
     rotate_options,
 )
 from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
-from kinject.eval.scores import TEXT_GRADERS, AnswerGrader
-from kinject.eval.tasks.task import Task, read_task
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
@@ -59,9 +55,9 @@ class EvalArm:
 class QuestionSet:
     """A question set of the recipe: questions, pool of examples, retrieved passages (best first), and its arms.
 
-    `contexts` has the passages of each question, or is empty. `task` is the lm-evaluation-harness task that the set
-    comes from, None for others. A validation split has the name of its test set in `chooses_k_for`; "" for others.
-    `heading_path`: passages are shown below their path. `generation` bounds the answers that a model writes.
+    `contexts` has the passages of each question, or is empty. A validation split has the name of its test set in
+    `chooses_k_for`; "" for others. `heading_path`: passages are shown below their path. `generation` bounds the answers that
+    a model writes.
     """
 
     name: str
@@ -69,40 +65,27 @@ class QuestionSet:
     questions: tuple[Question, ...]
     pool: tuple[Question, ...]
     contexts: tuple[tuple[Passage, ...], ...]
-    task: Task | None = None
     chooses_k_for: str = ""
     arms: tuple[EvalArm, ...] = ()
     heading_path: bool = False
     generation: Generation = Generation(32)
 
-    @property
-    def graders(self) -> Mapping[str, AnswerGrader]:
-        """The scores of written answers: the task's own, or those of every question."""
-        return (self.task.graders if self.task is not None else {}) or TEXT_GRADERS
-
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, fewer if there are not enough."""
-        if self.task is not None:
-            return self.task.examples(n)[: len(self.questions)]
         return [pick_shots(question, self.pool, n) for question in self.questions]
-
-    def styles(self) -> list[TaskStyle]:
-        """Return the text that the task puts around each question."""
-        n = len(self.questions)
-        return [TaskStyle()] * n if self.task is None else list(self.task.styles[:n])
 
     def requests(self, arm: EvalArm, template: str = "") -> Iterator[tuple[PromptRequest, tuple[str, ...]]]:
         """Yield the prompts of `arm` for each question, each with the ids of the passages in it."""
         contexts: Sequence[tuple[Passage, ...]] = self.contexts or ((),) * len(self.questions)
-        source = "" if arm.format in WITHOUT_QUESTION | FROM_TASK else template
+        source = "" if arm.format in WITHOUT_QUESTION else template
         examples = self.examples(arm.shots)
-        for question, context, shots, style in zip(self.questions, contexts, examples, self.styles(), strict=True):
+        for question, context, shots in zip(self.questions, contexts, examples, strict=True):
             texts = tuple(search_text(passage, self.heading_path) for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
             for n in range(len(question.choices) if FORMATS[arm.format].rotates else 1):
                 rotated = rotate_options(question, n) if n else question
                 generation = self.generation if arm.format in GENERATED else None
-                yield PromptRequest(rotated, arm.format, shots, texts, n, source, style, generation), ids
+                yield PromptRequest(rotated, arm.format, shots, texts, n, source, generation), ids
 
 
 @dataclass(frozen=True)
@@ -136,32 +119,27 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         item = _as_section(value)
         inputs.extend(Path(path) for path in (item.path, item.shots_from, item.validation, item.contexts) if path)
         try:
-            parts = list(_read_sets(name, item, section, retriever))
-            sets.extend(parts)
-            inputs.extend(path for part in parts if part.task for path in part.task.files)
+            sets.extend(_read_sets(name, item, section, retriever))
         except InputError as error:
             problems.append(str(error))
     if problems:
         raise InputError("\n".join(problems))
-    notes = [note for question_set in sets if question_set.task for note in question_set.task.notes]
-    notes += retriever.notes if retriever else ()
+    notes = retriever.notes if retriever else ()
     models = retriever.models if retriever else {}
     template = read_template(Path(section.template)) if section.template else ""
     return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), template, models)
 
 
-def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[EvalArm, ...]:
+def expand_arms(section: EvalSection) -> tuple[EvalArm, ...]:
     """Return every arm in the order of results: formats, shots, models, K; the first model without context leads.
 
-    A task has a format of its own. Baselines without the question get neither examples nor passages; one is added if
+    Baselines without the question get neither examples nor passages; one is added if
     pmi needs it.
     """
     with_context = section.models if section.retrieval_models is None else section.retrieval_models
     ks = section.retrieval.k if section.retrieval else ()
     formats: list[Format] = list(section.formats)
-    if task is not None:
-        formats = ["task" if task.generation is None else "task-generate"]
-    has_choices = task is None and not GENERATED.issuperset(formats)
+    has_choices = not GENERATED.issuperset(formats)
     if has_choices and "pmi" in section.scores and PMI_BASELINE not in formats:
         formats.append(PMI_BASELINE)
     return tuple(
@@ -180,11 +158,6 @@ def _as_section(value: str | QuestionSetSection) -> QuestionSetSection:
 def question_set_section(section: EvalSection, name: str) -> QuestionSetSection:
     """Return the recipe's section of one question set."""
     return _as_section(section.questions[name])
-
-
-def is_task(path: str) -> bool:
-    """Return whether the file of a question set is a task of lm-evaluation-harness."""
-    return Path(path).suffix in (".yaml", ".yml")
 
 
 def check_section(recipe: Recipe) -> None:
@@ -208,8 +181,7 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             key = f"eval.retrieval_models.{index}"
             problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
             yield Fault(recipe.location(key), key, problem)
-    has_tasks = any(is_task(_as_section(value).path) for value in section.questions.values())
-    judged = judge_section_faults(section, writes=has_tasks or not OPEN.isdisjoint(section.formats))
+    judged = judge_section_faults(section, writes=not OPEN.isdisjoint(section.formats))
     for key, problem in judged:
         yield Fault(recipe.location(key), key, problem)
     for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
@@ -282,7 +254,7 @@ def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:
 def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[str]:
     """Yield the problems of one question set of the recipe."""
     most_shots = max(section.shots)
-    if most_shots and item.shots_from is None and not is_task(item.path):
+    if most_shots and item.shots_from is None:
         yield f"eval.shots asks for {most_shots} examples, but shots_from is missing. Name the file that holds them."
     if section.retrieval is None and (item.validation or item.contexts):
         extra = "validation" if item.validation else "contexts"
@@ -291,10 +263,6 @@ def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[st
         yield "has no contexts, and eval.retrieval names no documents to find them in. Give one or the other."
     if item.validation and item.contexts:
         yield "validation cannot use contexts that were prepared for other questions."
-    if item.validation and is_task(item.path):
-        yield "validation is for question files; a task names its own splits."
-    if item.shots_from and is_task(item.path):
-        yield "shots_from is for question files; a task names its own examples."
 
 
 def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:
@@ -312,15 +280,15 @@ def _read_sets(
     name: str, item: QuestionSetSection, section: EvalSection, retriever: Retriever | None
 ) -> Iterator[QuestionSet]:
     """Yield the set, and its validation split if it has one."""
-    task: Task | None = None
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
     layout = layout_of(item.layout, section.formats)
-    if is_task(item.path):
-        task = read_task(Path(item.path))
-        questions, pool = task.questions, task.pool
-    else:
-        questions = tuple(read_questions(Path(item.path), layout, item.n_choices, golds))
+    if Path(item.path).suffix in (".yaml", ".yml"):
+        raise InputError(
+            f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: python -m kinject.eval.harness "
+            "run --model kinject --model_args path=MODEL --tasks TASK."
+        )
+    questions = tuple(read_questions(Path(item.path), layout, item.n_choices, golds))
     if item.shots_from and max(section.shots):
         pool = tuple(read_questions(Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds))
     questions = questions[: section.limit]
@@ -331,13 +299,13 @@ def _read_sets(
     elif retriever:
         contexts = _retrieve(retriever, questions, k)
     heading_path = section.retrieval is not None and section.retrieval.heading_path
-    arms = expand_arms(section, task)
-    bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
+    arms = expand_arms(section)
+    bounds = Generation(section.max_new_tokens, section.stop)
     answered = next((question for question in questions if question.is_answerable), None)
     if item.role == "unanswerable" and answered is not None:
         raise InputError(f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable.")
     test = QuestionSet(
-        name, role_of(item.role, questions), questions, pool, contexts, task, arms=arms, heading_path=heading_path,
+        name, role_of(item.role, questions), questions, pool, contexts, arms=arms, heading_path=heading_path,
         generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)
@@ -395,14 +363,14 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
         )
     _check_instructions(item, section, question_set.questions)
     chosen = [format for format in section.formats if format not in OPEN]
-    for question in (*question_set.questions, *question_set.pool) if chosen and question_set.task is None else ():
+    for question in (*question_set.questions, *question_set.pool) if chosen else ():
         if not question.choices:
             raise InputError(
                 f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} needs. "
                 "Give it choices and the index of the correct one, or set eval.formats: [generate]."
             )
     lettered = [format for format in section.formats if format in SHOWS_OPTIONS]
-    if lettered and question_set.task is None:
+    if lettered:
         for question in (*question_set.questions, *question_set.pool):
             if len(question.choices) > MOST_LETTERS:
                 raise InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
-from typing import Any, Literal
+from typing import Any
 
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
@@ -13,7 +13,7 @@ from kinject.corpus.templates import question_variables, render_question
 from kinject.recipe.eval_section import QuestionFormat
 from kinject.types import Question
 
-Format = QuestionFormat | Literal["task", "task-generate"]
+Format = QuestionFormat
 MOST_LETTERS = len(ascii_uppercase)
 _CLOSING = 32  # tokens that close thinking, at most
 _ASKS_FOR_LETTER = "Answer with the letter of the correct option."
@@ -25,15 +25,13 @@ NO_ANSWER = "unknown"
 class FormatTraits:
     """The parts of a prompt in one format, and whether its answers are letters or the choices' texts.
 
-    `rotates`: the question is asked once for each rotation of its options. `from_task`: the text is that of an
-    lm-evaluation-harness task, unchanged. `generates`: the model writes its answer.
+    `rotates`: the question is asked once for each rotation of its options. `generates`: the model writes its answer.
     """
 
     shows_question: bool = True
     shows_options: bool = False
     letters: bool = False
     rotates: bool = False
-    from_task: bool = False
     generates: bool = False
 
 
@@ -46,8 +44,6 @@ FORMATS: Mapping[Format, FormatTraits] = {
     "texts-no-question": FormatTraits(shows_question=False),
     "letters-written": FormatTraits(shows_options=True, letters=True, generates=True),
     "generate": FormatTraits(generates=True),
-    "task": FormatTraits(from_task=True),
-    "task-generate": FormatTraits(from_task=True, generates=True),
 }
 """Every question format; `QuestionFormat` in `kinject.recipe.sections` names those that a recipe can ask for."""
 
@@ -55,24 +51,12 @@ WITHOUT_QUESTION = frozenset(name for name, traits in FORMATS.items() if not tra
 SHOWS_OPTIONS = frozenset(name for name, traits in FORMATS.items() if traits.shows_options)
 LETTERED = frozenset(name for name, traits in FORMATS.items() if traits.letters and not traits.generates)
 ROTATED = frozenset(name for name, traits in FORMATS.items() if traits.rotates)
-FROM_TASK = frozenset(name for name, traits in FORMATS.items() if traits.from_task)
 GENERATED = frozenset(name for name, traits in FORMATS.items() if traits.generates)
 OPEN = frozenset(name for name in GENERATED if not FORMATS[name].letters)
 """The formats of which the question needs no choices."""
 
 PMI_BASELINE: Format = "texts-no-question"
 """The format whose log-probs the score `pmi` subtracts."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskStyle:
-    """The text that a task of lm-evaluation-harness puts around its questions, which are already rendered."""
-
-    description: str = ""
-    target_delimiter: str = " "
-    fewshot_delimiter: str = "\n\n"
-    keeps_delimiter: bool = False
-    """Whether choices follow the beginning of an answer in a chat after the delimiter; they follow the template without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +94,8 @@ class PromptRequest:
     """One question in the form that one arm uses: format, few-shot examples in order, retrieved passages, best first.
 
     `rotation` is the number of positions by which the question's options were rotated. `template` is the source of a
-    Jinja template that writes the context instead of the format's own layout; "" for none. `style` belongs to the
-    tasks. `generation` is there if the model writes its answer.
+    Jinja template that writes the context instead of the format's own layout; "" for none. `generation` is there if the
+    model writes its answer.
     """
 
     question: Question
@@ -120,7 +104,6 @@ class PromptRequest:
     passages: tuple[str, ...] = ()
     rotation: int = 0
     template: str = ""
-    style: TaskStyle = TaskStyle()
     generation: Generation | None = None
 
 
@@ -130,8 +113,7 @@ class Prompt:
 
     `header` is the start of `context` that a chat template puts into the system's turn. `turns` are the rest in turns of
     user and model, the question last; () if a template of the recipe wrote the text. `is_dialogue`: the turns are the
-    question's own, and stay apart. `context` ends in `delimiter` and `prefix`, the beginning of the model's answer, which in a
-    chat are no part of the user's turn.
+    question's own, and stay apart.
     """
 
     context: str
@@ -139,14 +121,6 @@ class Prompt:
     header: str = ""
     turns: tuple[str, ...] = ()
     is_dialogue: bool = False
-    prefix: str = ""
-    delimiter: str = ""
-    keeps_delimiter: bool = False
-
-    @property
-    def before_answer(self) -> str:
-        """The context without the beginning of the answer."""
-        return self.context[: len(self.context) - len(self.delimiter) - len(self.prefix)]
 
 
 def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tuple[Question, ...]:
@@ -173,8 +147,7 @@ def render_prompt(request: PromptRequest) -> Prompt:
     lm-evaluation-harness 0.4 (tasks/mmlu/default): a header that names the subject, the options as "A. ...", "Answer:",
     with the letters as continuations; ``rotations`` is the same. ``letters-written``: that layout with a line that asks for
     the letter, and the model writes on. ``hybrid``: the layout of ``letters`` with the choices as continuations.
-    ``...-no-question``: without the question. ``generate``: that of ``texts``, and the model writes on. ``task``,
-    ``task-generate``: the question's text unchanged, within `style`.
+    ``...-no-question``: without the question. ``generate``: that of ``texts``, and the model writes on.
     Each example ends in its gold continuation and a blank line. Passages follow the examples, directly before the
     question, each followed by a blank line. A question with ``checks`` or ``messages`` is an instruction: its text stays as it
     is, after its own turns. Raises `InputError` if the template cannot be rendered.
@@ -183,18 +156,12 @@ def render_prompt(request: PromptRequest) -> Prompt:
         return _render_instruction(request)
     if request.template:
         return Prompt(_render_template(request), _scored_continuations(request))
-    delimiter = request.style.fewshot_delimiter
-    examples = "".join(f"{_with_answer(shot, request)}{delimiter}" for shot in request.shots)
+    examples = "".join(f"{_with_answer(shot, request)}\n\n" for shot in request.shots)
     header = _subject_header(request)
     question_text = with_passages(request.passages, _unanswered(request.question, request.format))
     turns = [text for shot in request.shots for text in (_unanswered(shot, request.format), _answer(shot, request))]
-    prefix = request.question.prefix
-    between = _delimiter(question_text, prefix, request)
-    context = f"{header}{examples}{question_text}{between}{prefix}"
-    return Prompt(
-        context, _scored_continuations(request), header, (*turns, question_text), prefix=prefix, delimiter=between,
-        keeps_delimiter=request.style.keeps_delimiter,
-    )  # fmt: skip
+    context = f"{header}{examples}{question_text}"
+    return Prompt(context, _scored_continuations(request), header, (*turns, question_text))
 
 
 def _is_instruction(question: Question) -> bool:
@@ -219,8 +186,6 @@ def scored_texts(question: Question, format: str) -> tuple[str, ...]:
 
 
 def _subject_header(request: PromptRequest) -> str:
-    if request.format in FROM_TASK:
-        return request.style.description
     if request.format not in SHOWS_OPTIONS or not request.question.subject:
         return ""
     subject = request.question.subject.replace("_", " ")
@@ -228,23 +193,11 @@ def _subject_header(request: PromptRequest) -> str:
 
 
 def _with_answer(shot: Question, request: PromptRequest) -> str:
-    question_text = _unanswered(shot, request.format)
-    if shot.prefix:
-        return f"{question_text}{_delimiter(question_text, shot.prefix, request)}{_answer(shot, request)}"
-    return f"{question_text}{_continuations(shot, request)[_gold(shot, request.format)]}"
-
-
-def _delimiter(question_text: str, prefix: str, request: PromptRequest) -> str:
-    """Return the text between a question and the beginning of its answer: nothing if either has white space there."""
-    is_joined = not (question_text and prefix) or question_text[-1].isspace() or prefix[0].isspace()
-    return "" if is_joined else request.style.target_delimiter
+    return f"{_unanswered(shot, request.format)} {_answer(shot, request)}"
 
 
 def _answer(shot: Question, request: PromptRequest) -> str:
-    """Return the answer of an example, after its prefix if it has one."""
-    text = scored_texts(shot, request.format)[_gold(shot, request.format)]
-    is_joined = not (shot.prefix and text) or shot.prefix[-1].isspace() or text[0].isspace()
-    return f"{shot.prefix}{'' if is_joined else ' '}{text}"
+    return scored_texts(shot, request.format)[_gold(shot, request.format)]
 
 
 def _gold(question: Question, format: str) -> int:
@@ -253,8 +206,6 @@ def _gold(question: Question, format: str) -> int:
 
 def _unanswered(question: Question, format: Format) -> str:
     traits = FORMATS[format]
-    if traits.from_task:
-        return question.question
     if not traits.shows_options:
         return question_prompt(question.question) if traits.shows_question else "Answer:"
     lettered = zip(ascii_uppercase, question.choices, strict=False)
@@ -263,13 +214,10 @@ def _unanswered(question: Question, format: Format) -> str:
     return f"{text}\n{_ASKS_FOR_LETTER}\nAnswer:" if traits.generates else f"{text}\nAnswer:"
 
 
-def _continuations(question: Question, request: PromptRequest) -> tuple[str, ...]:
-    delimiter = request.style.target_delimiter if request.format in FROM_TASK else " "
-    return tuple(f"{delimiter}{text}" for text in scored_texts(question, request.format))
-
-
 def _scored_continuations(request: PromptRequest) -> tuple[str, ...]:
-    return () if request.format in GENERATED else _continuations(request.question, request)
+    if request.format in GENERATED:
+        return ()
+    return tuple(f" {text}" for text in scored_texts(request.question, request.format))
 
 
 def _render_template(request: PromptRequest) -> str:

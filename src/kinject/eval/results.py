@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 from kinject.disk import Row
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
-from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
+from kinject.eval.prompts import GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
-    JUDGED,
     WRITTEN_SCORES,
     Score,
     counts_for,
@@ -23,6 +22,7 @@ from kinject.eval.scores import (
     is_correct,
     is_scored,
     is_unread,
+    letter_choices,
     letter_mass,
     letter_priors,
     other_outcomes,
@@ -61,7 +61,7 @@ Answers = dict[tuple[str, EvalArm], list[Answer]]
 """(question set, arm) -> its answers, in the order of the questions."""
 
 RAG = "+rag"
-_LOW_MASS = 0.5
+_LOW_MASS, _ONE_LETTER, _LEAST_LETTERS = 0.5, 0.9, 20
 
 
 def summarize_arm(
@@ -260,7 +260,7 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         for question_set in plan.sets
         if not question_set.chooses_k_for
         for arm in question_set.arms
-        for score in _scores_for(arm, section, question_set)
+        for score in _scores_for(arm, section)
         if any(map(is_scored, _scored(question_set, arm, score, answers)))
     ]
     base, *others = section.models
@@ -279,7 +279,7 @@ def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Un
     """Yield the arms and scores of which no question has a score, of validation splits too."""
     for question_set in plan.sets:
         for arm in question_set.arms:
-            for score in _scores_for(arm, section, question_set):
+            for score in _scores_for(arm, section):
                 merged = _scored(question_set, arm, score, answers)
                 if not any(map(is_scored, merged)):
                     yield UnscoredResult(
@@ -290,7 +290,7 @@ def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Un
 
 def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers) -> list[Answer]:
     without = answers[question_set.name, EvalArm(arm.model, PMI_BASELINE, 0, 0)] if score == "pmi" else ()
-    return rescored(answers[question_set.name, arm], score, without, question_set.graders)
+    return rescored(answers[question_set.name, arm], score, without)
 
 
 def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSection, answers: Answers) -> ArmResult:
@@ -310,20 +310,18 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
     return replace(result, mass=mass, chosen_k=arm.k > 0 and len(ks) == 1)
 
 
-def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -> tuple[str, ...]:
+def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
     """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi.
 
-    So are letters that are written. A task whose answers are written has its own.
+    So are letters that are written.
     """
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     if arm.format in OPEN:
-        graders = question_set.graders
-        named = tuple(score for score in scores if score in (*graders, JUDGED))
-        return named or (tuple(graders) if question_set.task else (text_score(scores, graders),))
+        return tuple(score for score in scores if score in WRITTEN_SCORES) or (text_score(scores),)
     scores = tuple(score for score in scores if score not in WRITTEN_SCORES) or ("sum",)
     if arm.format in LETTERED | GENERATED:
         return ("sum",)
-    if arm.format in WITHOUT_QUESTION | FROM_TASK:
+    if arm.format in WITHOUT_QUESTION:
         return tuple(score for score in scores if score != "pmi") or ("sum",)
     return scores
 
@@ -371,6 +369,14 @@ def mass_notes(answers: Answers) -> Iterator[str]:
             yield (
                 f"{label}: the letters hold only {mass:.1%} of the probability; the format may have failed, not the knowledge"
             )
+        if mass is not None and len(arm_answers) >= _LEAST_LETTERS:
+            chosen = letter_choices(arm_answers)
+            letter, fraction = max(chosen.items(), key=lambda item: item[1], default=("", 0.0))
+            if fraction > _ONE_LETTER:
+                yield (
+                    f"{label}: {letter} is the answer to {fraction:.0%} of the questions: letters show this model's habit, not "
+                    "its knowledge; eval.formats: [texts] asks for that"
+                )
         letter_probs = letter_priors(arm_answers) if arm.format in ROTATED else []
         if letter_probs:
             priors = zip(ascii_uppercase, letter_probs, strict=False)
@@ -392,7 +398,7 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
             continue
         split = chosen_by.get(question_set.name)
         for arm in dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k):
-            score = _scores_for(arm, section, question_set)[0] if arm.format in GENERATED else "sum"
+            score = _scores_for(arm, section)[0] if arm.format in GENERATED else "sum"
             test = _accuracies(question_set, arm, ks, answers, score)
             if not test:
                 continue
@@ -440,7 +446,7 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
         for arm in question_set.arms:
             base = replace(arm, model=next(iter(section.models)), k=0)
             if arm != base:
-                score = _scores_for(arm, section, question_set)[0] if arm.format in GENERATED else "sum"
+                score = _scores_for(arm, section)[0] if arm.format in GENERATED else "sum"
                 yield from _flips_of(question_set, arm, base, answers, score)
 
 

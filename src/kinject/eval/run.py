@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
-
-import numpy as np
 
 from kinject.corpus.documents import document_hashes
 from kinject.disk import (
     FORMAT_VERSION,
     check_output,
-    content_id,
     delete_file,
     lock_dir,
     read_journal,
-    read_jsonl,
     write_json,
     write_jsonl,
     write_manifest,
 )
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
-from kinject.eval.harness_files import Sample, write_samples
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
-from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
+from kinject.eval.prompts import OPEN, ChatStyle, PromptRequest, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, fault_notes, find_flips, make_report, mass_notes
 from kinject.eval.scores import PromptScore
-from kinject.eval.scoring.answers import (
-    GRADES_FILE,
-    PERPLEXITY_FORMAT,
-    AnswerStore,
-    ResumableScoring,
-    Store,
-    hash_model,
-    join_processes,
-    prompt_key,
-)
-from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests, render_tokens
-from kinject.eval.scoring.generate import AnswerGenerator
-from kinject.eval.scoring.scorer import Scorer
-from kinject.hub import local_folder
-from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash, window_of
+from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
+from kinject.eval.scoring.encode import Encoded, render_tokens
+from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
+from kinject.models import check_model
 from kinject.process import single_process_notes, world_size
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
@@ -58,66 +40,9 @@ from kinject.signals import running_time
 from kinject.terminal import Progress, show
 from kinject.types import Answer
 
-_LONGEST_WINDOW = 2048
-_LARGEST_LOSS = 700.0  # a float holds no larger exponential
-
 _INPUT_FIX = (
     "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
 )
-
-
-@dataclass
-class LoadedScorer:
-    """A model in memory, its tokenizer as an `Encoder`, and its scorer."""
-
-    name: str
-    table: LocalModelSection
-    loaded: LoadedModel
-    encoder: Encoder
-    scorer: Scorer
-
-    @cached_property
-    def hashes(self) -> dict[str, str]:
-        """The hash of weights, configuration and tokenizer of the model, and of the adapter on top, by their paths."""
-        commit = getattr(self.loaded.model.config, "_commit_hash", None)
-        hashes, adapter = {self.table.path: hash_model(self.table.path, commit)}, self.table.adapter
-        return hashes if adapter is None else hashes | {adapter: model_hash(local_folder(adapter))}
-
-    @cached_property
-    def generator(self) -> AnswerGenerator:
-        """Writes answers with the model."""
-        return AnswerGenerator(self.scorer, self.loaded.tokenizer)
-
-    def score(self, prompts: Sequence[Encoded]) -> dict[int, PromptScore]:
-        """Return the score, or the written answer, of each of `prompts` by its index; nothing is stored."""
-        parts: dict[bool, AnswerGenerator | Scorer] = {True: self.generator, False: self.scorer}
-        scores: dict[int, PromptScore] = {}
-        for writes, scorer in parts.items():
-            indices = [index for index, prompt in enumerate(prompts) if (prompt.generation is not None) == writes]
-            scores |= {indices[i]: score for i, score in scorer.score([prompts[index] for index in indices])}
-        return scores
-
-    def encode(self, requests: Sequence[PromptRequest]) -> Sequence[Encoded]:
-        """Return the tokens of each request, cut to the model's window."""
-        return encode_requests(self.encoder, requests, window_of(self.scorer.forward.config))
-
-    def score_missing(
-        self, scoring: ResumableScoring, prompts: Mapping[str, Encoded], stored: Collection[str], store: Store
-    ) -> dict[str, PromptScore]:
-        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done."""
-        chosen = {key: encoded for key, encoded in prompts.items() if encoded.generation is None}
-        written = {key: encoded for key, encoded in prompts.items() if encoded.generation is not None}
-        new = scoring.score(self.scorer, chosen, stored, store)
-        return new | scoring.score(self.generator, written, stored, store) if written else new
-
-    def key(self, prompt: Encoded) -> str:
-        """Return the key under which the score of `prompt` is stored."""
-        weights = " ".join(self.hashes.values())
-        return prompt_key(weights, f"{self.loaded.dtype} {self.table.label}".rstrip(), prompt)
-
-    def notes(self) -> list[str]:
-        """Return the decisions made while the model was loaded and used."""
-        return [*self.loaded.notes, *(f"{self.name}: {note}" for note in (*self.encoder.notes, *self.scorer.notes))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +67,6 @@ class _Run:
     inputs: dict[str, str]  # path or model -> hash
     results: Answers = field(default_factory=dict)
     perplexities: list[Perplexity] = field(default_factory=list)
-    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # by arm, then by task name
     n_scored: int = 0
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage and cost, by model
 
@@ -151,7 +75,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
     Writes to the recipe's run folder: answers.jsonl as prompts are scored (a rerun scores none of them again),
-    report.json, flips.jsonl, manifest.json, and harness/ARM/ in lm-evaluation-harness's layout. An arm is a model's
+    report.json, flips.jsonl and manifest.json. An arm is a model's
     name, with "+rag" for K > 0; every result but the base's is compared with the first model without context. Under
     `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is the folder where the
     accuracy of the recipe's judge was measured before (`measure_judge`). Raises `RecipeError`, `InputError` or `DiskError` if
@@ -251,7 +175,13 @@ def _open_model(
     """Load one model, or prepare for its endpoint."""
     if isinstance(table, EndpointModelSection):
         return EndpointScorer(name, table, recipe.eval, recipe.run_dir, recipe.seed)
-    return load_scorer(name, table, recipe.eval)
+    return load_scorer(name, table, recipe.eval.batch_tokens, _chat_style(table, recipe.eval))
+
+
+def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | None:
+    if not table.chat:
+        return None
+    return ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
 
 
 def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointModelSection) -> None:
@@ -265,32 +195,12 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
         for prompt, answer in zip(prompts, answers, strict=True):
             run.results.setdefault((question_set.name, prompt.arm), []).append(answer)
         run.notes.extend(fault_notes(question_set, model.name, run.results))
-        if not question_set.chooses_k_for:
-            _keep_samples(run, question_set, model, prompts, answers)
     if isinstance(model, EndpointScorer):
         run.endpoints[name] = model.counts()
         run.notes += [f"{name}: no perplexity, which needs a local model"] if run.section.perplexity_corpus else []
     elif run.section.perplexity_corpus:
         run.perplexities.append(measure_perplexity(run.scoring, model, Path(run.section.perplexity_corpus)))
     run.notes.extend(model.notes())
-
-
-def load_scorer(name: str, table: LocalModelSection, section: EvalSection) -> LoadedScorer:
-    """Return the model of `table`, ready to score. Raises `InputError` if it cannot be loaded or is not causal."""
-    loaded = load_model(
-        table.path, dtype=table.dtype or "auto", attention=table.attention or "auto", revision=table.revision,
-        quantization=table.quantization or "none", adapter=table.adapter, device_map=table.device_map or "none",
-        section=f"eval.models.{name}",
-    )  # fmt: skip
-    check_causal(loaded.model, table.path)
-    encoder = Encoder(loaded.tokenizer, chat=_chat_style(table, section))
-    return LoadedScorer(name, table, loaded, encoder, Scorer(loaded.model, section.batch_tokens))
-
-
-def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | None:
-    if not table.chat:
-        return None
-    return ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
 
 
 def encode_arms(question_set: QuestionSet, model: LoadedScorer | EndpointScorer, template: str) -> list[PendingPrompt]:
@@ -386,91 +296,6 @@ def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]
     show(f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}", file=sys.stderr)
 
 
-def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Path) -> Perplexity:
-    """Return the model's perplexity on the texts in the JSONL file `path` (rows with `text`).
-
-    As lm-evaluation-harness's rolling windows: a text's tokens are scored in windows that do not overlap, of the
-    model's own length (2,048 tokens at most), each after the token before it, the first after BOS or EOS. Windows are
-    stored like answers. Raises `InputError` for a row without a text.
-    """
-    windows: list[tuple[str, Encoded]] = []
-    n_bytes = n_texts = 0
-    for number, row in read_jsonl(path):
-        text = row.get("text")
-        if not isinstance(text, str) or not text:
-            raise InputError(f"{path}:{number}: text: missing or empty. Each row needs a text.")
-        n_texts, n_bytes = n_texts + 1, n_bytes + len(text.encode())
-        windows.extend(_windows_of(text, model))
-    if not windows:
-        raise InputError(f"{path}: holds no texts.")
-    total = _score_windows(scoring, model, windows, path.stem)
-    n_tokens = sum(len(item.continuations[0]) for _, item in windows)
-    loss, bits = -total / n_tokens, -total / n_bytes / math.log(2)
-    per_token = math.exp(loss) if loss < _LARGEST_LOSS else math.inf
-    finite = math.isfinite(per_token)
-    return Perplexity(model.name, path.stem, n_texts, n_tokens, per_token if finite else None, bits if finite else None)
-
-
-def _windows_of(text: str, model: LoadedScorer) -> Iterator[tuple[str, Encoded]]:
-    """Yield the windows of `text`, each with an id."""
-    tokenizer = model.loaded.tokenizer
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if start is None:
-        raise InputError(
-            f"{model.name}: the tokenizer has neither BOS nor EOS, so the first token of a text has no context."
-        )
-    length = min(window_of(model.scorer.forward.config) or _LONGEST_WINDOW, _LONGEST_WINDOW)
-    ids = [start, *tokenizer(text, add_special_tokens=False, verbose=False).input_ids]
-    for index in range(1, len(ids), length):
-        context = np.asarray(ids[index - 1 : index], dtype=np.int32)
-        window = np.asarray(ids[index : index + length], dtype=np.int32)
-        yield f"{content_id(text)}:{index}", Encoded((context,), (window,))
-
-
-def _score_windows(
-    scoring: ResumableScoring, model: LoadedScorer, windows: Sequence[tuple[str, Encoded]], name: str
-) -> float:
-    """Return the summed log-prob of all windows of the texts `name`."""
-    keys = [model.key(item) for _, item in windows]
-    by_key = dict(zip(keys, windows, strict=True))
-
-    def store(key: str, score: PromptScore) -> None:
-        identity, item = by_key[key]
-        answer = Answer(
-            identity, name, model.name, PERPLEXITY_FORMAT, 0, 0, (), 0, score.log_probs,
-            n_tokens=(len(item.continuations[0]),), n_bytes=(0,), greedy=score.greedy,
-        )  # fmt: skip
-        scoring.answers.add(key, answer)
-
-    stored = scoring.stored(by_key)
-    mine = scoring.mine({key: identity for key, (identity, _) in by_key.items()})
-    new = scoring.score(model.scorer, {key: by_key[key][1] for key in mine}, stored, store)
-    scores = {**stored, **scoring.shard.gather(new)}
-    for key, score in scores.items():
-        store(key, score)
-    return math.fsum(scores[key].log_probs[0] for key in keys)
-
-
-def _keep_samples(
-    run: _Run,
-    question_set: QuestionSet,
-    model: LoadedScorer | EndpointScorer,
-    prompts: Sequence[PendingPrompt],
-    answers: Sequence[Answer],
-) -> None:
-    """Keep the rows of lm-evaluation-harness's files; each rotation of the options is a task of its own there."""
-    for prompt, answer in zip(prompts, answers, strict=True):
-        arm = prompt.arm
-        rotation = f"r{prompt.request.rotation}" if arm.format in ROTATED else ""
-        parts = (question_set.name, arm.format, f"{arm.shots}shot", f"k{arm.k}" if arm.k else "", rotation)
-        task = "_".join(part for part in parts if part).replace("/", "_").replace(" ", "_")
-        text = render_prompt(prompt.request)
-        if model.encoder is not None:
-            text = model.encoder.apply_chat_template(text)
-        sample = Sample(prompt.request.question, text, answer)
-        run.samples.setdefault(arm.name, {}).setdefault(task, []).append(sample)
-
-
 def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
     if judge is None:
         delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
@@ -487,4 +312,3 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJud
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
         outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
-    write_samples(recipe.run_dir / "harness", run.samples)

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_uppercase
 from typing import Any, Final, Literal
 
 from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, passes
@@ -34,7 +35,7 @@ def _by_text(grade: TextGrader) -> AnswerGrader:
 
 
 TEXT_GRADERS: Mapping[str, AnswerGrader] = {name: _by_text(grade) for name, grade in TEXT_SCORES.items()}
-"""The scores of written answers to questions that have no graders of their own; the first one is the default."""
+"""The scores of written answers; the first one is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +88,17 @@ def best_choice(values: Sequence[float]) -> int | None:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def rescored(
-    answers: Sequence[Answer],
-    score: str,
-    without: Sequence[Answer] = (),
-    graders: Mapping[str, AnswerGrader] = TEXT_GRADERS,
-) -> list[Answer]:
+def rescored(answers: Sequence[Answer], score: str, without: Sequence[Answer] = ()) -> list[Answer]:
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
-    An answer that the model wrote gets `correct` from the one of `graders` that `score` names, or from the first of them if
-    `score` compares choices; choices are compared by their sum if `score` compares texts. With ``judge``
+    An answer that the model wrote gets `correct` from the one of `TEXT_GRADERS` that `score` names, or from the first of
+    them if `score` compares choices; choices are compared by their sum if `score` compares texts. With ``judge``
     it is correct by its grade, and has no score without one.
     """
     if answers and answers[0].format in GENERATED:
         if score == JUDGED and not answers[0].choices:
             return [_judged(answer) for answer in answers]
-        return [_graded(answer, graders.get(score, next(iter(graders.values())))) for answer in answers]
+        return [_graded(answer, TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))) for answer in answers]
     score = "sum" if score in WRITTEN_SCORES else score
     unprompted = {answer.question_id: answer for answer in without}
     merged = merge_rotations(answers)
@@ -179,9 +175,9 @@ def has_answer(answer: Answer) -> bool:
     return bool(answer.accepted or answer.checks or answer.choices or answer.text is None)
 
 
-def text_score(scores: Sequence[str], graders: Mapping[str, AnswerGrader]) -> str:
-    """Return the name of the first of `scores` that is the judge's or that `graders` know; of the first grader without one."""
-    return next((score for score in scores if score == JUDGED or score in graders), next(iter(graders)))
+def text_score(scores: Sequence[str]) -> str:
+    """Return the first of `scores` that grades written answers, the first of those that need no judge without one."""
+    return next((score for score in scores if score in WRITTEN_SCORES), next(iter(TEXT_GRADERS)))
 
 
 def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
@@ -251,6 +247,13 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
         math.fsum(map(math.exp, answer.log_probs)) for answer in answers if all(map(math.isfinite, answer.log_probs))
     ]
     return math.fsum(masses) / len(masses) if masses else None
+
+
+def letter_choices(answers: Sequence[Answer]) -> dict[str, float]:
+    """Return the fraction of the scored answers in which each letter was chosen, for formats that choose letters."""
+    chosen = [best_choice(answer.log_probs) for answer in answers if answer.format in LETTERED]
+    letters = [ascii_uppercase[index] for index in chosen if index is not None]
+    return {letter: letters.count(letter) / len(letters) for letter in sorted(set(letters))}
 
 
 def _log_sum(values: Sequence[float]) -> float:

@@ -1,13 +1,11 @@
-"""Reads a text that a model wrote: the letter of an option, and the result of lm-evaluation-harness's filters."""
+"""Reads the letter of an option in a text that a model wrote."""
 
 from __future__ import annotations
 
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
-from typing import Any
+from collections.abc import Sequence
 
 from kinject.corpus.grading import normalize_answer
 
@@ -86,98 +84,3 @@ def _index(letter: str, rest: str, choices: list[str]) -> int:
     if index >= len(choices) or (beside in choices and choices[index] != beside):
         return -1
     return index
-
-
-def _first_match(text: str, *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,
-                 fallback: str = "[invalid]") -> str:  # fmt: skip
-    """Return match number `group_select` of a pattern, of several groups the first that is not empty; else `fallback`."""
-    match = _chosen_match(re.findall(regex_pattern, text), group_select)
-    return fallback if match is None else match.strip()
-
-
-def _chosen_match(matches: Sequence[Any], group_select: int) -> str | None:
-    """Return one of the matches of a pattern without white space around it, None if it is not there."""
-    if not -len(matches) <= group_select < len(matches):
-        return None
-    match = matches[group_select]
-    return next((group for group in match if group), None) if isinstance(match, tuple) else match
-
-
-def _named_choice(
-    text: str, choices: Sequence[str], *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,
-    fallback: str = "[invalid]", ignore_case: bool = False, ignore_punctuation: bool = False,
-    regexes_to_ignore: Sequence[str] | None = None,
-) -> str:  # fmt: skip
-    """Return a match of the pattern; else the letter, as ``(A)``, of a choice whose text is there, or that follows a colon."""
-
-    def plain(value: str) -> str:
-        value = reduce(lambda stripped, pattern: re.sub(pattern, "", stripped), regexes_to_ignore or (), value)
-        value = value.lower() if ignore_case else value
-        return "".join(c for c in value if unicodedata.category(c)[0] != "P") if ignore_punctuation else value
-
-    letters = [chr(ord("A") + i) for i in range(len(choices))]
-    by_text = {plain(choice.strip()): f"({letter})" for choice, letter in zip(choices, letters, strict=True)}
-    longest_first = sorted(map(re.escape, by_text), key=len, reverse=True)
-    attempts: tuple[tuple[str, str, Mapping[str, str]], ...] = (
-        (regex_pattern, text, {}),
-        ("|".join(longest_first), plain(text), by_text),
-        (rf":\s*({'|'.join(letters)})", text, {letter: f"({letter})" for letter in letters}),
-    )
-    for pattern, searched, names in attempts:
-        name = (_chosen_match(re.findall(pattern, searched), group_select) or "").strip()
-        if name:
-            return names.get(name, name)
-    return fallback
-
-
-def _mapped(text: str, *, mapping_dict: Mapping[str, Any], default_value: Any = None) -> str:
-    """Return the cell beside `text` in a table, as text."""
-    return str(mapping_dict.get(text, default_value))
-
-
-FILTERS: Mapping[str, Callable[..., str]] = {
-    "regex": _first_match, "remove_whitespace": str.strip, "lowercase": str.lower, "uppercase": str.upper,
-    "take_first": str, "majority_vote": str, "map": _mapped, "multi_choice_regex": _named_choice,
-}  # fmt: skip
-"""Filters of lm-evaluation-harness's tasks; a question has one answer here, which is the first, and the majority."""
-NEEDS_CHOICES = frozenset({"multi_choice_regex"})
-"""Those that read the choices of the question, too."""
-ChoiceGrader = Callable[[str, Sequence[str], Sequence[str]], bool]
-"""(text, accepted texts, the question's choices) -> whether the text is correct."""
-
-
-def task_grader(
-    filters: Sequence[Mapping[str, Any]],
-    regexes_to_ignore: Sequence[str] = (),
-    *,
-    ignore_case: bool = False,
-    ignore_punctuation: bool = False,
-    ignore_numbers: bool = False,
-) -> ChoiceGrader:
-    """Return lm-evaluation-harness's exact_match of a text after `filters` (``{function, ...}``), with its options.
-
-    Raises `re.error` or `TypeError` if a filter cannot be used.
-    """
-    steps: list[tuple[bool, Callable[..., str]]] = []
-    for step in filters:
-        options = {key: value for key, value in step.items() if key != "function"}
-        steps.append((step["function"] in NEEDS_CHOICES, partial(FILTERS[step["function"]], **options)))
-
-    def filtered(text: str, choices: Sequence[str]) -> str:
-        for needs_choices, function in steps:
-            text = function(text, choices) if needs_choices else function(text)
-        return text
-
-    filtered("", ["a"])
-    patterns = [re.compile(pattern) for pattern in regexes_to_ignore or ()]
-    ignored = (string.punctuation if ignore_punctuation else "") + (string.digits if ignore_numbers else "")
-
-    def plain(text: str) -> str:
-        text = reduce(lambda stripped, pattern: pattern.sub("", stripped), patterns, text)
-        return (text.lower() if ignore_case else text).translate(str.maketrans("", "", ignored))
-
-    def grade(text: str, accepted: Sequence[str], choices: Sequence[str]) -> bool:
-        written = plain(filtered(text, choices))
-        return any(plain(other) == written for other in accepted)
-
-    return grade

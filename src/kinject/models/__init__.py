@@ -12,6 +12,7 @@ from kinject.models.causal import (
     generation_settings,
     is_runnable,
     reads_later_tokens,
+    text_start,
     window_of,
 )
 from kinject.models.folder import (
@@ -71,6 +72,7 @@ __all__ = [
     "generation_settings", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer", "model_files",
     "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_header", "read_headers", "read_object",
     "read_sharding", "reads_later_tokens", "saved_tensors", "shape_of", "shard", "sharded_by_transformers", "size_of",
+    "text_start",
     "train_tokenizer", "try_attention", "weight_files", "whole_weights", "window_of",
 ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any
 from kinject.errors import InputError
 from kinject.process import is_fsdp_launch
 
+_SEPARATOR = "<|endoftext|>"
 _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
 """Limits for float32, and for weights that are rounded more. Experts that get other rows at once change the last digit."""
@@ -36,6 +37,21 @@ def window_of(config: Any) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def text_start(tokenizer: Any) -> int | None:
+    """Return the token behind which a document begins, as in pretraining; None if the tokenizer has none.
+
+    That is what the tokenizer itself puts before a text. If it adds nothing, it is the separator of documents: many chat
+    models' BOS begins a turn, and their pretraining knew <|endoftext|> alone.
+    """
+    ids = list(tokenizer("a", verbose=False).input_ids)
+    bare = list(tokenizer("a", add_special_tokens=False, verbose=False).input_ids)
+    if len(ids) > len(bare) and ids[1 : len(bare) + 1] == bare:
+        return int(ids[0])
+    separator = tokenizer.get_vocab().get(_SEPARATOR)
+    candidates = (separator, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return next((token for token in candidates if token is not None), None)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -16,7 +16,7 @@ class QuestionSetSection:
     A set in which no question has an answer has the role unanswerable by itself.
     """
 
-    path: str = option(help="Questions (JSONL, MMLU's CSV, or a lm-evaluation-harness task YAML).", path="file")
+    path: str = option(help="Questions (JSONL, or MMLU's CSV).", path="file")
     role: Literal["learning", "retention", "unanswerable"] = option(
         "learning",
         help="learning, retention, or unanswerable: no document answers these questions, to decline is correct.",

@@ -19,8 +19,8 @@ ROLES = {"learning": "to be learned", "retention": "to be kept", "unanswerable":
 _FORMATS = {
     "texts": "option texts", "letters": "letters", "hybrid": "option texts with the options shown",
     "rotations": "letters, options rotated", "letters-no-question": "letters without the question",
-    "texts-no-question": "option texts without the question", "task": "as its task says",
-    "letters-written": "letters, written", "generate": "written answers", "task-generate": "written answers, as its task says",
+    "texts-no-question": "option texts without the question",
+    "letters-written": "letters, written", "generate": "written answers",
 }  # fmt: skip
 _SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token", "pmi": "by PMI",
            "match": "by match", "exact": "by exact match", "contains": "by containment",

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from kinject.corpus.questions import read_questions
 from kinject.disk import is_file
 from kinject.errors import Fault, RecipeError
-from kinject.eval.plan import is_task, layout_of, question_set_section
+from kinject.eval.plan import layout_of, question_set_section
 from kinject.eval.prompts import GENERATED, OPEN, WITHOUT_QUESTION
-from kinject.eval.tasks.task import read_task
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath, suggestion
 from kinject.recipe.eval_section import EvalSection
@@ -324,7 +323,7 @@ def _outcome_faults(
 ) -> Iterator[Fault]:
     """Yield a fault if no question of the set `name` can have `outcome`, abstained or answered."""
     item = question_set_section(evaluation, name)
-    if is_task(item.path) or not is_file(item.path):
+    if not is_file(item.path):
         return
     has_answer = {
         q.is_answerable
@@ -341,7 +340,4 @@ def _outcome_faults(
 def _is_written(evaluation: EvalSection, name: str, formats: Collection[str] = GENERATED) -> bool:
     """Return whether the answers that decide choices and claims on a question set are written, in one of `formats`."""
     item = evaluation.questions.get(name)
-    path = item if isinstance(item, str) else item.path if item is not None else ""
-    if is_task(path):
-        return is_file(path) and read_task(Path(path)).generation is not None
     return item is not None and head_format(evaluation)[0] in formats

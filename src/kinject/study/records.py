@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
-from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
+from kinject.eval.prompts import GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.scores import (
-    TEXT_GRADERS,
     WRITTEN_SCORES,
-    AnswerGrader,
     Score,
     counts_for,
     has_outcome,
@@ -48,11 +46,9 @@ class Records:
     """Answers of finished evaluations: (model, arm, seed) -> setting -> one scored answer a question, sorted by id.
 
     `scores` are the recipe's: the first of those that compare choices counts for them, the first of a text's for texts.
-    `graders` has the graders of question sets that are tasks with some of their own.
     """
 
     scores: Sequence[Score]
-    graders: Mapping[str, Mapping[str, AnswerGrader]] = field(default_factory=dict)
     by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
     unscored: list[tuple[str, str, int, AskSetting, int]] = field(default_factory=list)
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
@@ -69,12 +65,9 @@ class Records:
     def score(self, setting: AskSetting) -> str:
         """Return the name of the score by which answers in `setting` are right."""
         if setting.format in OPEN:
-            return text_score(self.scores, self._graders(setting))
-        by_log_probs = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION | FROM_TASK
+            return text_score(self.scores)
+        by_log_probs = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION
         return next((score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum")
-
-    def _graders(self, setting: AskSetting) -> Mapping[str, AnswerGrader]:
-        return self.graders.get(setting.question_set, TEXT_GRADERS)
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
         """Add the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` if it is damaged."""
@@ -93,9 +86,7 @@ class Records:
             score = self.score(setting)
             if score == "pmi" and not without:
                 raise InputError(f"{folder}: pmi needs the format {PMI_BASELINE}. Add it to eval.formats.")
-            merged = sorted(
-                rescored(answers, score, without, self._graders(setting)), key=lambda answer: answer.question_id
-            )
+            merged = sorted(rescored(answers, score, without), key=lambda answer: answer.question_id)
             if any(map(is_scored, merged)):
                 of_run[setting] = merged
             else:
@@ -153,8 +144,8 @@ class Records:
         """
         form, shots = prompt_format
         settings = self.settings(model, arm)
-        named = (AskSetting(question_set, name, shots, k) for name in (form, *sorted(FROM_TASK)))
-        return next((setting for setting in named if setting in settings), None)
+        setting = AskSetting(question_set, form, shots, k)
+        return setting if setting in settings else None
 
     def headline_settings(
         self, model: str, arm: str, chosen_k: Mapping[tuple[str, str, str], int]

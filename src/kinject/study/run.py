@@ -23,8 +23,7 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.eval.judge import read_accuracy
-from kinject.eval.plan import is_task, role_of
-from kinject.eval.prompts import FROM_TASK
+from kinject.eval.plan import role_of
 from kinject.executors import LOG
 from kinject.models import read_header
 from kinject.recipe import StudyRecipe, is_model
@@ -287,7 +286,7 @@ def _rate(
 
     None if no question has a score, or none of a seed.
     """
-    records = Records(study.evaluation.scores, study.graders)
+    records = Records(study.evaluation.scores)
     for run in runs:
         records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder)
     arm = runs[0].arm
@@ -361,7 +360,7 @@ def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str
 
 def _read_records(study: Study) -> Records:
     """Return the test answers of every run that finished."""
-    records = Records(study.evaluation.scores, study.graders)
+    records = Records(study.evaluation.scores)
     for run in study.runs:
         if study.status.all_done(run.all_stages):
             records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder)
@@ -387,8 +386,7 @@ def _model_sources(section: StudySection) -> dict[str, str]:
 
 
 def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
-    path = Path(entry["path"])
-    return [] if is_task(entry["path"]) else read_questions(path, entry["layout"], entry["n_choices"])
+    return read_questions(Path(entry["path"]), entry["layout"], entry["n_choices"])
 
 
 def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Claim]:
@@ -409,7 +407,7 @@ def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_forma
     key, (form, shots) = (choice.model, choice.arm, choice.question_set), prompt_format
     k_results = [
         result for result in results if choice.key == "k" and not result.subject and result.k and result.shots == shots
-        and (result.model, result.arm, result.question_set) == key and result.format in {form, *FROM_TASK}
+        and (result.model, result.arm, result.question_set) == key and result.format == form
     ]  # fmt: skip
     rates = {result.k: result.outcome(choice.outcome) or result for result in k_results}
     candidates = [(k, part.accuracy if isinstance(part, ArmResult) else part.rate, 1) for k, part in rates.items()]

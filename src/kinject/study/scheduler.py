@@ -15,9 +15,7 @@ from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import file_name, read_json, write_jsonl
 from kinject.errors import InputError
-from kinject.eval.plan import is_task, layout_of, question_set_section
-from kinject.eval.scores import AnswerGrader
-from kinject.eval.tasks.task import read_task
+from kinject.eval.plan import layout_of, question_set_section
 from kinject.executors import Executor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
@@ -148,13 +146,6 @@ class Study:
         return tuple(dict.fromkeys(self.evaluation.retrieval.k)) if self.evaluation.retrieval else ()
 
     @property
-    def graders(self) -> dict[str, Mapping[str, AnswerGrader]]:
-        """The graders of the question sets that are tasks with some of their own."""
-        paths = {item.name: item.test["path"] for item in self.question_sets if is_task(item.test["path"])}
-        by_set = {name: read_task(Path(path)).graders for name, path in paths.items()}
-        return {name: graders for name, graders in by_set.items() if graders}
-
-    @property
     def prompt_format(self) -> tuple[str, int]:
         """The format and number of shots that decide choices and claims: the first of each in the eval recipe."""
         return head_format(self.evaluation)
@@ -240,7 +231,7 @@ def _split_questions(
     items = {name: replace(item, layout=layout_of(item.layout, section.formats)) for name, item in sections.items()}
     files = {
         name: item for name, item in items.items()
-        if not is_task(item.path) and not {item.path, item.validation} & awaited.keys()
+        if not {item.path, item.validation} & awaited.keys()
     }  # fmt: skip
     choosing = {
         document
@@ -316,7 +307,7 @@ def family_warnings(study: Study) -> list[str]:
     documents = {
         item.name: len({_document(question) for question in _read(QuestionSetSection(**item.test), item.test["path"])})
         for item in study.question_sets
-        if not is_task(item.test["path"]) and Path(item.test["path"]).is_file()
+        if Path(item.test["path"]).is_file()
     }
     claims = section.claims or {}
     judged = {f"{name}: the headline comparisons ({family:,})": (name, family) for name in documents}

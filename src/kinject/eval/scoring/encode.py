@@ -75,7 +75,7 @@ class Encoder:
 
         As in lm-evaluation-harness, system text and header are the system's turn, the rest is one user turn, or one for each
         example with its answer after it (`ChatStyle.multiturn`), and the answer follows the template's own start of the
-        assistant's turn without a space, or the prefix that the assistant's turn begins with. Special tokens are those that
+        assistant's turn without a space. Special tokens are those that
         the template writes, no others. If the template takes no system turn (the harness then drops its text), the user's
         first turn starts with it, and `notes` has an entry.
         """
@@ -85,7 +85,7 @@ class Encoder:
         if prompt.continuations and self._marks and self._marks.are_open(context):
             self._note("the chat template opens the model's thinking, so the choices are scored as its first thoughts")
         choices = prompt.continuations
-        return Prompt(context, choices if prompt.keeps_delimiter else tuple(text.removeprefix(" ") for text in choices))
+        return Prompt(context, tuple(text.removeprefix(" ") for text in choices))
 
     def _render_turns(self, prompt: Prompt, chat: ChatStyle) -> str:
         from jinja2 import TemplateError
@@ -94,13 +94,11 @@ class Encoder:
             messages = [{"role": "system", "content": system}] if system else []
             roles = zip(("user", "assistant") * (len(others) + 1), (first, *others), strict=False)
             messages += [{"role": role, "content": text} for role, text in roles]
-            messages += [{"role": "assistant", "content": prompt.prefix}] if prompt.prefix else []
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=not prompt.prefix,
-                    continue_final_message=bool(prompt.prefix), **chat.arguments,
+                    messages, tokenize=False, add_generation_prompt=True, **chat.arguments
                 )
-            )  # fmt: skip
+            )
 
         system, turns = chat_turns(prompt, chat)
         if system and _NO_SYSTEM not in self.notes:
@@ -189,7 +187,7 @@ def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
     header = prompt.header.strip() if prompt.is_dialogue else prompt.header
     system = "\n\n".join(filter(None, (chat.system, header)))
     in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
-    return system, prompt.turns if in_turns else (prompt.before_answer.removeprefix(prompt.header),)
+    return system, prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
 
 
 def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window: int | None) -> list[Encoded]:
@@ -235,6 +233,11 @@ def _shorten(request: PromptRequest) -> PromptRequest:
     if request.shots:
         return replace(request, shots=request.shots[1:])
     return replace(request, passages=request.passages[:-1])
+
+
+def cut_to_window(item: Encoded, window: int) -> Encoded:
+    """Return `item` cut on the left, choice by choice, so that the model reads at most `window` tokens."""
+    return _cut(item, item, window)
 
 
 def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:

@@ -63,6 +63,7 @@ class TreeForward:
         self.config: Any = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.notes: list[str] = []
+        _apply_head_in_float32(self.model)
         self.split = False  # whether the head runs apart from the layers; `Scorer` tests it
         self._output: Any = None  # the type that the layers return
         self._choose_attention()
@@ -215,6 +216,19 @@ class TreeForward:
         chosen = "sdpa" if self.model._supports_sdpa else "eager"
         self.model.set_attn_implementation(chosen)
         self.notes.append(f"scored with {chosen} attention instead of {configured}")
+
+
+def _apply_head_in_float32(model: Any) -> None:
+    """Let a model in bfloat16 or float16 compute its logits in float32: rounded logits tie, and the first choice wins."""
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or head.weight.dtype not in (torch.bfloat16, torch.float16):
+        return
+
+    def forward(states: torch.Tensor) -> torch.Tensor:
+        bias = None if head.bias is None else head.bias.float()
+        return torch.nn.functional.linear(states.float(), head.weight.float(), bias)
+
+    head.forward = forward  # type: ignore[method-assign,assignment]
 
 
 class _FixedOutput(torch.nn.Module):

@@ -1,1 +1,0 @@
-"""Tasks of lm-evaluation-harness: YAML files, the rows of their splits, and their templates."""
