@@ -88,21 +88,7 @@ def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
     """Return `value` with a hostile text in place of every free one; what are keys of the page's logic stays."""
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
-        kept = (
-            "kind",
-            "interval",
-            "role",
-            "format",
-            "score",
-            "way",
-            "status",
-            "metric",
-            "verdict",
-            "stage",
-            "test",
-            "axis",
-            "unit",
-        )
+        kept = {"kind", "interval", "role", "format", "score", "verdict", "stage", "test"}
         return replace(
             value, **{name: item if name in kept else poisoned(item, texts) for name, item in values.items()}
         )

@@ -276,10 +276,11 @@ def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     assert "Evaluated 2026-01-02 with torch 2.13." in text
 
 
-def test_a_report_survives_the_way_through_json(tmp_path: Path) -> None:
-    report = make_report()
-    (tmp_path / "report.json").write_text(json.dumps(to_json(report)))
-    assert read_report(tmp_path / "report.json") == report
+@pytest.mark.parametrize("make", [make_report, make_study, make_paper_study])
+def test_a_report_survives_the_way_through_json_and_unknown_keys_are_left_out(tmp_path: Path, make: Any) -> None:
+    value = to_json(make()) | {"colour": "blue"}
+    (tmp_path / "report.json").write_text(json.dumps(value))
+    assert read_report(tmp_path / "report.json") == make()
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -297,35 +298,22 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "place"),
     [
-        ({"accuracy": "high"}, r"results\[0\]\.accuracy: found 'high', a number is needed"),
-        ({"accuracy": 0.9}, r"results\[0\]\.accuracy: found 0.9, which disagrees"),
-        ({"accuracy": float("nan")}, r"results\[0\]\.accuracy: found nan, a finite number is needed"),
-        ({"n": True}, r"results\[0\]\.n: found True, a whole number is needed"),
-        ({"n": 0}, r"results\[0\]\.n: found 0"),
-        ({"k": -1}, r"results\[0\]\.k: found -1, allowed is 0 or more"),
-        (
-            {"role": "magic"},
-            r"results\[0\]\.role: found 'magic', allowed are 'learning', .*, 'unanswerable' or 'baseline'",
-        ),
-        ({"arm": None}, r"results\[0\]\.arm: found None, a string is needed"),
-        ({"to_base": []}, r"results\[0\]\.to_base: found list, an object is needed"),
-        (
-            {"to_base": {"other": "base", "delta": 2.0}},
-            r"results\[0\]\.to_base\.delta: found 2.0, allowed is -1 to 1",
-        ),
-        ({"k": 3}, r"results\[1\]: the arm 'base' on 'new' is there twice"),
-        ({"high": 0.1}, r"results\[0\]\.accuracy: found .*, outside"),
-        ({"by_seed": []}, r"results\[0\]\.n: found 600 questions, 0 seeds"),
+        ({"accuracy": "high"}, r"accuracy: found 'high'"), ({"accuracy": 0.9}, r"accuracy: found 0.9, which disagrees"),
+        ({"accuracy": float("nan")}, "accuracy: found nan"), ({"n": True}, "n: found True"), ({"n": 0}, "n: found 0"),
+        ({"k": -1}, "k: found -1: .* allowed is 0 or more"), ({"role": "magic"}, "role: found 'magic': .*'unanswerable' or"),
+        ({"arm": None}, "arm: found None"), ({"to_base": []}, r"to_base: found \[\]"),
+        ({"to_base": {"other": "base", "delta": 2.0}}, r"to_base\.delta: found 2.0: .* allowed is -1 to 1"),
+        ({"high": 0.1}, "accuracy: found .*, outside"), ({"by_seed": []}, "n: found 600, 0 unscored, 0 seeds"),
     ],
-)
-def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[str, object], message: str) -> None:
+)  # fmt: skip
+def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[str, object], place: str) -> None:
     value = to_json(make_report())
     value["results"][0].update(change)
     path = tmp_path / "report.json"
     path.write_text(json.dumps(value))
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=rf"results\[0\]\.{place}") as caught:
         read_report(path)
     assert str(caught.value).startswith(f"{path}: damaged report: ")
     assert "\n" not in str(caught.value)

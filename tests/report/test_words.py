@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,9 +191,3 @@ def test_names_are_one_clean_line_and_points_are_signed() -> None:
     assert format_name("a long name of a model", 9) == "a lo…odel"
     assert [format_points(value) for value in (0.012, -0.012, 0.0, -0.0001)] == ["+1.2", "−1.2", "0.0", "0.0"]
     assert [join_words(list("abc")[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
-
-
-def test_the_openings_are_written_by_the_command_that_their_file_names(tmp_path: Path) -> None:
-    code = "import odd_reports; print(len(odd_reports.odd_reports()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, check=True)
-    assert int(done.stdout) == len(ODD)

@@ -93,21 +93,10 @@ _CAPTIONS = {
 """Figure -> its label for screen readers, and its caption."""
 _METHODS = {
     "Wilson": "Intervals of accuracy: Wilson, 95%.",
-    "Wilson over documents and seeds": (
-        "Accuracy: mean over seeds. Its 95% interval is Wilson's for the effective number of questions: the variance between "
-        "source documents and between seeds counts."
-    ),
-    "McNemar": (
-        "Differences are paired, question by question. Intervals: 95%, Bonett and Price (2012). p: exact two-sided McNemar test."
-    ),
-    "sign flips": (
-        "Differences are paired, question by question. Intervals: 95%, with the variance between source documents. p: exact "
-        "two-sided test that flips the sign of each document's difference."
-    ),
-    "t over documents and seeds": (
-        "Differences are paired, question by question. Intervals (95%) and p (two-sided t test, or exact sign flips by document "
-        "if their p is larger) hold the variance between source documents and between each arm's seeds."
-    ),
+    "Wilson over documents and seeds": "Intervals of accuracy: Wilson, 95%, for as many questions as documents and seeds leave.",
+    "McNemar": "Differences: paired by question; intervals of Bonett and Price (2012); p of the exact McNemar test.",
+    "sign flips": "Differences: paired by question; intervals over documents; p of the exact test of sign flips by document.",
+    "t over documents and seeds": "Differences: paired by question; intervals and p of a t test over documents and seeds.",
 }
 """Interval or test of a result -> the sentence that explains it."""
 _ABOUT = (
@@ -141,84 +130,42 @@ def read_report(path: Path) -> Report:
 
 
 def _from_json(value: Mapping[str, Any], source: str) -> Report:
-    """Return the report that `value` (JSON values) describes. Unknown keys are ignored.
-
-    Raises `InputError` naming `source` and the first field that is wrong.
-    """
+    """Return the report that `value` (JSON values) describes. Raises `InputError` naming the first field that is wrong."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         report = TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
-        _check_results(report)
     except ValidationError as error:
-        first_error = error.errors()[0]
-        raise InputError(
-            f"{source}: damaged report: {_path(first_error['loc'])}: {_problem(dict(first_error))}."
-        ) from None
-    except _ResultError as error:
-        raise InputError(f"{source}: damaged report: {error}.") from None
+        first = error.errors()[0]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"]).removeprefix(
+            "."
+        )
+        found = f"found {first['input']!r:.60}: {first['msg']}"
+        raise InputError(f"{source}: damaged report: {place or 'report'}: {found}.") from None
+    problem = next(_contradictions(report), "")
+    if problem:
+        raise InputError(f"{source}: damaged report: {problem}.")
     return report
 
 
-class _ResultError(Exception):
-    """Numbers of a report that contradict each other."""
-
-
-def _check_results(report: Report) -> None:
-    """Raise `_ResultError` where the numbers of a result contradict each other, or an arm is there twice."""
+def _contradictions(report: Report) -> Iterator[str]:
+    """Yield where the numbers of a result contradict each other, or an arm is there twice."""
     seen: set[tuple[object, ...]] = set()
     for index, result in enumerate(report.results):
-        entry = f"results[{index}]"
-        n_correct, n_seeds = result.n_correct, len(result.by_seed)
-        if result.n < 1 or not n_seeds:
-            raise _ResultError(f"{entry}.n: found {result.n} questions, {n_seeds} seeds; at least 1 of each is needed")
-        if n_correct is not None and n_correct + result.n_unscored > result.n:
-            raise _ResultError(f"{entry}.n: found {result.n} with {n_correct} correct and {result.n_unscored} unscored")
-        n_scored = result.n - result.n_unscored
-        if n_scored < 1:
-            raise _ResultError(f"{entry}.n_unscored: found {result.n_unscored} of {result.n}: nothing has a score")
-        if n_correct is not None and abs(result.accuracy - n_correct / n_scored) > _TOLERANCE:
-            raise _ResultError(
-                f"{entry}.accuracy: found {result.accuracy}, which disagrees with n_correct / scored questions"
-            )
-        bounded = result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE
-        if result.interval == "Wilson" and not bounded:
-            raise _ResultError(f"{entry}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}")
+        entry, n_scored = f"results[{index}]", result.n - result.n_unscored
+        if n_scored < 1 or not result.by_seed:
+            yield f"{entry}.n: found {result.n}, {result.n_unscored} unscored, {len(result.by_seed)} seeds; 1 of each is needed"
+        elif result.n_correct is not None and abs(result.accuracy - result.n_correct / n_scored) > _TOLERANCE:
+            yield f"{entry}.accuracy: found {result.accuracy}, which disagrees with n_correct / scored questions"
+        if result.interval == "Wilson" and not result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE:
+            yield f"{entry}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}"
         key = (result.model, result.arm, result.question_set, *result.prompt_format, result.k, result.subject)
         if key in seen:
-            raise _ResultError(f"{entry}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice")
+            yield f"{entry}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice"
         seen.add(key)
     for index, recall in enumerate(report.recalls):
         if not 0 < recall.n >= recall.n_found:
-            raise _ResultError(f"recalls[{index}].n_found: found {recall.n_found} of {recall.n}")
-
-
-_NEEDED = {
-    "string_type": "a string", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "bool_type": "true or false", "finite_number": "a finite number",
-}  # fmt: skip
-_CONTAINERS = {"tuple_type": "a list", "dict_type": "an object", "dataclass_type": "an object"}
-
-
-def _path(parts: tuple[int | str, ...]) -> str:
-    """Return ``results[0].to_base.low``; "report" for the whole."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in parts)
-    return text.removeprefix(".") or "report"
-
-
-def _problem(error: dict[str, Any]) -> str:
-    kind, value = error["type"], error.get("input")
-    if kind == "missing":
-        return "missing"
-    if kind in _CONTAINERS:
-        return f"found {type(value).__name__}, {_CONTAINERS[kind]} is needed"
-    if kind in _NEEDED:
-        return f"found {value!r:.60}, {_NEEDED[kind]} is needed"
-    if kind == "literal_error":
-        return f"found {value!r:.60}, allowed are {error['ctx']['expected']}"
-    if kind == "value_error":
-        return f"found {value!r:.60}, {error['ctx']['error']}"
-    return f"found {value!r:.60}: {error['msg']}"
+            yield f"recalls[{index}].n_found: found {recall.n_found} of {recall.n}"
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
