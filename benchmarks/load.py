@@ -182,7 +182,6 @@ def inference(n: int, folder: Path, style: str) -> Work:
 def report(n: int, folder: Path, style: str) -> Work:
     """`n` training runs, three seeds an arm, with 200 answers each: a study's scores, questions, pages and figures."""
     from kinject.corpus.questions import read_questions
-    from kinject.recipe.study_section import ResourcesSection
     from kinject.report.files import write_report
     from kinject.results import Cost, Report
     from kinject.study.analysis import question_results, summarize_arms
@@ -202,10 +201,7 @@ def report(n: int, folder: Path, style: str) -> Work:
 
     def work() -> int:
         questions = {"new": read_questions(folder / "questions.jsonl")}
-        arms = [
-            Arm(name, "model", "", "augmented", {}, "", "", "", None, False, seeds, ResourcesSection())
-            for name in names
-        ]
+        arms = [Arm(name, "model", "", "augmented", {}, "", "", "", None, False, seeds) for name in names]
         records = Records(("sum",))
         for name, seed in runs:
             records.read("model", name, seed, folder / "runs" / name / str(seed))

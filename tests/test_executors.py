@@ -28,7 +28,7 @@ def run(executor: LocalExecutor, stages: list[Stage]) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
     waiting = list(stages)
     while len(outcomes) < len(stages):
-        while waiting and executor.has_room(waiting[0]):
+        while waiting and executor.has_room():
             executor.submit(waiting.pop(0))
         outcomes |= {outcome.task.id: outcome for outcome in executor.wait()}
     return outcomes
@@ -163,19 +163,3 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
             return
         time.sleep(0.1)
     pytest.fail("the worker outlived its parent")
-
-
-def test_a_ray_cluster_of_two_workers_does_stages(tmp_path, source):
-    pytest.importorskip("ray")
-    from kinject.executors import RayExecutor
-
-    stages = [corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"))]
-    outcomes: dict[str, Outcome] = {}
-    with RayExecutor() as executor:
-        for stage in stages:
-            assert executor.has_room(stage)
-            executor.submit(stage)
-        while len(outcomes) < 2:
-            outcomes |= {outcome.task.id: outcome for outcome in executor.wait()}
-    assert outcomes["a"].result is not None
-    assert "cannot be read" in outcomes["b"].error

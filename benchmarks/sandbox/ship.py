@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 
 import kinject
-from kinject.disk import SHA256SUMS, file_hash, read_manifest, write_json, write_json, write_sha256sums
+from kinject.disk import SHA256SUMS, file_hash, read_manifest, write_json, write_sha256sums
 from kinject.recipe import read_recipe
 from kinject.sandbox import BASE, INSTRUCT, ShippedRun
 from kinject.train.run import hash_inputs

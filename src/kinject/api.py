@@ -105,10 +105,8 @@ def documents(
     return result
 
 
-def augment(
-    recipe: AugmentRecipe | str | Path, *, jobs: int | None = None, executor: Literal["local", "ray"] = "local"
-) -> AugmentResult:
-    """Rewrite documents into a corpus, in `jobs` processes, and write the report; a rerun requests only missing texts.
+def augment(recipe: AugmentRecipe | str | Path) -> AugmentResult:
+    """Rewrite documents into a corpus, and write the report; a rerun requests only missing texts.
 
     kinject.augment("recipes/augment.yaml").to_frame()
     """
@@ -116,12 +114,7 @@ def augment(
     from kinject.report.runs import write_run_report
 
     checked: AugmentRecipe = _checked(recipe, "augment")
-    if jobs is None:
-        result = run(checked)
-    else:
-        from kinject.augment.shards import augment_in_shards, shard_executor
-
-        result = augment_in_shards(checked, shard_executor(executor, jobs), jobs)
+    result = run(checked)
     write_run_report(checked.run_dir)
     return result
 
@@ -241,16 +234,14 @@ def compare(*runs: str | Path, score: Score = "sum") -> Comparison:
     return Comparison(tuple(compare_runs([read_run(Path(run), score) for run in runs])))
 
 
-def study(
-    recipe: StudyRecipe | str | Path, *, jobs: int | None = None, executor: Literal["local", "ray"] = "local"
-) -> Report:
+def study(recipe: StudyRecipe | str | Path, *, jobs: int | None = None) -> Report:
     """Run the unfinished stages of a study, and write its report. `jobs` is the number of worker processes.
 
     kinject.study("recipes/studies/sandbox-quick.yaml").to_frame()
     """
     from kinject.study import study as run
 
-    return run(_checked(recipe, "study"), jobs=jobs, executor=executor)
+    return run(_checked(recipe, "study"), jobs=jobs)
 
 
 def report(run_dir: str | Path) -> Path:

@@ -15,8 +15,7 @@ from kinject.errors import InputError
 from kinject.terminal import Progress, aligned, show
 
 if TYPE_CHECKING:
-    from kinject.executors import Executor
-    from kinject.recipe.study_section import ResourcesSection
+    from kinject.executors import LocalExecutor
     from kinject.results import Report
 
 _BASE = Path("recipes/sandbox/base.yaml")
@@ -51,7 +50,7 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
         _write_inputs()
         _write_base(from_scratch=from_scratch)
         _augment()
-        with executor_factory("local", min(2, core_count()))() as executor:
+        with executor_factory(min(2, core_count()))() as executor:
             _print_line(
                 "4 of 5  trains the base model on the paraphrases, and its control on the documents as they are"
             )
@@ -73,13 +72,6 @@ class _Task:
     verb: str
     recipe: Path
     folder: Path
-
-    @property
-    def resources(self) -> ResourcesSection:
-        """Resources: the default."""
-        from kinject.recipe.study_section import ResourcesSection
-
-        return ResourcesSection()
 
     @property
     def label(self) -> str:
@@ -145,7 +137,7 @@ def _augment() -> None:
 
 
 def _finish(
-    executor: Executor, tasks: Sequence[_Task], folder: Path, trainings: Sequence[Mapping[str, Any]] = ()
+    executor: LocalExecutor, tasks: Sequence[_Task], folder: Path, trainings: Sequence[Mapping[str, Any]] = ()
 ) -> None:  # fmt: skip
     """Run `tasks` at the same time and print their texts. Raises `InputError` if one fails; its log has the output."""
     from kinject.executors import LOG
@@ -153,7 +145,7 @@ def _finish(
     waiting, texts = list(tasks), dict[str, str]()
     with _steps_shown(trainings):
         while len(texts) < len(tasks):
-            while waiting and executor.has_room(waiting[0]):
+            while waiting and executor.has_room():
                 executor.submit(waiting.pop(0))
             for outcome in executor.wait():
                 task: _Task = outcome.task

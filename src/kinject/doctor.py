@@ -35,7 +35,6 @@ _OPTIONAL = {
     "flash_attn": ("flash-attn", "faster attention on NVIDIA GPUs; torch's own does as well"),
     "bitsandbytes": ("bitsandbytes", "8-bit optimizers, 4-bit and 8-bit weights"),
     "sentence_transformers": ("sentence-transformers", "dense retrieval"),
-    "ray": ("ray", "studies on a cluster"),
     "pypdf": ("pypdf", "PDF documents"),
     "selectolax": ("selectolax", "HTML documents"),
     "deepspeed": ("deepspeed", "ZeRO"),

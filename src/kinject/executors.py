@@ -1,4 +1,4 @@
-"""Executors run tasks (stages of a study, shards of an augmentation): in worker processes, or on a Ray cluster."""
+"""Runs tasks (stages of a study, files to parse) in worker processes of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.process import core_count, is_shortage
-from kinject.recipe.study_section import ResourcesSection
 from kinject.signals import FROM_TERMINAL, terminable
 from kinject.terminal import protect_streams, show
 
@@ -46,9 +45,6 @@ class Task(Protocol):
     @property
     def label(self) -> str: ...
 
-    @property
-    def resources(self) -> ResourcesSection: ...
-
     def run(self) -> Mapping[str, Any]:
         """Do the work; return its counts."""
         ...
@@ -65,28 +61,6 @@ class Outcome:
     result: Mapping[str, Any] | None
     error: str = ""
     died: bool = False
-
-
-class Executor(Protocol):
-    """Runs submitted tasks and returns their outcomes as they finish."""
-
-    def has_room(self, task: Task) -> bool:
-        """Return whether `task` could start now."""
-        ...
-
-    def submit(self, task: Task) -> None:
-        """Start `task`."""
-        ...
-
-    def wait(self) -> list[Outcome]:
-        """Wait for at least one outcome; return all that are ready."""
-        ...
-
-    def __enter__(self) -> Executor: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 @dataclass
@@ -145,8 +119,8 @@ class LocalExecutor:
         theirs.close()
         return _Worker(process, ours, devices)
 
-    def has_room(self, task: Task) -> bool:
-        """Return whether a worker is free; each task takes one, whatever its `resources`."""
+    def has_room(self) -> bool:
+        """Return whether a worker is free."""
         return any(worker.task is None for worker in self._workers)
 
     def submit(self, task: Task) -> None:
@@ -207,80 +181,15 @@ def _allowed_to_start() -> Iterator[None]:
             config["daemon"] = daemon
 
 
-class RayExecutor:
-    """Runs tasks as tasks on the Ray cluster at RAY_ADDRESS, or on a local one; each requests its task's resources.
+def executor_factory(n_jobs: int | None) -> Callable[[], LocalExecutor]:
+    """Return a function that starts `n_jobs` workers; without a number one for each GPU, else for each core, at most 8.
 
-    All nodes must share the file system. Raises `InputError` if ray is not installed.
-    """
-
-    def __init__(self) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise InputError("--executor ray: ray is not installed. Install it: pip install 'kinject[ray]'.") from error
-        self._ray: Any = ray
-        self._started_here = not ray.is_initialized()
-        if self._started_here:
-            ray.init(log_to_driver=False, include_dashboard=False)
-        self._remote = ray.remote(max_retries=0)(_run_on_node)
-        self._running: dict[Any, Task] = {}
-
-    def has_room(self, task: Task) -> bool:
-        """Return True: Ray queues tasks that must wait. Raises `InputError` if the cluster can never run `task`."""
-        available = self._ray.cluster_resources()
-        for name, amount in {"CPU": task.resources.cpus, "GPU": task.resources.gpus}.items():
-            if amount > available.get(name, 0):
-                raise InputError(
-                    f"study.resources: a task needs {amount:g} {name}, the Ray cluster has {available.get(name, 0):g}. "
-                    "Lower it or add a node."
-                )
-        return True
-
-    def submit(self, task: Task) -> None:
-        """Submit `task` to the cluster."""
-        remote = self._remote.options(num_cpus=task.resources.cpus, num_gpus=task.resources.gpus, name=task.label)
-        self._running[remote.remote(task, os.getcwd())] = task
-
-    def wait(self) -> list[Outcome]:
-        """Return the outcome of the first task to finish."""
-        finished, _ = self._ray.wait(list(self._running), num_returns=1)
-        outcomes = []
-        for reference in finished:
-            task = self._running.pop(reference)
-            try:
-                outcomes.append(Outcome(task, *self._ray.get(reference)))
-            except self._ray.exceptions.RayError as error:
-                outcomes.append(Outcome(task, None, error_line(error), died=True))
-        return outcomes
-
-    def __enter__(self) -> RayExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for reference in self._running:
-            self._ray.cancel(reference, force=True)
-        if self._started_here:
-            self._ray.shutdown()
-
-
-def executor_factory(kind: str, n_jobs: int | None) -> Callable[[], Executor]:
-    """Return a function that starts the executor; `kind` is ``local`` (`n_jobs` workers) or ``ray``.
-
-    Without `n_jobs`, there is one worker for each GPU; without a GPU, one for each core, at most 8. Raises `InputError`
-    for a number of jobs out of range, or given with Ray, which places tasks by their resources.
+    Raises `InputError` for a number of jobs out of range.
     """
     if n_jobs is not None and not 1 <= n_jobs <= 256:
         raise InputError(f"--jobs: found {n_jobs}, allowed: 1 to 256.")
-    if kind == "ray":
-        if n_jobs is not None:
-            raise InputError("--jobs is for --executor local; Ray places tasks by study.resources.")
-        return RayExecutor
-    if kind != "local":
-        raise InputError(f"executor: found {kind!r}, allowed: local, ray.")
 
-    def start() -> Executor:
+    def start() -> LocalExecutor:
         n_gpus = _count_gpus()
         return LocalExecutor(n_jobs or n_gpus or min(core_count(), 8), n_gpus, () if n_gpus else CPU_PRELOAD)
 
@@ -294,12 +203,6 @@ def _count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _run_on_node(task: Task, folder: str) -> tuple[Mapping[str, Any] | None, str]:
-    os.chdir(folder)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(task.resources.cpus))))
-    return _run_logged(task)
 
 
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:

@@ -78,7 +78,12 @@ class SecretFilter:
     """Finds secrets in a text: the value as it is or URL-encoded, in any case, whole or from its beginning on."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        values = {form for secret in secrets if len(secret) >= WINDOW for form in (secret, quote(secret), quote(secret, safe=""))}
+        values = {
+            form
+            for secret in secrets
+            if len(secret) >= WINDOW
+            for form in (secret, quote(secret), quote(secret, safe=""))
+        }
         forms = sorted(values, key=len, reverse=True)
         parts = (f"{re.escape(form[:WINDOW])}(?:{re.escape(form[WINDOW:])}|[\\w+/=.~%-]*)" for form in forms)
         self._pattern = re.compile("|".join(parts), re.IGNORECASE) if forms else None

@@ -36,7 +36,7 @@ class Here:
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
 
-    def has_room(self, task: Any) -> bool:
+    def has_room(self) -> bool:
         return not self.outcomes
 
     def submit(self, task: Any) -> None:
@@ -78,7 +78,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None) -
     write_jsonl(BASE_CORPUS, islice(generate_base_corpus(), 600))
     monkeypatch.setattr(demo, "_write_inputs", write_small)
     monkeypatch.setattr("kinject.executors.start_fork_server", lambda: None)
-    monkeypatch.setattr("kinject.executors.executor_factory", lambda kind, n_jobs: Here)
+    monkeypatch.setattr("kinject.executors.executor_factory", lambda n_jobs: Here)
     monkeypatch.setattr(Here, "stop", "")
     monkeypatch.setattr(Here, "fail", "")
     return tmp_path

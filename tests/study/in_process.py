@@ -15,7 +15,7 @@ class InProcess:
         self.outcomes: list[Outcome] = []
         self.stop_after = stop_after
 
-    def has_room(self, stage: Stage) -> bool:
+    def has_room(self) -> bool:
         return not self.outcomes
 
     def submit(self, stage: Stage) -> None:

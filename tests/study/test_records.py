@@ -6,7 +6,6 @@ import math
 
 from kinject.disk import write_json
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
-from kinject.recipe.study_section import ResourcesSection
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.stats import family_variances
 from kinject.study.arms import Arm
@@ -79,10 +78,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
         )
         records.read("m", arm, seed, folder)
     questions = {"set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]}
-    arms = [
-        Arm(name, "m", "", "", {}, "", "", "", None, name == "base", (0,), ResourcesSection())
-        for name in ("base", "ft")
-    ]
+    arms = [Arm(name, "m", "", "", {}, "", "", "", None, name == "base", (0,)) for name in ("base", "ft")]
     passages = {"p": Passage("p", "d0", 0, 4, "text")}
     rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}, passages))
     assert [(row["arm"], row["question_id"], row["change"]) for row in rows] == [

@@ -332,8 +332,8 @@ def test_the_command_line_tells_the_plan_and_takes_overrides_behind_flags(tmp_pa
     output = capsys.readouterr().out
     assert output.startswith("Twice")
     assert "0,1" in output
-    assert main(["study", str(path), "--executor", "ray", "--jobs", "2"]) == 2
-    assert "--jobs is for --executor local" in capsys.readouterr().err
+    assert main(["study", str(path), "--jobs", "0"]) == 2
+    assert "--jobs: found 0, allowed: 1 to 256." in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         main(["study", str(path), "--dry-run", "--no-such-flag"])
     assert caught.value.code == 2

@@ -28,7 +28,7 @@ from kinject.augment.plan import (
     make_plan,
     new_items,
 )
-from kinject.augment.store import Store, merge_shards
+from kinject.augment.store import Store
 from kinject.augment.styles import Item, Preparation
 from kinject.augment.summary import UNPREPARED, AugmentProgress, AugmentResult
 from kinject.augment.validation import augment_section
@@ -37,7 +37,6 @@ from kinject.disk import content_id, file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.requests import Stopped
-from kinject.requests.balance import sum_counts
 from kinject.requests.generator import items_in, list_structure
 from kinject.requests.limits import Limits, limits_of
 from kinject.requests.prompt_injection import escape_tags, has_injection
@@ -62,48 +61,35 @@ _INJECTED = Verdict(
 )
 
 
-def augment(recipe: AugmentRecipe, *, part_of: Path | None = None) -> AugmentResult:
+def augment(recipe: AugmentRecipe) -> AugmentResult:
     """Write the variants and the corpus of `recipe`; a rerun requests only missing texts.
 
-    A run without budget left ends short, with the corpus of its texts so far. With `part_of`, it is a shard of the run in
-    that folder: over the documents kept in its own run folder, with the answers that were paid for there.
+    A run without budget left ends short, with the corpus of its texts so far.
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
     with lock_dir(recipe.run_dir):
-        if part_of is None:
-            merge_shards(recipe.run_dir)  # of a run in several processes that was killed
-        return complete(recipe, part_of=part_of)
+        section = augment_section(recipe)
+        plan, limits = make_plan(recipe), limits_of(section.generator, section.budget)
+        return run_event_loop(_augment(recipe, section, plan, limits))
 
 
-def complete(
-    recipe: AugmentRecipe, *, part_of: Path | None = None, shards: Sequence[Mapping[str, Any]] = ()
-) -> AugmentResult:
-    """Do as `augment` in a run folder that this process holds; `shards` are the counts of those that have just ended."""
-    section = augment_section(recipe)
-    plan, limits = make_plan(recipe), limits_of(section.generator, section.budget)
-    return run_event_loop(_augment(recipe, section, plan, limits, part_of, shards))
-
-
-async def _augment(
-    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits, part_of: Path | None,
-    shards: Sequence[Mapping[str, Any]],
-) -> AugmentResult:  # fmt: skip
+async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
     contamination = ContaminationCheck()
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        documents = PassageFile.read_stored(recipe.run_dir) if part_of else plan.read_passages()
-        counts = _read_documents(plan, documents, passages, contamination if section.contamination_check else None)
+        counts = _read_documents(
+            plan, plan.read_passages(), passages, contamination if section.contamination_check else None
+        )
         progress = AugmentProgress(counts["variants"])
         with Store(recipe.run_dir) as store, progress:
-            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress, part_of)
+            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages)
     sender, styles = rewriter.sender, writer.styles
-    earlier = [shard["this_run"] for shard in shards]
     result = AugmentResult(
         run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
         variants_path=store.variants_path, rejected_path=store.rejected_path,
@@ -113,16 +99,16 @@ async def _augment(
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
         tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
-        n_sent=sender.traffic.n_sent + sum(shard["sent"] for shard in earlier),
-        n_cached=sender.traffic.n_cached + sum(shard["from_cache"] for shard in earlier), cost=sender.budget.spent,
+        n_sent=sender.traffic.n_sent,
+        n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
         languages=dict(writer.languages.most_common()),
-        endpoints=sum_counts([*(shard.get("endpoints", {}) for shard in earlier), sender.traffic.endpoints()]),
+        endpoints=sender.traffic.endpoints(),
         paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
-    _write_manifest(recipe, section, plan, result, [*earlier, sender.traffic.counts()])
+    _write_manifest(recipe, section, plan, result, sender.traffic.counts())
     return result
 
 
@@ -149,15 +135,15 @@ def _read_documents(
 
 async def _rewrite(
     recipe: AugmentRecipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
-    progress: AugmentProgress, part_of: Path | None,
+    progress: AugmentProgress,
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
-            open_sender(section.generator, recipe.run_dir, limits, base=part_of, sandbox=sandbox.generate_answer)
+            open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer)
         )
         progress.watch(sender.status)
-        judge = await open_judge(stack, recipe, section, passages, sender, part_of)
+        judge = await open_judge(stack, recipe, section, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         start = running_time()
         try:
@@ -171,23 +157,18 @@ async def _rewrite(
 
 async def open_judge(
     stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection,
-    passages: Iterable[PlannedDocument], partner: Sender, part_of: Path | None,
+    passages: Iterable[PlannedDocument], partner: Sender,
 ) -> Judge | None:  # fmt: skip
-    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache.
-
-    A shard (`part_of` a run) does not score it: the run did, before its shards began.
-    """
+    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
     if section.judge is None:
         return None
     limits = limits_of(section.judge, section.budget)
     opened = open_sender(
-        section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of,
+        section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner,
         sandbox=sandbox.generate_answer,
     )  # fmt: skip
     sender = await stack.enter_async_context(opened)
     judge = Judge(sender, recipe.seed)
-    if part_of is not None:
-        return judge
     pairs = ((document.title, passage.shown) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
@@ -440,7 +421,7 @@ async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Re
 
 
 def _write_manifest(
-    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Sequence[Mapping[str, Any]]
+    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Mapping[str, Any]
 ) -> None:  # fmt: skip
     inputs = document_hashes(plan.documents_path, plan.documents)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
@@ -455,9 +436,7 @@ def _write_manifest(
     counts["languages"] = {
         code or "unknown": {"texts": n, "not_checked": checks_off(code)} for code, n in result.languages.items()
     }
-    counts["this_run"] = traffic[-1]
-    if len(traffic) > 1:
-        counts["shards"] = traffic[:-1]
+    counts["this_run"] = traffic
     for name in ("judge", "coverage", "contamination"):
         if (part := getattr(result, name)) is not None:
             counts[name] = part.counts()

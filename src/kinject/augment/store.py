@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,9 +11,8 @@ from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
-from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir
+from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
-from kinject.requests.cache import CACHES, AnswerCache
 from kinject.types import Completion, Usage, Variant
 
 _FIX = (
@@ -118,22 +116,6 @@ class Store:
         }  # fmt: skip
         self._notes_offsets.add(notes_id, self._notes.append(row))
 
-    def merge(self, folder: Path) -> None:
-        """Append the rows of another store, in `folder`, that are not here. Raises as `Store`."""
-        for journal, offsets, key in (
-            (self._variants, self._variant_offsets, "id"),
-            (self._rejected, self._rejected_offsets, "variant_id"),
-            (self._notes, self._notes_offsets, "id"),
-        ):
-
-            def add(offset: int, row: Row, to: Journal = journal, index: OffsetIndex = offsets, key: str = key) -> None:
-                stored = (to.row_at(offset) for offset in index.offsets_of(row[key]))
-                if all(other["id"] != row["id"] for other in stored):
-                    index.add(row[key], to.append(row))
-
-            with Journal(folder / journal.path.name, sync=False, on_row=add, fix=_FIX):
-                pass  # opening it reads every row
-
     def __enter__(self) -> Store:
         return self
 
@@ -146,25 +128,6 @@ class Store:
 def _doubts(verdict: Verdict) -> Row:
     """Return the field of a row with its doubts, none without a doubt."""
     return {"in_doubt": [list(doubt) for doubt in verdict.doubts]} if verdict.doubts else {}
-
-
-def merge_shards(run_dir: Path) -> None:
-    """Move the rows and answers of shards into the run folder, if a run has left any; what is there already stays.
-
-    Raises `DiskError` if a process still works on one of them.
-    """
-    folders = sorted((run_dir / SHARDS).glob("*")) if (run_dir / SHARDS).is_dir() else []
-    if not folders:
-        return
-    with Store(run_dir) as store:
-        for folder in folders:
-            with lock_dir(folder):
-                for name in (name for name in CACHES if (folder / name).exists()):
-                    with AnswerCache(run_dir / name) as cache:
-                        cache.merge(folder / name)
-                store.merge(folder)
-            shutil.rmtree(folder)
-    (run_dir / SHARDS).rmdir()
 
 
 def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, OffsetIndex]:

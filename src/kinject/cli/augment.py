@@ -35,18 +35,6 @@ def add_augment(verbs: Any) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="read the documents, print the planned requests, cost and time, stop"
     )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="divide the documents among N processes, each with its part of the limits",
-    )
-    parser.add_argument(
-        "--executor",
-        choices=["local", "ray"],
-        default="local",
-        help="where the processes run (ray: RAY_ADDRESS, or a local one)",
-    )
     parser.set_defaults(run=_augment)
 
 
@@ -58,12 +46,10 @@ def _augment(arguments: argparse.Namespace) -> int:
 
         show(render_preview(preview(recipe)))
         return 0
-    if arguments.jobs is None and arguments.executor != "local":
-        raise InputError("--executor ray: give --jobs N, the number of processes that divide the documents.")
     from kinject.api import augment
     from kinject.augment.summary import render_summary
 
-    result = augment(recipe, jobs=arguments.jobs, executor=arguments.executor)
+    result = augment(recipe)
     show(render_summary(result))
     return 1 if result.short else 0
 
@@ -111,7 +97,6 @@ def _questions(arguments: argparse.Namespace) -> int:
 
 
 def _drop_known(arguments: argparse.Namespace) -> int:
-    from kinject.errors import InputError
     from kinject.eval.compare import split_known
 
     if arguments.arguments:
@@ -161,7 +146,6 @@ def add_styles(verbs: Any) -> None:
 
 def _styles(arguments: argparse.Namespace) -> int:
     from kinject.augment.preview import find_passage, find_style, known_styles, render_prompts, try_style
-    from kinject.errors import InputError
     from kinject.recipe import read_recipe
 
     recipe = read_recipe(Path(arguments.recipe), arguments.set, verb="augment") if arguments.recipe else None

@@ -22,7 +22,7 @@ examples:
   kinject study recipes/studies/sandbox-quick.yaml
   kinject study recipes/studies/sandbox.yaml --dry-run
   kinject study recipes/studies/sandbox.yaml 'study.seeds=[0]' run_dir=runs/studies/one-seed
-  kinject study recipes/studies/paper-mmlu.yaml --executor ray"""
+  kinject study recipes/studies/paper-mmlu.yaml"""
 
 
 def add_study(verbs: Any) -> None:
@@ -35,12 +35,6 @@ def add_study(verbs: Any) -> None:
         "--jobs", type=int, metavar="N",
         help="stages at once (default: one for each GPU; without one, a core each, at most 8)",
     )  # fmt: skip
-    parser.add_argument(
-        "--executor",
-        choices=("local", "ray"),
-        default="local",
-        help="worker processes here, or a Ray cluster (RAY_ADDRESS)",
-    )
     parser.set_defaults(run=_study)
 
 
@@ -55,7 +49,7 @@ def _study(arguments: argparse.Namespace) -> int:
     from kinject.report.files import render_summary
     from kinject.study.run import run_study
 
-    result, page, was_there = run_study(recipe, executor_factory(arguments.executor, arguments.jobs))
+    result, page, was_there = run_study(recipe, executor_factory(arguments.jobs))
     show(render_summary(result))
     show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
     return 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0

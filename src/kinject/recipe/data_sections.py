@@ -37,7 +37,6 @@ class DocumentsSection:
     seconds: float = option(120.0, help="Processor seconds after which a file is given up.", min=0.1)
     memory: float = option(2.0, help="Memory in GiB beyond which a file is given up.", min=0.1)
     processes: int | None = option(None, help="Processes that read; default: one for each core.", min=1, max=256)
-    executor: Literal["local", "ray"] = option("local", help="Where they run; ray: a cluster that shares the files.")
     cache_dir: str = option(
         "runs/parsed", help="Folder of parsed files, by content; may be deleted at any time.", path="output"
     )

@@ -14,14 +14,6 @@ _OUTCOME_HELP = "the value with most right answers is chosen, or, of written one
 
 
 @dataclass(frozen=True)
-class ResourcesSection:
-    """Resources of one stage, for the executor that places it."""
-
-    cpus: float = option(1, help="CPU cores.", min=0.1)
-    gpus: float = option(0, help="GPUs.", min=0.0)
-
-
-@dataclass(frozen=True)
 class StudyModelSection:
     """A base model: `path`, or the train `recipe` that makes it, with `overrides`."""
 
@@ -63,7 +55,6 @@ class ArmSection:
     rag: bool = option(True, help="Score it with retrieved passages as well.")
     models: tuple[str, ...] | None = option(None, help="Base models to train; default: all.", nonempty=True)
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
-    resources: ResourcesSection | None = option(None, help="Resources of its training; default: the study's.")
 
 
 @dataclass(frozen=True)
@@ -196,7 +187,6 @@ class StudySection:
     scaling: ScalingSection | None = option(
         None, help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes."
     )
-    resources: ResourcesSection = option(ResourcesSection(), help="Resources of one stage.")
     cache_dir: str = option(
         "runs/stages", help="Folder of finished stages, by content; studies share it.", path="output"
     )

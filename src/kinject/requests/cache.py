@@ -63,22 +63,18 @@ def stored_usage(path: Path) -> Usage:
 class AnswerCache:
     """An open cache: `get`, `put` and `keep` by `request_key`.
 
-    A row survives a kill of the process once `put` returns, or once `keep` is awaited. `base` is another cache, that no
-    process writes now: its answers count as stored, but not as paid for here.
+    A row survives a kill of the process once `put` returns, or once `keep` is awaited.
     """
 
-    def __init__(self, path: Path, base: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         """Open or create the file. Raises `DiskError` if that fails, or if it is no cache."""
         self.path = path
-        self._base: sqlite3.Connection | None = None
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
         try:
             pragmas = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
             self._database = open_database(path, *pragmas, _SCHEMA, _LOST)
             self._inode = path.stat().st_ino
-            if base is not None and base.exists():
-                self._base = sqlite3.connect(f"{base.absolute().as_uri()}?immutable=1", uri=True)
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
                 f"{path}: cannot be opened as the cache of answers ({error}). Free space, if it is missing. To save the "
@@ -89,10 +85,7 @@ class AnswerCache:
     def get(self, key: bytes) -> Completion | None:
         """Return the stored answer, or None. Raises `DiskError` if it cannot be read."""
         try:
-            rows = (
-                database.execute(_SELECT, (key,)).fetchone() for database in (self._database, self._base) if database
-            )
-            row = next(filter(None, rows), None)
+            row = self._database.execute(_SELECT, (key,)).fetchone()
         except sqlite3.Error as error:
             raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
         return None if row is None else Completion(row[0], row[1], Usage(*row[2:5]), row[5])
@@ -134,23 +127,6 @@ class AnswerCache:
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         write_rows(self._database, self.path, statement, rows, self._inode)
 
-    def merge(self, path: Path) -> None:
-        """Move the answers of another cache, that no process has open, into this one. Raises `DiskError` as opening."""
-        with AnswerCache(path):
-            pass  # it is whole
-        try:
-            self._database.execute("ATTACH DATABASE ? AS part", (str(path),))
-            self._database.execute("BEGIN")
-            self._database.execute("INSERT OR IGNORE INTO answers SELECT * FROM part.answers")
-            self._database.execute("INSERT INTO lost SELECT * FROM part.lost")
-            self._database.execute("DELETE FROM part.lost")  # not counted again after a kill
-            self._database.execute("COMMIT")
-            self._database.execute("DETACH DATABASE part")
-        except sqlite3.Error as error:
-            raise DiskError(
-                f"{self.path}: the answers in {path} cannot be moved there ({error}). Run again."
-            ) from error
-
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
         by_endpoint = self.usage_by_endpoint().values()
@@ -175,8 +151,6 @@ class AnswerCache:
                 self._commit()
         finally:
             self._database.close()
-            if self._base is not None:
-                self._base.close()
 
 
 def _row(key: bytes, completion: Completion, endpoint: str) -> _Row:

@@ -352,16 +352,14 @@ async def open_sender(
     *,
     cache: str = "cache.sqlite",
     partner: Sender | None = None,
-    base: Path | None = None,
     sandbox: SandboxWriter | None = None,
     completions: bool = False,
     label: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Sender]:
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
 
-    The answers in the cache of the run folder `base` count as stored. `sandbox` answers for kind sandbox; `completions`
-    as in `open_generator`. `label` (a revision) separates answers that the section does not. Raises as that and
-    `AnswerCache`.
+    `sandbox` answers for kind sandbox; `completions` as in `open_generator`. `label` (a revision) separates answers
+    that the section does not. Raises as that and `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []
@@ -371,8 +369,7 @@ async def open_sender(
             named = replace(generator, endpoint=name, identity={**generator.identity, **(label or {})})
             opened.append((named, endpoint_limits(section, limits)[name]))
         (first, its), *others = opened
-        path = base / cache if base else None
-        answers = stack.enter_context(AnswerCache(run_dir / cache, path)) if first.remote else None
+        answers = stack.enter_context(AnswerCache(run_dir / cache)) if first.remote else None
         yield Sender(first, answers, its, partner, others)
 
 

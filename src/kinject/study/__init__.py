@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["study"]
 
 
-def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> Report:
+def study(recipe: StudyRecipe, *, jobs: int | None = None) -> Report:
     """Run the unfinished stages of the study and write its report; return its result.
 
-    `executor` is ``local`` (`jobs` worker processes) or ``ray``; see `kinject.executors.executor_factory`. Raises as
-    `kinject.study.run.run_study`.
+    `jobs` is the number of worker processes (`kinject.executors.executor_factory`). Raises as `kinject.study.run.run_study`.
     """
     from kinject.executors import executor_factory
     from kinject.study.run import run_study
 
-    return run_study(recipe, executor_factory(executor, jobs))[0]
+    return run_study(recipe, executor_factory(jobs))[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 from kinject.recipe import StudyRecipe
 from kinject.recipe.read import NOT_TRAINING, Sections
-from kinject.recipe.study_section import ArmSection, ResourcesSection, StudyModelSection, StudySection, SweepSection
+from kinject.recipe.study_section import ArmSection, StudyModelSection, StudySection, SweepSection
 from kinject.results import ArmInfo, Sweep, SweepPoint
 
 BASE = "base"
@@ -41,7 +41,6 @@ class Arm:
     alpha: float | None
     rag: bool
     seeds: tuple[int, ...]
-    resources: ResourcesSection
     sweep: str = ""
     through: str = ""
     then: str = ""
@@ -150,7 +149,7 @@ def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[An
 def base_arm(section: StudySection, model: str) -> Arm:
     """Return the arm of the untouched base model `model`."""
     description = "the base model without training"
-    return Arm(BASE, model, description, "", {}, "", "", "", None, True, (section.seeds[0],), section.resources)
+    return Arm(BASE, model, description, "", {}, "", "", "", None, True, (section.seeds[0],))
 
 
 def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]) -> Arm:
@@ -165,7 +164,7 @@ def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tu
         name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
         match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "",
         match_seconds_of=item.match_seconds_of or "", alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
-        resources=item.resources or section.resources, through=item.through or "", then=item.then or "",
+        through=item.through or "", then=item.then or "",
     )  # fmt: skip
 
 

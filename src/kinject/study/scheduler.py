@@ -16,7 +16,7 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import file_name, read_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of, question_set_section
-from kinject.executors import Executor
+from kinject.executors import LocalExecutor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
 from kinject.results import Choice, Cost, Role, fewest_for
@@ -26,7 +26,7 @@ from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Planner, Stage
 from kinject.terminal import Progress, aligned, duration
 from kinject.types import Question
 
-StartExecutor = Callable[[], Executor]
+StartExecutor = Callable[[], LocalExecutor]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class StageStatus:
         return next(((stage, self.failed[stage.id]) for stage in stages if stage.id in self.failed), None)
 
 
-def run_stages(pending: Sequence[Stage], status: StageStatus, executor: Executor, title: str) -> None:
+def run_stages(pending: Sequence[Stage], status: StageStatus, executor: LocalExecutor, title: str) -> None:
     """Run each stage once its dependencies are done, and record the outcomes in `status`.
 
     A stage whose dependency failed is not started and gets no outcome.
@@ -71,7 +71,7 @@ def run_stages(pending: Sequence[Stage], status: StageStatus, executor: Executor
         while waiting or running:
             ready = [stage for stage in waiting.values() if all(other in status.done for other in stage.dependencies)]
             for stage in ready:
-                if not executor.has_room(stage):
+                if not executor.has_room():
                     break
                 executor.submit(waiting.pop(stage.id))
                 running.add(stage.id)
@@ -118,7 +118,7 @@ class Study:
     judge: Stage | None = None
     """The stage that measured the judge of written answers; None without a judge."""
     planner: Planner = field(init=False)
-    _executor: Executor | None = None
+    _executor: LocalExecutor | None = None
     _exit_stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:

@@ -35,7 +35,6 @@ from kinject.errors import InputError
 from kinject.models import model_hash
 from kinject.process import core_count, peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
-from kinject.recipe.study_section import ResourcesSection
 from kinject.sandbox import (
     BASE,
     BASE_CORPUS,
@@ -83,7 +82,6 @@ class Stage:
     overrides: tuple[str, ...]
     dependencies: tuple[str, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    resources: ResourcesSection = ResourcesSection()
     label: str = ""
 
     @property
@@ -259,7 +257,7 @@ class Planner:
         if recipe:
             arguments.append(_run_dir_argument(folder))
         return Stage(
-            identity, kind, folder, recipe or "", tuple(arguments), tuple(dependencies), parameters or {}, arm.resources,
+            identity, kind, folder, recipe or "", tuple(arguments), tuple(dependencies), parameters or {},
             label,
         )  # fmt: skip
 

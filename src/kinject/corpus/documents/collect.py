@@ -53,7 +53,7 @@ from kinject.terminal import Progress
 from kinject.types import Tabular
 
 if TYPE_CHECKING:
-    from kinject.executors import Executor, Outcome
+    from kinject.executors import LocalExecutor, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ def _lock_when_free(folder: Path) -> Iterator[None]:
 def _output_options(section: DocumentsSection) -> dict[str, Any]:
     """Return the options that decide the output."""
     values = asdict(section)
-    for name in ("processes", "executor", "cache_dir", "strict"):
+    for name in ("processes", "cache_dir", "strict"):
         del values[name]
     return values
 
@@ -272,7 +272,7 @@ class _Collecting:
             Progress("documents", len(self.files), "files", done=len(known)) as progress,
         ):
             while waiting or n_running:
-                while waiting and executor.has_room(waiting[0]):
+                while waiting and executor.has_room():
                     executor.submit(waiting.popleft())
                     n_running += 1
                 for outcome in executor.wait():
@@ -282,11 +282,9 @@ class _Collecting:
                     progress.advance(len(self.hashes) + len(self.faults) - before)
         shutil.rmtree(self._work, ignore_errors=True)
 
-    def _executor(self, n_processes: int) -> Executor:
+    def _executor(self, n_processes: int) -> LocalExecutor:
         from kinject import executors  # not before something is to be parsed: it takes a while
 
-        if self.section.executor == "ray":
-            return executors.RayExecutor()
         return executors.LocalExecutor(n_processes, 0, ("kinject.corpus.documents.parse",))
 
     def _batches(self, numbers: Sequence[int], n_processes: int) -> Iterator[Batch]:

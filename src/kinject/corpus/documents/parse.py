@@ -35,7 +35,6 @@ from kinject.disk import content_id, open_to_read, unreadable
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.process import is_shortage
 from kinject.recipe import DocumentsSection
-from kinject.recipe.study_section import ResourcesSection
 from kinject.types import Document
 
 _LIBRARIES = (
@@ -108,7 +107,6 @@ class Batch:
     cache: Path
     files: tuple[tuple[int, str], ...]
     options: ParseOptions
-    resources: ResourcesSection = ResourcesSection()
 
     @property
     def label(self) -> str:
