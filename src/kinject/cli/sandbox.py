@@ -184,7 +184,9 @@ Stopped at any moment, the same command resumes it. Finished work is not repeate
 examples:
   kinject demo
   kinject demo --into demo       in another folder
-  kinject demo --from-scratch    train the base model, too (about 9 minutes more)"""
+  kinject demo --from-scratch    train the base model, too (about 9 minutes more)
+  kinject demo --real            a real chat model (SmolLM2-135M-Instruct) and a company's handbook, in about ten
+                                 minutes; two packages bring the model and a dense retriever"""
 
 
 def add_demo(verbs: Any) -> None:
@@ -195,14 +197,18 @@ def add_demo(verbs: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     parser.add_argument("--from-scratch", action="store_true", help="train the base model instead of copying it")
+    parser.add_argument("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real")
     parser.set_defaults(run=_demo)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from kinject.demo import REPORT, demo
+    from kinject.demo import REAL_REPORT, REPORT, demo
 
-    demo(arguments.into, from_scratch=arguments.from_scratch)
-    show(f"report: {arguments.into / REPORT}")
-    show(f"figure: {arguments.into / REPORT.parent / 'figures' / 'accuracy.png'}")
+    if arguments.real and arguments.from_scratch:
+        raise InputError("--real and --from-scratch: the real model was trained by others. Leave one out.")
+    demo(arguments.into, from_scratch=arguments.from_scratch, real=arguments.real)
+    page = arguments.into / (REAL_REPORT if arguments.real else REPORT)
+    show(f"report: {page}")
+    show(f"figure: {page.parent / 'figures' / 'accuracy.png'}")
     show("what next: kinject", flush=True)
     return 0

@@ -37,6 +37,8 @@ FOLDER = _folder()
 _FIELD = re.compile(r"^# (Purpose|Needs|Run|Expect): +(.*)$")
 _MENTION = re.compile(r"\brecipes/([\w./-]+)\.yaml\b")
 _SANDBOX = re.compile(r"\b(?:data|eval)/sandbox/")
+_DATA = re.compile(r"\b(?:data/company|eval/company|eval/chat)/\w+\.jsonl\b")
+"""Data that ships as files, beside recipes/; the sandbox's is written by its own code."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ def copy_recipes(
     files |= {recipe.path: recipe.text for recipe in to_copy}
     if any(_SANDBOX.search(recipe.text) for recipe in to_copy):
         files |= _sandbox_files(write_sandbox)
+    data = {name for recipe in to_copy for name in _DATA.findall(recipe.text)}
+    files |= {Path(name): (FOLDER.parent / name).read_text("utf-8") for name in sorted(data)}
     differing = [path for path, content in files.items() if _differs(into / path, content)]
     if differing:
         others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""

