@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from kinject.errors import InputError
@@ -85,30 +83,13 @@ def emulated_bf16(device: str) -> str:
     return f"{name} (compute capability {major}.{minor}) only emulates bfloat16, many times slower than float16."
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """Attention on NVIDIA GPUs of compute capability `lowest` to `highest`.x; `package` holds it, or a hub kernel does."""
-
-    lowest: int
-    highest: int
-    package: str = ""
-
-
-_KERNELS = {
-    "flash_attention_2": _Kernel(8, 99, "flash-attn"),
-    "flash_attention_3": _Kernel(8, 9, "flash-attn-3"),
-    "flash_attention_4": _Kernel(9, 99, "flash-attn-4"),
-    "kernels-community/flash-attn2": _Kernel(8, 99),
-    "kernels-community/flash-attn3": _Kernel(8, 9),
-    "kernels-community/vllm-flash-attn3": _Kernel(8, 9),
-    "kernels-community/flash-attn4": _Kernel(9, 99),
-    "flex_attention": _Kernel(8, 99),
-    "varlen": _Kernel(8, 99),
-}
-_GENERATIONS = {8: "Ampere", 9: "Hopper", 10: "Blackwell"}
-_FASTEST = {8: ("flash_attention_2", "varlen"), 9: ("flash_attention_3", "flash_attention_2", "varlen")}
-"""Major compute capability -> attention that `auto` tries, in this order."""
-_FASTEST_LATER = ("flash_attention_4", "flash_attention_2", "varlen")
+_CAPABILITY = {
+    "flash_attention_2": (8, 99), "flash_attention_3": (8, 9), "flash_attention_4": (9, 99), "flex_attention": (8, 99),
+    "varlen": (8, 99), "kernels-community/flash-attn2": (8, 99), "kernels-community/flash-attn3": (8, 9),
+    "kernels-community/vllm-flash-attn3": (8, 9), "kernels-community/flash-attn4": (9, 99),
+}  # fmt: skip
+"""Attention -> lowest and highest major compute capability of the NVIDIA GPUs that run it."""
+_FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2", "varlen")
 
 
 def choose_attention(requested: str, device: str, section: str = "model") -> str | None:
@@ -131,63 +112,37 @@ def fastest_attention(device: str) -> tuple[str, ...]:
     Empty on a CPU, on an AMD GPU, and on an NVIDIA GPU before Ampere (a T4): there sdpa is used.
     """
     import torch
+    from transformers.utils import import_utils
 
     if device != "cuda" or torch.version.hip is not None:
         return ()
-    major = torch.cuda.get_device_capability()[0]
-    names = _FASTEST.get(major, _FASTEST_LATER if major > max(_FASTEST) else ())
+    installed = {
+        "flash_attention_2": import_utils.is_flash_attn_2_available, "flash_attention_3": import_utils.is_flash_attn_3_available,
+        "flash_attention_4": import_utils.is_flash_attn_4_available,
+    }  # fmt: skip
+    names = (n for n in _FASTEST if n not in installed or installed[n]() or import_utils.is_kernels_available())
     return tuple(name for name in names if not attention_fault(name, device))
 
 
 def attention_fault(name: str, device: str) -> str:
     """Return why the attention `name` cannot run on `device`, as the end of a sentence; "" if nothing speaks against it.
 
-    Compared are the GPU's compute capability and the installed packages; the kernel itself is not run.
+    Packages that are missing are named by transformers when it loads the model.
     """
     import torch
 
-    kernel = _KERNELS.get(name)
-    if kernel is None or (name == "flex_attention" and device == "cpu"):
-        return ""  # sdpa, eager; flex on a CPU reads, and cannot train (`try_attention`)
+    if name not in _CAPABILITY or (name == "flex_attention" and device == "cpu"):
+        return ""
     if device != "cuda":
         return f"needs an NVIDIA GPU, and the model is on {device}"
     major, minor = torch.cuda.get_device_capability()
-    if torch.version.hip is None and not kernel.lowest <= major <= kernel.highest:
-        first, last = (_GENERATIONS.get(generation, "") for generation in (kernel.lowest, kernel.highest))
-        required = f"{kernel.lowest}.0 ({first}) or newer" if not last else f"{kernel.lowest}.0 ({first}) to {last}'s"
-        return f"needs a GPU of compute capability {required}, and {torch.cuda.get_device_name()} has {major}.{minor}"
-    if name == "varlen":
-        missing = importlib.util.find_spec("torch.nn.attention.varlen") is None
-        return "needs torch 2.10 or newer (pip install -U torch)" if missing else ""
-    if name == "flex_attention" or (kernel.package and _version(kernel.package) is not None):
-        return ""
-    fault = _hub_kernels_fault()
-    package = f"the package {kernel.package} or " if kernel.package else ""
-    return f"needs {package}prebuilt kernels: {fault}" if fault else ""
-
-
-def _hub_kernels_fault() -> str:
-    """Return why transformers cannot load prebuilt kernels from the hub, "" if it can: it takes few versions of kernels."""
-    from packaging.version import Version
-    from transformers.utils import import_utils
-
-    install = "pip install 'transformers[kernels]'"
-    installed = _version("kernels")
-    if installed is None:
-        return f"the package kernels is not installed ({install})"
-    lowest, below = import_utils.KERNELS_MIN_VERSION, getattr(import_utils, "KERNELS_MAX_VERSION", None)
-    if Version(installed) < Version(lowest) or (below is not None and Version(installed) >= Version(below)):
-        limit = f" and below {below}" if below else ""
-        return f"kernels {installed} is installed, and this transformers takes {lowest} or newer{limit} ({install})"
+    lowest, highest = _CAPABILITY[name]
+    if torch.version.hip is None and not lowest <= major <= highest:
+        limit = f"{lowest}.0 or newer" if highest == 99 else f"{lowest}.0 to {highest}.x"
+        return f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has {major}.{minor}"
+    if name == "varlen" and importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return "needs torch 2.10 or newer (pip install -U torch)"
     return ""
-
-
-def _version(package: str) -> str | None:
-    """Return the installed version of a distribution, None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def quantization_config(kind: str, dtype: torch.dtype, section: str = "model") -> Any:

@@ -17,7 +17,6 @@ from kinject.hub import find_source, local_folder
 from kinject.models.folder import (
     ADAPTER_CONFIG,
     CONFIG,
-    GENERATION_CONFIG,
     Header,
     base_of_adapter,
     check_buffers,
@@ -29,7 +28,6 @@ from kinject.models.folder import (
     pickle_fix,
     read_header,
     read_headers,
-    read_object,
     saved_tensors,
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, emulated_bf16, quantization_config
@@ -160,7 +158,8 @@ def load_model(
     _check_finite([on_top or Path(base), Path(base)], model, quantized=quantization != "none")
     implementation = str(model.config._attn_implementation)
     name = f"{path}{f'@{revision}' if revision else ''}{f' with {adapter}' if adapter else ''}"
-    location = _devices(model) if device_map != "none" else device
+    used = sorted({str(parameter.device) for parameter in model.parameters()})
+    location = ", ".join(used) if device_map != "none" else device
     if sharding is not None or not move:
         location += f", {sharding.describe()}" if sharding is not None else " once it is sharded"
     arithmetic = f"{str(torch_dtype).removeprefix('torch.')}{f' in {quantization}' if quantization != 'none' else ''}"
@@ -254,14 +253,6 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
     return folder, source
 
 
-def _devices(model: PreTrainedModel) -> str:
-    """Return the devices that hold a model's parameters, with the number of parameters on each."""
-    sizes: dict[str, int] = {}
-    for parameter in model.parameters():
-        sizes[str(parameter.device)] = sizes.get(str(parameter.device), 0) + parameter.numel()
-    return ", ".join(f"{device} ({size:,} parameters)" for device, size in sizes.items())
-
-
 def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTrainedModel:
     """Return the adapter in `folder` on top of the model in `base`, a folder or a name on the hub."""
     from peft import PeftModel, get_peft_model_state_dict
@@ -349,63 +340,20 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # damaged files make transformers, tokenizers and safetensors raise any exception
-        reason = _reason(error, Path(path))
-        raise InputError(f"{path}: no usable {kind} ({reason}). {_fix(path, kind)}") from error
+        raise InputError(f"{path}: no usable {kind} ({_reason(error)}). {_fix(path, kind)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a failed assertion of tokenizers, which is written in Rust
             raise
         raise InputError(f"{path}: no usable {kind} ({first_line(error)}). {_fix(path, kind)}") from error
 
 
-def _reason(error: Exception, folder: Path) -> str:
+def _reason(error: Exception) -> str:
     """Return why a library could not load a model; names kinject's rule if it needs its own code or pickles."""
     if "trust_remote_code" in str(error):
         return "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
     if isinstance(error, UnpicklingError):
         return "some of its weights are pickles, which can run code as they load; kinject reads safetensors only"
-    if not (folder / CONFIG).exists():
-        return first_line(error)
-    return _fault_of_config(folder) or first_line(error)
-
-
-def _fault_of_config(folder: Path) -> str:
-    """Return the key of config.json without which a model can be built, or the weight of another shape; "" for neither."""
-    import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    values = read_object(folder / CONFIG)
-    model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        return f"{CONFIG}: model_type: found {model_type!r:.60}, unknown to this version of transformers"
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return f"{CONFIG}: model_type: found {model_type!r}, which is no causal language model"
-
-    def make_model(values: Mapping[str, Any]) -> PreTrainedModel | Exception:
-        try:
-            with torch.device("meta"):
-                config = CONFIG_MAPPING[model_type].from_dict(dict(values))
-                built: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-                return built
-        except Exception as error:  # noqa: BLE001 - any value may make it raise anything
-            return error
-
-    model = make_model(values)
-    if isinstance(model, Exception):
-        for key, value in values.items():
-            if not isinstance(make_model({name: item for name, item in values.items() if name != key}), Exception):
-                return f"{CONFIG}: {key}: found {value!r:.80}: {first_line(model)}"
-        return f"{CONFIG}: {first_line(model)}"
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, (_, shape, *_) in read_headers(folder).items():
-        if shapes.get(name, shape) != shape:
-            return f"{name} has shape {shape}, {CONFIG} makes it {shapes[name]}"
-    if (folder / GENERATION_CONFIG).exists():
-        try:
-            GenerationConfig.from_dict(read_object(folder / GENERATION_CONFIG))
-        except Exception as error:  # noqa: BLE001 - as above
-            return f"{GENERATION_CONFIG}: {first_line(error)}"
-    return ""
+    return first_line(error)
 
 
 def _fix(path: str, kind: str) -> str:
