@@ -140,7 +140,7 @@ def _from_json(value: Mapping[str, Any], source: str) -> Report:
         place = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"]).removeprefix(
             "."
         )
-        found = f"found {first['input']!r:.60}: {first['msg']}"
+        found = "missing" if first["type"] == "missing" else f"found {first['input']!r:.60}: {first['msg']}"
         raise InputError(f"{source}: damaged report: {place or 'report'}: {found}.") from None
     problem = next(_contradictions(report), "")
     if problem:
