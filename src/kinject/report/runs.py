@@ -93,7 +93,8 @@ def _make_page(run_dir: Path, stage: str, manifest: Mapping[str, Any], log: Trai
         Section("The run in numbers", (TableBlock("", "", ("", ""), numbers),)),
         Section("Run it again", (Code((command,)),) if command else ()),
     )
-    inputs = [format_name(Path(name).name, 40) for name in manifest.get("inputs", ())]
+    # A training's inputs are hashes by kind; its corpus has a line of its own.
+    inputs = [format_name(Path(name).name, 40) for name in manifest.get("inputs", ()) if stage != "train"]
     facts = (("date", format_date(str(manifest.get("written", "")))), ("from", join_words(inputs[:6])),
              ("base model", _value_of(manifest, "model")), ("corpus", _value_of(manifest, "corpus")))  # fmt: skip
     versions = (manifest.get("versions") or {}).get("kinject", "")
@@ -183,7 +184,7 @@ def _refused(run_dir: Path) -> Iterator[TableBlock]:
     for row in _rows(run_dir, "rejected.jsonl"):
         by_reason.setdefault(row["reason"], []).append(row)
     lines = [
-        line(Cell(format_name(reason), "", f"{len(rows):,} answers"), format_name(f"{row['style']}, {row['document_id']}", 80),
+        line(Cell(format_name(reason), "", format_count(len(rows), "answer")), format_name(f"{row['style']}, {row['document_id']}", 80),
              format_name(str(row["detail"]), _LONGEST), format_name(str(row["text"]), _LONGEST))
         for reason, rows in by_reason.items() for row in rows[:_MOST_EXAMPLES]
     ]  # fmt: skip
