@@ -300,8 +300,7 @@ class Sweep:
 class Choice:
     """A hyperparameter chosen on validation questions before any test question was read.
 
-    `key` is the recipe key, or ``k``. `candidates` are (value, mean rate of `outcome` on validation questions, their number),
-    the most of right or the fewest of another outcome is best; `at_edge`:
+    `key` is the recipe key, or ``k``. `candidates` are (value, accuracy on validation questions, their number); `at_edge`:
     the best lies at an end of the grid; `best_on_test` is the value that the test questions would have chosen (None where
     the test was not asked with each). It is only shown, never used. `inherited_by` names the other arms that took the value
     over. `reported_seeds` are the seeds of `arm` whose very models made the choice and are reported too.
@@ -317,7 +316,6 @@ class Choice:
     best_on_test: Any | None = None
     inherited_by: tuple[str, ...] = ()
     reported_seeds: tuple[int, ...] = ()
-    outcome: Outcome = "right"
 
 
 @dataclass(frozen=True, slots=True)

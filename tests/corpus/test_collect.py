@@ -187,7 +187,9 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
     names = ["a", "b-crash", "c", "d-hang", "e-eat", "f-bug", "g"]
     for number, name in enumerate(names):
         (heap / f"{name}.txt").write_text(prose(number))
-    section = DocumentsSection(seconds=0.3, memory=0.3, processes=1)
+    monkeypatch.setattr(parse, "SECONDS", 0.3)
+    monkeypatch.setattr(parse, "MEMORY", 0.3)
+    section = DocumentsSection(processes=1)
     result = collect([heap], section)
     assert [row["source"] for row in rows_of(result, "documents.jsonl")] == ["a.txt", "c.txt", "g.txt"]
     details = {row["file"]: row["detail"] for row in result.skipped()}

@@ -20,7 +20,7 @@ from kinject.corpus.passages import sentences, split_passages, token_spans
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, InputError, RecipeError
 from kinject.eval.plan import check_section, read_plan
-from kinject.eval.retrieval import EndpointReranker, ShownRetriever, make_retriever, read_passages
+from kinject.eval.retrieval import ShownRetriever, make_retriever, read_passages
 from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
@@ -256,12 +256,6 @@ def answer_jina(body: dict[str, Any]) -> tuple[int, Any]:
     return 200, {"results": sorted(rows, key=lambda row: -row["relevance_score"])}
 
 
-def answer_tei(body: dict[str, Any]) -> tuple[int, Any]:
-    if len(body["texts"]) > 32:
-        return 413, {"error": "batch size 32 exceeded"}
-    return 200, [{"index": n, "score": text.count("e")} for n, text in reversed(list(enumerate(body["texts"])))]
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Endpoint]]:
     """Start an endpoint with an answer; it ends with the test."""
@@ -290,7 +284,7 @@ def test_an_endpoint_gives_the_order_and_is_asked_once(
     server = serve(answer_jina)
     server.busy = 2
     monkeypatch.setenv("RERANK_KEY", "rk-0123456789abcdef")
-    section = RerankerSection("m", base_url=server.url, api_key_env="RERANK_KEY", candidates=4, concurrency=3)
+    section = RerankerSection("m", base_url=server.url, api_key_env="RERANK_KEY", candidates=4)
     for _ in range(2):
         assert reranking(tmp_path, section).rank(QUERIES, 5) == [by_letters(query, 4) for query in QUERIES]
     assert len(server.received) == len(QUERIES) + 2  # two were busy and tried again; the second run asked for nothing
@@ -300,16 +294,6 @@ def test_an_endpoint_gives_the_order_and_is_asked_once(
     assert len(body["documents"]) == body["top_n"] == 4
     (name,) = reranking(tmp_path, section).models
     assert name == f"m at {server.url}/rerank"
-
-
-def test_text_embeddings_inference_is_asked_in_its_format(serve: Callable[..., Endpoint], tmp_path: Path) -> None:
-    server = serve(answer_tei)
-    section = RerankerSection("m", base_url=f"{server.url}/rerank", api="tei", candidates=5)
-    assert reranking(tmp_path, section).rank(QUERIES[:1], 5) == [by_letters(QUERIES[0], 5)]
-    assert server.received[0][0] == "/v1/rerank"
-    assert server.received[0][2].keys() == {"query", "texts", "raw_scores", "truncate"}
-    texts = ["e" * n for n in range(70)]
-    assert list(EndpointReranker(section).scores([("q", texts)])) == [[float(n) for n in range(70)]]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +306,7 @@ def test_text_embeddings_inference_is_asked_in_its_format(serve: Callable[..., E
             lambda body: (200, {"results": [{"index": 0, "relevance_score": 1}]}),
             r"expected an index and a score for each of 5",
         ),
-        (lambda body: (200, [{"index": 0}]), r"Set eval\.retrieval\.reranker\.api to the format"),
+        (lambda body: (200, [{"index": 0}]), "expected an index and a score for each of 5"),
     ],
 )
 def test_a_fault_of_an_endpoint_is_one_line(
@@ -362,7 +346,7 @@ eval:
             "{documents: [D], k: [60], reranker: {model: m}}",
             r"candidates: found 50, allowed: at least the largest k \(60\)",
         ),
-        ("{documents: [D], reranker: {model: m, api: tei}}", "base_url: is missing, but api or api_key_env is set"),
+        ("{documents: [D], reranker: {model: m, api_key_env: KEY}}", "base_url: is missing, but api_key_env is set"),
     ],
 )
 def test_settings_that_do_not_fit_are_told_before_anything_is_read(

@@ -310,15 +310,6 @@ def test_the_same_weights_under_two_names_are_asked_once(run, tmp_path, tiny_mod
     assert (report.results[1].to_base.delta, report.results[1].to_base.p) == (0.0, 1.0)
 
 
-def test_only_named_models_get_context(run, tmp_path, tiny_model):
-    report = run(
-        models={"base": str(tiny_model), "tuned": str(tiny_model)},
-        retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1]},
-        retrieval_models=["tuned"],
-    )
-    assert [(result.arm, result.k) for result in report.results] == [("base", 0), ("tuned", 0), ("tuned", 1)]
-
-
 def test_a_limit_asks_the_first_questions_only(run, tmp_path):
     assert run(limit=2).results[0].n == 2
     assert {a.question_id for a in read_answers(tmp_path / "run" / "answers.jsonl")} == {"q0", "q1"}
@@ -371,12 +362,11 @@ def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_row
 
 def test_faults_of_the_recipe_come_together_with_their_lines(run, tmp_path):
     with pytest.raises(RecipeError) as error:
-        run(shots=[0, 2], retrieval_models=["tuned"])
+        run(shots=[0, 2], system="Be brief.")
     faults = {fault.key: str(fault) for fault in error.value.faults}
-    assert set(faults) == {"eval.questions.new", "eval.retrieval_models.0", "eval.retrieval_models"}
+    assert set(faults) == {"eval.questions.new", "eval.system"}
     assert f"{tmp_path}/recipe.yaml:6: eval.questions.new: eval.shots asks for 2" in faults["eval.questions.new"]
-    assert "found 'tuned', allowed are base" in faults["eval.retrieval_models.0"]
-    assert "eval.retrieval is missing" in faults["eval.retrieval_models"]
+    assert "there is no chat, so nothing reads it" in faults["eval.system"]
 
 
 def test_more_passages_than_there_are_is_a_fault(run, tmp_path):

@@ -52,15 +52,6 @@ def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_betwe
     assert by_name["own"].train_overrides == {"trainer.learning_rate": 7.0, "trainer.max_steps": 3}
 
 
-def test_an_arm_is_matched_only_to_arms_on_its_own_base_models(tmp_path, tiny_model):
-    models = {"tiny": str(tiny_model), "other": str(tiny_model)}
-    path = write_study(
-        tmp_path, tiny_model, models=models, arms={"ft": {"models": ["tiny"]}, "rep": {"match_steps_of": "ft"}}
-    )
-    (fault,) = faults(path)
-    assert "study.arms.rep: ft, to which it is matched, is not trained on other. Add it there." in fault
-
-
 def test_who_took_a_tuned_value_over_is_known(tmp_path, tiny_model):
     """Not the arm that was tuned, not one with a value of its own, not a sweep over the key; points of other sweeps do."""
     path = write_study(

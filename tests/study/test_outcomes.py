@@ -194,30 +194,6 @@ def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_mode
     assert all(json.loads(row)["choices"] for row in rows)
 
 
-def test_k_and_tuned_values_are_chosen_by_an_outcome(tmp_path, tiny_model) -> None:
-    tune = {"rate": {"key": "trainer.learning_rate", "values": [1e-6, 1e-3], "arm": "ft", "question_sets": "new",
-                     "outcome": "wrong"}}  # fmt: skip
-    path = written_study(tmp_path, tiny_model, validation={"new": 0.5}, seeds=[0], tune=tune, k_outcome="abstained")
-    result, _, _ = run_study(read_recipe(path, (), "study"), InProcess)
-    assert (result.choices[0].key, result.choices[0].outcome) == ("trainer.learning_rate", "wrong")
-    assert {choice.outcome for choice in result.choices[1:]} == {"abstained"}
-    seen = set()
-    for folder in (tmp_path / "stages" / "eval").iterdir():
-        for split in rescored_by_k(folder, "new"):
-            seen.add(split)
-    for choice in result.choices:
-        best = min(rate for _, rate, _ in choice.candidates)
-        assert choice.chosen == next(value for value, rate, _ in choice.candidates if rate == best)
-        rates = {(choice.outcome, choice.key == "k", rate, n) for _, rate, n in choice.candidates}
-        assert rates <= seen
-    text = render_summary(result)
-    assert "(fewest wrong; 1e-06:" in text
-    assert "(fewest abstained; 1:" in text
-    page = (tmp_path / "study" / "report.md").read_text("utf-8")
-    assert "fewest wrong" in page
-    assert "value: rate in %" in page
-
-
 def rescored_by_k(folder: Path, question_set: str) -> set[tuple[str, bool, float, int]]:
     """Return (outcome, with passages, rate, number of questions) of each K of a stored evaluation."""
     rescored_outcomes = set()
@@ -319,10 +295,6 @@ def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"k_outcome": "wrong"}, r"study\.k_outcome: no K is chosen: that takes several"),
-        ({"validation": {"known": 0.5}, "tune": {"r": {"key": "trainer.max_steps", "values": [1], "arm": "ft",
-                                                       "question_sets": "known", "outcome": "answered"}}},
-         r"outcome: found .answered. \(text\)\. Allowed: abstained, right, wrong"),
         ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, r"near_chance: the answers on 'known' are written"),
         ({"claims": {"c": {**CLAIM, "outcome": "answered", "question_set": "new"}}}, r"every question of 'new' has an answer"),
         ({"scaling": {"question_sets": ["known"], "values": {"": 4}, "sweep": "steps"},
@@ -334,9 +306,6 @@ def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model,
     path = written_study(tmp_path, tiny_model, **changes)
     with pytest.raises(RecipeError, match=message):
         run_study(read_recipe(path, (), "study"), InProcess)
-    chosen = write_study(tmp_path, tiny_model, validation={"new": 0.5}, k_outcome="abstained")
-    with pytest.raises(RecipeError, match=r"study\.k_outcome: found abstained, but the answers on 'new' are choices"):
-        run_study(read_recipe(chosen, (), "study"), InProcess)
     choices = write_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "outcome": "abstained"}})
     with pytest.raises(RecipeError, match=r"found abstained, but the answers on 'known' are choices"):
         run_study(read_recipe(choices, (), "study"), InProcess)

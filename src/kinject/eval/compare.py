@@ -344,7 +344,7 @@ def _split_set(
     layout = layout_of(item.get("layout", "auto"), formats)
     parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     by_luck, n_prompts = 0.0, 0
-    for question in read_questions(path, layout, item.get("n_choices", 4)):
+    for question in read_questions(path, layout):
         answers = [answer for answer in by_question.get(question.id, ()) if is_scored(answer)]
         if question.id not in by_question:  # eval.limit left it out
             continue

@@ -136,7 +136,6 @@ def expand_arms(section: EvalSection) -> tuple[EvalArm, ...]:
     Baselines without the question get neither examples nor passages; one is added if
     pmi needs it.
     """
-    with_context = section.models if section.retrieval_models is None else section.retrieval_models
     ks = section.retrieval.k if section.retrieval else ()
     formats: list[Format] = list(section.formats)
     has_choices = not GENERATED.issuperset(formats)
@@ -147,7 +146,7 @@ def expand_arms(section: EvalSection) -> tuple[EvalArm, ...]:
         for format in dict.fromkeys(formats)
         for shots in ((0,) if format in WITHOUT_QUESTION else section.shots)
         for model in section.models
-        for k in (0, *(dict.fromkeys(ks) if model in with_context and format not in WITHOUT_QUESTION else ()))
+        for k in (0, *(dict.fromkeys(ks) if format not in WITHOUT_QUESTION else ()))
     )
 
 
@@ -176,19 +175,11 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
             yield Fault(recipe.location(key), key, problem)
-    for index, name in enumerate(section.retrieval_models or ()):
-        if name not in section.models:
-            key = f"eval.retrieval_models.{index}"
-            problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
-            yield Fault(recipe.location(key), key, problem)
     judged = judge_section_faults(section, writes=not OPEN.isdisjoint(section.formats))
     for key, problem in judged:
         yield Fault(recipe.location(key), key, problem)
     for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
         yield Fault(recipe.location(key), key, problem)
-    if section.retrieval_models is not None and section.retrieval is None:
-        problem = "models are to get context, but eval.retrieval is missing. Add it, or remove this key."
-        yield Fault(recipe.location("eval.retrieval_models"), "eval.retrieval_models", problem)
 
 
 def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
@@ -247,8 +238,8 @@ def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:
     if reranker is not None and reranker.candidates < max(section.k):
         problem = f"found {reranker.candidates}, allowed: at least the largest k ({max(section.k)})."
         yield f"{key}.reranker.candidates", problem
-    if reranker is not None and reranker.base_url is None and (reranker.api_key_env or reranker.api != "jina"):
-        yield f"{key}.reranker.base_url", "is missing, but api or api_key_env is set for an endpoint. Give its address."
+    if reranker is not None and reranker.base_url is None and reranker.api_key_env:
+        yield f"{key}.reranker.base_url", "is missing, but api_key_env is set for an endpoint. Give its address."
 
 
 def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[str]:
@@ -288,7 +279,7 @@ def _read_sets(
             f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: python -m kinject.eval.harness "
             "run --model kinject --model_args path=MODEL --tasks TASK."
         )
-    questions = tuple(read_questions(Path(item.path), layout, item.n_choices, golds))
+    questions = tuple(read_questions(Path(item.path), layout, golds=golds))
     if item.shots_from and max(section.shots):
         pool = tuple(read_questions(Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds))
     questions = questions[: section.limit]
@@ -311,7 +302,7 @@ def _read_sets(
     _check_questions(item, section, test)
     yield test
     if item.validation and retriever:
-        questions = tuple(read_questions(Path(item.validation), layout, item.n_choices, golds))
+        questions = tuple(read_questions(Path(item.validation), layout, golds=golds))
         split = replace(
             test,
             name=f"{name} (validation)",

@@ -41,7 +41,8 @@ Pairs = Sequence[tuple[Passage, Passage]]
 _RRF = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 _FUSED = 100  # passages of each retriever that are fused
 _QUERIES = 16  # queries whose passages a local reranker reads together
-_TEI_TEXTS = 32  # texts of one request that text-embeddings-inference allows by default
+_IN_FLIGHT = 8
+_TIMEOUT = 60.0
 
 
 def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
@@ -302,7 +303,7 @@ class CrossEncoderReranker:
 
 
 class EndpointReranker:
-    """A reranker behind a /rerank route: that of Jina (vLLM, Cohere, Infinity too), or text-embeddings-inference."""
+    """A reranker behind a /rerank route as Jina, vLLM, Cohere and Infinity have it."""
 
     def __init__(self, section: RerankerSection) -> None:
         """Read the key from the environment. Raises `InputError` if it is not set."""
@@ -319,33 +320,26 @@ class EndpointReranker:
                 log.warning(f"{section.base_url}: the key in {section.api_key_env} travels unencrypted. Use https.")
         self._url = f"{(section.base_url or '').rstrip('/').removesuffix('/rerank')}/rerank"
         self.name = f"{section.model} at {self._url}"
-        self.identity = content_id("endpoint", self._url, section.model, section.api)
+        self.identity = content_id("endpoint", self._url, section.model, "jina")
 
     def scores(self, items: Sequence[tuple[str, list[str]]]) -> Iterator[list[float]]:
         """Yield for each (query, texts) a score for each text, some requests at a time. Raises `EndpointError`."""
-        with ThreadPoolExecutor(self._section.concurrency) as pool:
+        with ThreadPoolExecutor(_IN_FLIGHT) as pool:
             yield from pool.map(self._score, *zip(*items, strict=True)) if items else ()
 
     def _score(self, query: str, texts: Sequence[str]) -> list[float]:
-        if self._section.api == "jina":
-            body = {"model": self._section.model, "query": query, "documents": list(texts), "top_n": len(texts)}
-            return self._post(body, len(texts)) if texts else []
-        scores: list[float] = []
-        for start in range(0, len(texts), _TEI_TEXTS):
-            part = list(texts[start : start + _TEI_TEXTS])
-            scores += self._post({"query": query, "texts": part, "raw_scores": True, "truncate": True}, len(part))
-        return scores
+        body = {"model": self._section.model, "query": query, "documents": list(texts), "top_n": len(texts)}
+        return self._post(body, len(texts)) if texts else []
 
     def _post(self, body: Mapping[str, Any], n: int) -> list[float]:
-        answer = post_json(self._url, body, key=self._key, timeout=self._section.timeout)
+        answer = post_json(self._url, body, key=self._key, timeout=_TIMEOUT)
         rows = answer.get("results") if isinstance(answer, dict) else answer
         try:
             scores = {row["index"]: float(row.get("relevance_score", row.get("score"))) for row in rows or ()}
             return [scores[index] for index in range(n)]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise EndpointError(
-                f"{self._url}: found {str(answer)[:120]}, expected an index and a score for each of {n} passages. Set "
-                f"eval.retrieval.reranker.api to the format of this endpoint (now {self._section.api}).",
+                f"{self._url}: found {str(answer)[:120]}, expected an index and a score for each of {n} passages.",
                 fatal=True,
             ) from error
 

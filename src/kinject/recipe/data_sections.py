@@ -14,11 +14,10 @@ class DocumentsSection:
     """Turns a heap of files (a folder, a pattern, a list) into documents: reading, filters and flags."""
 
     strict: bool = option(False, help="Stop at the first file that cannot be read, instead of leaving it out.")
-    text_field: str | None = option(None, help="Column or key with the text; default: found by name.")
-    title_field: str | None = option(None, help="Column or key with the title; default: found by name.")
-    id_field: str | None = option(None, help="Column or key with the id; default: found by name.")
+    fields: Mapping[Literal["text", "title", "id"], str] | None = option(
+        None, help="Columns or keys with the text, the title and the id; default: found by name."
+    )
     ocr: bool = option(False, help="Read scanned pages by OCR (an extra).")
-    largest_file: int = option(256, help="Largest file that is read, in MiB.", min=1, max=65_536)
     near_duplicates: float | None = option(
         0.85, help="A document that shares so large a part of its words with an earlier one is left out; null keeps it.",
         min=0.5, max=1.0,
@@ -34,8 +33,6 @@ class DocumentsSection:
         None, help="Country code (DE, US) whose phone numbers count without +; default: only those with +."
     )
     licence: str | None = option(None, help="Licence of the documents that name none; it goes to the corpus.")
-    seconds: float = option(120.0, help="Processor seconds after which a file is given up.", min=0.1)
-    memory: float = option(2.0, help="Memory in GiB beyond which a file is given up.", min=0.1)
     processes: int | None = option(None, help="Processes that read; default: one for each core.", min=1, max=256)
     cache_dir: str = option(
         "runs/parsed", help="Folder of parsed files, by content; may be deleted at any time.", path="output"

@@ -28,7 +28,6 @@ class QuestionSetSection:
         "auto",
         help="Layout of the file; auto detects it from the ending and the keys. open: questions without choices.",
     )
-    n_choices: int = option(4, help="squad: choices of a question; the wrong ones are other answers.", min=2)
     validation: str | None = option(
         None, help="Questions (JSONL) on which K is chosen; they are scored as well.", path="file"
     )
@@ -49,15 +48,10 @@ class RerankerSection:
         None, help="Endpoint with a /rerank route, for example http://127.0.0.1:8000/v1. Default: the model runs here.",
         holds="url",
     )  # fmt: skip
-    api: Literal["jina", "tei"] = option(
-        "jina", help="Format of the endpoint: jina (also vLLM, Cohere), tei (text-embeddings-inference)."
-    )
     api_key_env: str | None = option(
         None, help="Environment variable that holds the endpoint's key; default: no key is sent.", holds="variable"
     )
     candidates: int = option(50, help="Passages of the first ranking that it reads.", min=1, max=1000)
-    concurrency: int = option(8, help="Requests in flight at the endpoint.", min=1, max=256)
-    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
 
 
 @dataclass(frozen=True)
@@ -247,9 +241,6 @@ class EvalSection:
     perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
-    retrieval_models: tuple[str, ...] | None = option(
-        None, help="Models that are also scored with context; default: all."
-    )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
 

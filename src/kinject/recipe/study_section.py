@@ -8,10 +8,6 @@ from typing import Any, Literal
 
 from kinject.recipe.sections import option
 
-ChosenOutcome = Literal["right", "wrong", "abstained"]
-"""Outcomes by which a study chooses a value: most of the first, fewest of the others."""
-_OUTCOME_HELP = "the value with most right answers is chosen, or, of written ones, with fewest wrong or abstained."
-
 
 @dataclass(frozen=True)
 class StudyModelSection:
@@ -53,7 +49,6 @@ class ArmSection:
         None, help="Train recipe that trains the tuned model further, as SFT after CPT.", path="file"
     )
     rag: bool = option(True, help="Score it with retrieved passages as well.")
-    models: tuple[str, ...] | None = option(None, help="Base models to train; default: all.", nonempty=True)
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
 
 
@@ -81,7 +76,6 @@ class TuneSection:
     question_sets: str | tuple[str, ...] = option(
         help="Question set whose validation questions compare the values; several count as one.", nonempty=True
     )
-    outcome: ChosenOutcome = option("right", help=_OUTCOME_HELP)
     seeds: tuple[int, ...] = option((0,), help="Seeds of the comparison.", min=0, nonempty=True)
     arms: tuple[str, ...] | None = option(
         None, help="Arms that take the chosen value; default: all that do not set the key."
@@ -182,7 +176,6 @@ class StudySection:
     tune: Mapping[str, TuneSection] | None = option(
         None, help="Hyperparameters that the study tunes on validation questions."
     )
-    k_outcome: ChosenOutcome = option("right", help=f"Several K: {_OUTCOME_HELP}")
     claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
     scaling: ScalingSection | None = option(
         None, help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes."

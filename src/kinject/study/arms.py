@@ -108,11 +108,7 @@ def expand_arms(recipe: StudyRecipe, tuned: Mapping[tuple[str, str], Any] = Mapp
     for model in section.models:
         values = {name: value for (tuned_model, name), value in tuned.items() if tuned_model == model}
         arms = [base_arm(section, model)]
-        arms += [
-            _make_arm(section, model, name, item, values)
-            for name, item in section.arms.items()
-            if model in (item.models or section.models)
-        ]
+        arms += [_make_arm(section, model, name, item, values) for name, item in section.arms.items()]
         for sweep, item in (section.sweeps or {}).items():
             parent = next((arm for arm in arms if arm.name == item.arm), None)
             if parent is not None:
@@ -138,11 +134,8 @@ def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[An
     grids = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():
-            if model in (section.arms[item.arm].models or section.models):
-                arm = replace(
-                    _make_arm(section, model, item.arm, section.arms[item.arm], {}), seeds=item.seeds, rag=False
-                )
-                grids[model, name] = tuple((value, _with_value(arm, item.key, value, "")) for value in item.values)
+            arm = replace(_make_arm(section, model, item.arm, section.arms[item.arm], {}), seeds=item.seeds, rag=False)
+            grids[model, name] = tuple((value, _with_value(arm, item.key, value, "")) for value in item.values)
     return grids
 
 

@@ -110,13 +110,6 @@ def _arm_faults(recipe: StudyRecipe, check_inputs: bool) -> Iterator[Fault]:
             item = section.arms.get(other or "")
             if item is not None and any(getattr(item, key) for key in keys):
                 yield recipe.fault(key_path, f"{other} is itself matched to another arm. Name that one.")
-            missing = {*(arm.models or section.models)} - {*(item.models or section.models)} if item is not None else ()
-            if missing:
-                models = ", ".join(sorted(missing))
-                fault = f"{other}, to which it is matched, is not trained on {models}. Add it there."
-                yield recipe.fault(key_path, fault)
-        for index, model in enumerate(arm.models or ()):
-            yield from _unknown(recipe, (*key_path, "models", index), model, section.models)
         if arm.corpus in ("augmented", "random") and section.augment is None:
             yield recipe.fault(key_path, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
         elif arm.corpus not in ("augmented", "random") and not is_file(arm.corpus):
@@ -264,7 +257,6 @@ def _question_set_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     for name, claim in (section.claims or {}).items():
         yield from _unknown(recipe, ("study", "claims", name, "question_set"), claim.question_set, questions)
     yield from _written_faults(recipe, evaluation)
-    yield from _choice_faults(recipe, evaluation, validated & questions.keys())
 
 
 def head_format(evaluation: EvalSection) -> tuple[str, int]:
@@ -299,25 +291,6 @@ def _written_faults(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Fa
             yield from _outcome_faults(recipe, (*path, "outcome"), claim.question_set, claim.outcome, evaluation)
 
 
-def _choice_faults(recipe: StudyRecipe, evaluation: EvalSection, validated: Collection[str]) -> Iterator[Fault]:
-    """Yield the faults of outcomes by which K or a tuned value is to be chosen; `validated` sets have validation questions."""
-    section = recipe.study
-    ks = dict.fromkeys(evaluation.retrieval.k) if evaluation.retrieval else ()
-    chosen: list[tuple[KeyPath, str, Iterable[str]]] = [(("study", "k_outcome"), section.k_outcome, sorted(validated))]
-    if section.k_outcome != "right" and (len(ks) < 2 or not validated):
-        fault = "no K is chosen: that takes several in eval.retrieval.k, and validation questions. Take it out."
-        yield recipe.fault(chosen.pop()[0], fault)
-    for name, item in (section.tune or {}).items():
-        chosen.append((("study", "tune", name, "outcome"), item.outcome, [n for n in item.sets() if n in validated]))
-    for key_path, outcome, names in chosen:
-        for name in names if outcome != "right" else ():
-            if not _is_written(evaluation, name):
-                fault = f"found {outcome}, but the answers on {name!r} are choices: right or wrong. Take it out."
-                yield recipe.fault(key_path, fault)
-            elif outcome == "abstained":
-                yield from _outcome_faults(recipe, key_path, name, outcome, evaluation)
-
-
 def _outcome_faults(
     recipe: StudyRecipe, key_path: KeyPath, name: str, outcome: str, evaluation: EvalSection
 ) -> Iterator[Fault]:
@@ -325,10 +298,7 @@ def _outcome_faults(
     item = question_set_section(evaluation, name)
     if not is_file(item.path):
         return
-    has_answer = {
-        q.is_answerable
-        for q in read_questions(Path(item.path), layout_of(item.layout, evaluation.formats), item.n_choices)
-    }
+    has_answer = {q.is_answerable for q in read_questions(Path(item.path), layout_of(item.layout, evaluation.formats))}
     if outcome == "abstained" and has_answer == {False}:
         fault = f"no question of {name!r} has an answer: to abstain is right there, or not to is answered."
         yield recipe.fault(key_path, f"{fault} Take another outcome.")

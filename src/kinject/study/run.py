@@ -29,7 +29,7 @@ from kinject.models import read_header
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.study_section import StudySection
 from kinject.report.files import read_report, write_report
-from kinject.results import ArmResult, Choice, Claim, Outcome, Report, Sweep, UnscoredResult, to_json
+from kinject.results import ArmResult, Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.signals import running_time
 from kinject.study.analysis import (
     Evidence,
@@ -199,7 +199,7 @@ def _tune(study: Study) -> None:
         for value, runs in grid:
             finished = [run for run in runs if study.status.all_done(run.all_stages)]
             if finished:
-                rates = [_rate(study, finished, question_set, 0, item.outcome) for question_set in item.sets()]
+                rates = [_rate(study, finished, question_set, 0) for question_set in item.sets()]
                 scored = [rate for rate in rates if rate is not None]
                 if len(scored) == len(rates):
                     candidates.append((value, *_pool(scored)))
@@ -208,10 +208,10 @@ def _tune(study: Study) -> None:
                         f"{item.key} {value} of {item.arm} ({model}) diverged: it was not a candidate"
                     )
         if candidates:
-            best = _best(candidates, item.outcome)
+            best = _best(candidates)
             at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
             choice_key = (model, item.key, item.arm, ", ".join(item.sets()))
-            study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge, outcome=item.outcome))
+            study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
             study.tuned[model, name] = best
         elif study.start_executor is not None:
             failure = study.status.first_failure(
@@ -255,15 +255,14 @@ def _choose_k(study: Study) -> None:
 def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
     runs = [run for run in study.runs if run.arm == arm and study.status.all_done(run.all_stages)]
     if runs:
-        outcome = study.recipe.study.k_outcome
-        rates = {k: _rate(study, runs, item.name, k, outcome) for k in study.ks}
+        rates = {k: _rate(study, runs, item.name, k) for k in study.ks}
         candidates = [(k, *rate) for k, rate in rates.items() if rate is not None]
         if not candidates:
             study.diverged.append(f"no K was chosen for {arm.name} on {item.name}: no validation question has a score")
             return
-        best = _best(candidates, outcome)
+        best = _best(candidates)
         at_edge, choice_key = best in (study.ks[0], study.ks[-1]), (arm.model, "k", arm.name, item.name)
-        study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge, outcome=outcome))
+        study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
         study.chosen_k[arm.model, arm.name, item.name] = best
 
 
@@ -273,16 +272,13 @@ def _add_validation(study: Study, run: ArmRun) -> ArmRun:
     return replace(run, evaluations=(study.planner.eval_stage(run, "validation", questions, study.judge),))
 
 
-def _best(candidates: Sequence[tuple[Any, float, int]], outcome: Outcome) -> Any:
-    """Return the value with most right answers, or with fewest of another outcome; the first of equals."""
-    sign = 1 if outcome == "right" else -1
-    return max(candidates, key=lambda candidate: sign * candidate[1])[0]
+def _best(candidates: Sequence[tuple[Any, float, int]]) -> Any:
+    """Return the value with most right answers, the first of equals."""
+    return max(candidates, key=lambda candidate: candidate[1])[0]
 
 
-def _rate(
-    study: Study, runs: Sequence[ArmRun], question_set: str, k: int, outcome: Outcome
-) -> tuple[float, int] | None:
-    """Return how often answers of `runs` (the seeds of one arm) to validation questions had `outcome`, and their number.
+def _rate(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tuple[float, int] | None:
+    """Return how often answers of `runs` (the seeds of one arm) to validation questions are right, and their number.
 
     None if no question has a score, or none of a seed.
     """
@@ -293,7 +289,7 @@ def _rate(
     setting = records.setting(arm.model, arm.name, question_set, study.prompt_format, k)
     if setting is None or len(records.seeds(arm.model, arm.name)) < len(runs):
         return None
-    matrix = records.matrix(arm.model, arm.name, setting, "", outcome)
+    matrix = records.matrix(arm.model, arm.name, setting, "")
     return round(matrix.mean(), 6), len(matrix.question_ids)
 
 
@@ -386,7 +382,7 @@ def _model_sources(section: StudySection) -> dict[str, str]:
 
 
 def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
-    return read_questions(Path(entry["path"]), entry["layout"], entry["n_choices"])
+    return read_questions(Path(entry["path"]), entry["layout"])
 
 
 def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Claim]:
@@ -409,9 +405,8 @@ def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_forma
         result for result in results if choice.key == "k" and not result.subject and result.k and result.shots == shots
         and (result.model, result.arm, result.question_set) == key and result.format == form
     ]  # fmt: skip
-    rates = {result.k: result.outcome(choice.outcome) or result for result in k_results}
-    candidates = [(k, part.accuracy if isinstance(part, ArmResult) else part.rate, 1) for k, part in rates.items()]
-    return replace(choice, best_on_test=_best(candidates, choice.outcome)) if candidates else choice
+    candidates = [(result.k, result.accuracy, 1) for result in k_results]
+    return replace(choice, best_on_test=_best(candidates)) if candidates else choice
 
 
 def _notes(study: Study) -> list[str]:

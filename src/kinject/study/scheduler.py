@@ -283,7 +283,7 @@ def _question_row(question: Question) -> dict[str, Any]:
 
 
 def _read(item: QuestionSetSection, path: str) -> list[Question]:
-    return read_questions(Path(path), item.layout, item.n_choices)
+    return read_questions(Path(path), item.layout)
 
 
 def _document(question: Question) -> str:

@@ -329,9 +329,9 @@ class _Collecting:
         match = _SIGNAL.search(error)
         signum = int(match[1]) if match else 0
         if signum in _TIMERS:
-            fault = time_fault(self.section.seconds)
+            fault = time_fault(self.options.seconds)
         elif signum in _MEMORY_SIGNALS:
-            fault = memory_fault(self.section.memory)
+            fault = memory_fault(self.options.memory)
         else:
             fault = f"ends the process that reads it ({error}). Save it again in another format, or take it out."
         if begun is None or signum not in (*_TIMERS, *_CRASHES):

@@ -43,6 +43,10 @@ _LIBRARIES = (
 )  # fmt: skip
 """Libraries of the readers, where they are installed."""
 _GIB = 2**30
+SECONDS = 120.0
+"""Processor seconds after which a file is given up."""
+MEMORY = 2.0
+"""Memory in GiB beyond which a file is given up."""
 _WAITING = 10
 """Times its processor seconds that a file may take in all: a file server that hangs takes no processor time."""
 _LANGUAGE_CHARACTERS = 5_000
@@ -80,13 +84,11 @@ class ParseOptions:
     @classmethod
     def of(cls, section: DocumentsSection) -> ParseOptions:
         """Return the options of a recipe's section."""
-        read = ReadOptions(
-            section.text_field, section.title_field, section.id_field, section.ocr, section.largest_file * 2**20
-        )
+        names = section.fields or {}
+        read = ReadOptions(names.get("text"), names.get("title"), names.get("id"), section.ocr)
         counts = section.personal_data != "ignore"
         region = section.phone_region if counts else None
-        limits = section.seconds, section.memory
-        return cls(read, section.near_duplicates, counts, region, *limits, readers_version())
+        return cls(read, section.near_duplicates, counts, region, SECONDS, MEMORY, readers_version())
 
     def key(self, sha256: str, path: str) -> str:
         """Return the name under which the content of a file is stored."""
@@ -186,12 +188,12 @@ def parse(path: Path, stream: Any, options: ParseOptions) -> Iterator[Parsed]:
 
 def memory_fault(gib: float) -> str:
     """Return the fault of a file that takes too much memory."""
-    return f"takes more than {gib:g} GiB of memory. Split it, or raise documents.memory."
+    return f"takes more than {gib:g} GiB of memory. Split it."
 
 
 def time_fault(seconds: float) -> str:
     """Return the fault of a file that takes too long."""
-    return f"takes more than {seconds:g} s. Split it, or raise documents.seconds."
+    return f"takes more than {seconds:g} s. Split it."
 
 
 def _examined(location: str, document: Document, path: Path, options: ParseOptions) -> Parsed:
