@@ -192,12 +192,11 @@ def choices_table(view: View) -> TableBlock:
     lines = []
     for choice in view.report.choices:
         grid = ", ".join(f"{_value(value)}: {100 * rate:.1f}" for value, rate, _ in choice.candidates)
-        by = "" if choice.outcome == "right" else f"fewest {choice.outcome}"
         best = "" if choice.best_on_test is None else _value(choice.best_on_test)
         chosen = Cell(_value(choice.chosen), "", "end of the grid" if choice.at_edge else "")
         arm = format_name(choice.arm) + (f", {format_name(choice.model)}" if view.several_models else "")
-        lines.append(line(format_name(choice.key), arm, format_name(choice.question_set), by, grid, chosen, best))
-    columns = ("key", "arm", "validation set", "chosen by", "value: rate in %", "chosen", "best on test (not used)")
+        lines.append(line(format_name(choice.key), arm, format_name(choice.question_set), grid, chosen, best))
+    columns = ("key", "arm", "validation set", "value: rate in %", "chosen", "best on test (not used)")
     return without_empty_columns(TableBlock("", "", columns, tuple(lines), wordy=True))
 
 
@@ -411,8 +410,7 @@ def claims_text(view: View) -> Iterator[str]:
     for choice in view.report.choices:
         rates = ", ".join(f"{value}: {rate:.3f}" for value, rate, _ in choice.candidates)
         edge = ", an end of the grid: widen it" if choice.at_edge and choice.key != "k" else ""
-        fewest = "" if choice.outcome == "right" else f"fewest {choice.outcome}; "
-        yield f"chosen for {choice.arm}: {choice.key} {choice.chosen} ({fewest}{rates}){edge}"
+        yield f"chosen for {choice.arm}: {choice.key} {choice.chosen} ({rates}){edge}"
     for failure in view.report.failures:
         seed = "" if failure.seed is None else f", seed {failure.seed}"
         yield f"failed: {failure.arm}{seed}: {failure.stage}: {failure.message} (log: {failure.log})"
