@@ -126,8 +126,11 @@ def causal_fault(config: Any) -> str:
 
     The rest shows once the model is loaded (`check_causal`).
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto as auto
 
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if config.model_type not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return f"{config.model_type} is no causal language model. Take a causal model."
+    is_masked = config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
+    if is_masked and getattr(config, "is_decoder", None) is False:  # false alone says nothing: GPT-NeoX has it too
+        return not_causal(config)
     return ""
