@@ -49,7 +49,7 @@ recipes: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/audit.py
-	$(BIN)/kinject check recipes
+	$(BIN)/kinject recipes check recipes
 
 check: .venv/dev static
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_commands.py tests/test_docs.py

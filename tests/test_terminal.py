@@ -73,7 +73,7 @@ def test_documents_and_recipes_cannot_steer_the_terminal(
     )
     style = f"augment.styles={{{json.dumps(hostile)}: 1}}"
     commands = [["augment", str(recipe), "--dry-run"], ["augment", str(recipe)], ["augment", str(recipe), style]]
-    commands += [["eval", str(tmp_path / "eval.yaml")], ["check", str(tmp_path)]]
+    commands += [["eval", str(tmp_path / "eval.yaml")], ["recipes", "check", str(tmp_path)]]
     printed = ""
     for command in commands:
         main(command)

@@ -1,4 +1,4 @@
-"""Peak memory of `kinject merge MODEL --add INSTRUCT --minus BASE` over the size of a shard.
+"""Peak memory of `kinject export MODEL --add INSTRUCT --minus BASE` over the size of a shard.
 
     python benchmarks/train/merge_memory.py [--layers 1] [--width 4096] [--inner 14336] [--vocabulary 16000] [--shard-mb 300]
 

@@ -259,7 +259,7 @@ def test_strategies_are_proposed_once_a_document_and_each_is_applied(make_recipe
     [
         (" ", "no answer", "look at the endpoint's log"),
         ("I'm sorry, I cannot help with that.", "refusal", "take a model that does not decline"),
-        ("```\n```", "empty", "look at the prompt with `kinject styles`"),
+        ("```\n```", "empty", "look at the prompt with `kinject recipes styles`"),
     ],
 )
 def test_a_preparation_without_an_answer_fails_its_samples_only(

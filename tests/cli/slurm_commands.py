@@ -56,7 +56,7 @@ def _scontrol(words: list[str]) -> int:
 class Slurm:
     """Runs a job's script with the commands of this file."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, gpus: int) -> None:
         self.folder, self.requeued = folder, folder / "requeued"
         for name in ("srun", "scontrol"):
             shutil.copy(__file__, folder / name)
@@ -65,7 +65,7 @@ class Slurm:
             (folder / name).chmod(0o755)
         self.environment = {
             **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "KINJECT_REQUEUED": str(self.requeued),
-            "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "here", "SLURM_NNODES": str(nodes),
+            "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "here", "SLURM_NNODES": str(nodes), "SLURM_GPUS_ON_NODE": str(gpus),
         }  # fmt: skip
 
     def run(self, script: Path, begun: Callable[[], bool], sent: int | None, **environment: str) -> int:

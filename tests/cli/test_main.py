@@ -177,21 +177,21 @@ def test_a_wrong_key_names_the_variable_and_never_the_key(
 def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "good.yaml").write_text("run_dir: a\n")
     (here / "bad.yaml").write_text("run_dir: a\nsed: 1\n")
-    assert main(["check", "."]) == 2
+    assert main(["recipes", "check", "."]) == 2
     out = capsys.readouterr()
     assert out.out == "1 of 2 recipes are valid\n"
     assert out.err == "bad.yaml:2: sed: unknown key. Did you mean seed?\n"
-    assert main(["check", "good.yaml"]) == 0
+    assert main(["recipes", "check", "good.yaml"]) == 0
     (here / "style.yaml").write_text(
         "run_dir: a\naugment:\n  documents: d.jsonl\n  styles:\n    paraphrse: 2\n  generator: {kind: sandbox}\n"
         "questions:\n  documents: d.jsonl\n  generator: {kind: openai}\n"
     )
-    lines = _fails(capsys, ["check", "style.yaml"])
+    lines = _fails(capsys, ["recipes", "check", "style.yaml"])
     assert lines[0] == "style.yaml:5: augment.styles.paraphrse: unknown style. Did you mean paraphrase?"
     assert lines[1].startswith("style.yaml:9: questions.generator: model is missing.")
-    assert "none-here: cannot be read" in _fails(capsys, ["check", "none-here"])[0]
+    assert "none-here: cannot be read" in _fails(capsys, ["recipes", "check", "none-here"])[0]
     (here / "empty").mkdir()
-    assert "no recipes (*.yaml) there" in _fails(capsys, ["check", "empty"])[0]
+    assert "no recipes (*.yaml) there" in _fails(capsys, ["recipes", "check", "empty"])[0]
 
 
 def test_the_bare_command_says_what_comes_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,8 +305,8 @@ def test_text_that_a_full_disk_lost_is_reported_and_only_a_success_changes(
     code: int, program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "lost_output", lambda: OSError(28, "No space left on device"))
-    assert program(["check"], lambda words: code) == (code or 1)
-    lost = "kinject check: standard output: No space left on device. Its text is lost.\n"
+    assert program(["recipes", "check"], lambda words: code) == (code or 1)
+    lost = "kinject recipes: standard output: No space left on device. Its text is lost.\n"
     assert capsys.readouterr().err == ("" if code else lost)
 
 

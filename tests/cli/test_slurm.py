@@ -1,4 +1,4 @@
-"""kinject slurm: the script is run here, with an srun and an scontrol for one machine."""
+"""kinject train --job: the script is run here, with an srun and an scontrol for one machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 from slurm_commands import Slurm
 
 from kinject.cli import main
@@ -54,27 +55,14 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
     python.write_text(PYTHON.format(python=REAL, folder=str(tmp_path)))
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    for nodes, more in (1, ["--gpus", "1"]), (2, ["--gpus", "4", "--launch=--debug", "--warning", "90"]):
-        words = ["slurm", recipe.name, "model.dtype=float32", "--nodes", str(nodes), *more, "--out", f"{nodes}.sbatch"]
-        assert main([*words, "--account", "lab", "--sbatch", "qos=long", "--setup", "export A=1"]) == 0
-        script = tmp_path / f"{nodes}.sbatch"
-        assert f"sbatch {script.name}" in capsys.readouterr().out
-        lines = script.read_text().splitlines()
-        assert any(
-            line.startswith(f"srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task={4 * int(more[1])} ")
-            for line in lines
-        )
-        warning = "90" if nodes == 2 else "300"
-        expected = (
-            "requeue",
-            f"nodes={nodes}",
-            f"signal=B:USR1@{warning}",
-            "account=lab",
-            "qos=long",
-            "open-mode=append",
-        )
-        assert {f"#SBATCH --{option}" for option in expected} <= set(lines)
-        slurm = Slurm(tmp_path, nodes)
+    assert main(["train", recipe.name, "model.dtype=float32", "--job", "slurm"]) == 0
+    script = tmp_path / "job.sbatch"
+    script.write_text(capsys.readouterr().out)
+    assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@300", "#SBATCH --job-name=my-run"} <= set(
+        script.read_text().splitlines()
+    )
+    for nodes in (1, 2):
+        slurm = Slurm(tmp_path, nodes, gpus=1 if nodes == 1 else 4)
 
         def begun(nodes: int = nodes) -> bool:
             return len(list(tmp_path.glob("started-?"))) == nodes
@@ -94,7 +82,7 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
             assert note["words"][-len(trains) :] == trains
             assert " ".join([*rank, *address]) in " ".join(note["words"])
             assert note["ignored"] == [True, True]
-            assert (note["PET_SIGNALS_TO_HANDLE"], note["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("SIGINT", "90")
+            assert (note["PET_SIGNALS_TO_HANDLE"], note["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("SIGINT", "300")
 
         assert slurm.run(script, begun, signal.SIGUSR1, SLURM_RESTART_COUNT="100") != 0  # as often as it may
         started(tmp_path)
@@ -107,19 +95,15 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
         (tmp_path / "ends").unlink()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--nodes", "0"], "--nodes: found 0, allowed: 1 or more."),
-        (["--time", "tomorrow"], "--time: found 'tomorrow', allowed: minutes, H:M:S or D-H:M:S, as 24:00:00."),
-        (["--partition", "a b"], "--partition: found 'a b', allowed: letters"),
-        (["--sbatch", "signal=TERM@9"], "--sbatch signal=TERM@9: the script sets signal itself. Leave it out."),
-        (["--config", "no.yaml"], "--config: no.yaml: no such file. kinject recipes copy distributed writes some."),
-        (["--gpus", "0", "--processes", "2"], "--config: missing. Several processes without GPUs need recipes"),
-    ],
-)
-def test_an_option_that_no_job_can_have_is_refused_in_a_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_the_skypilot_template_is_yaml_that_trains_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["slurm", "recipe.yaml", *words]) == 2
-    assert capsys.readouterr().err.startswith(f"kinject slurm: {message}")
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "r.yaml").write_text(
+        "run_dir: run\nmodel: {new: {model_type: llama}, tokenizer: {vocab_size: 300}}\ncorpus: {path: corpus.jsonl}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "r.yaml", "trainer.max_steps=2", "--job", "skypilot"]) == 0
+    job = yaml.safe_load(capsys.readouterr().out)
+    assert job["name"] == "r"
+    assert job["run"].rstrip().endswith("-m kinject.cli train r.yaml trainer.max_steps=2 --resume")

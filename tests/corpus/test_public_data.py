@@ -286,18 +286,18 @@ def test_the_command_says_licence_size_and_revision_first(
     mmlu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["data", "get", "mmlu", "--dry-run"]) == 0
+    assert main(["recipes", "data", "get", "mmlu", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert not (tmp_path / "data").exists()
     assert "licence   MIT" in output
     assert f"revision {mmlu.revision}" in output
-    assert main(["data", "get", "mmlu"]) == 0
+    assert main(["recipes", "data", "get", "mmlu"]) == 0
     assert capsys.readouterr().out == f"{output}mmlu: 6 files written and recorded\n"
-    assert main(["data", "get", "mmlu"]) == 0
+    assert main(["recipes", "data", "get", "mmlu"]) == 0
     assert "mmlu: 6 files were there, unchanged" in capsys.readouterr().out
-    assert main(["data", "get", "mmlo"]) == 2
+    assert main(["recipes", "data", "get", "mmlo"]) == 2
     assert "found 'mmlo'. Did you mean mmlu?" in capsys.readouterr().err
-    assert main(["data"]) == 0
+    assert main(["recipes", "data"]) == 0
     listed = capsys.readouterr().out
     assert all(f"{name}: " in listed for name in DATA_SETS)
 

@@ -262,7 +262,8 @@ class Bench:
         if verb in sections:
             recipe.write_text(yaml.safe_dump({"run_dir": str(run), **sections[verb]}), encoding="utf-8")
         return {
-            "check": ["check", str(ROOT / "recipes/augment.yaml")], "help": ["plan", "--help"], "schema": ["schema"],
+            "check": ["recipes", "check", str(ROOT / "recipes/augment.yaml")], "help": ["plan", "--help"],
+            "schema": ["recipes", "schema"],
             "recipes": ["recipes"], "next": [], "plan": ["plan", str(recipe), "--no-calibration"],
         }.get(verb, [verb, str(recipe)])  # fmt: skip
 

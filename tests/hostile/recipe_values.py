@@ -314,7 +314,7 @@ def judge(drawn: Draw, folder: Path) -> Outcome:
     path = folder / "recipe.yaml"
     path.write_text(recipe_text(drawn), "utf-8")
     shutil.rmtree(folder / "run", ignore_errors=True)
-    code, text = _run("check", str(path))
+    code, text = _run("recipes", "check", str(path))
     if code not in (0, 2):
         return Outcome("check: traceback", text)
     refused = code == 2

@@ -50,7 +50,7 @@ def verb_kinds() -> list[tuple[Kind, float]]:
         return damaged_bytes(random.choice(pages), pages, random)
 
     return [
-        (Kind("kinject check", "recipe.yaml", from_trees(recipe_trees(), as_yaml), _check), 3),
+        (Kind("kinject recipes check", "recipe.yaml", from_trees(recipe_trees(), as_yaml), _check), 3),
         (Kind("kinject augment (rows)", "d.jsonl", from_trees([*DOCUMENTS, *CORPORA], lines_of), _augment), 3),
         (Kind("kinject augment (page)", "d.html", page, _augment), 1),
         (Kind("kinject augment (leak check)", "q.jsonl", from_trees(QUESTIONS, lines_of), _augment_checked), 1),
@@ -72,7 +72,7 @@ def _run(*words: str) -> None:
 
 
 def _check(path: Path) -> None:
-    _run("check", str(path))
+    _run("recipes", "check", str(path))
 
 
 def _compare(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The schema says what kinject check says. Run this file as a script to write recipes/recipe.schema.json anew."""
+"""The schema says what kinject recipes check says. Run this file as a script to write recipes/recipe.schema.json anew."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_schema_in_the_repository_is_what_the_grammar_writes(schema: dict[st
 def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validator: Any) -> None:
     assert [error.message for error in validator.iter_errors(read_yaml(path).root)] == []
     first = path.read_text("utf-8").partition("\n")[0]
-    assert first == schema_line(path, ROOT / FILE), f"run kinject schema {path.relative_to(ROOT)}"
+    assert first == schema_line(path, ROOT / FILE), f"run kinject recipes schema {path.relative_to(ROOT)}"
     assert (path.parent / first.partition("$schema=")[2]).resolve() == (ROOT / FILE).resolve()
 
 
@@ -193,19 +193,19 @@ def test_the_verb_writes_the_schema_and_switches_a_recipe_on(
     recipe = tmp_path / "mine" / "deep" / "recipe.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text("run_dir: runs/x # mine\n", "utf-8")
-    assert main(["schema", "mine/deep/recipe.yaml"]) == 0
+    assert main(["recipes", "schema", "mine/deep/recipe.yaml"]) == 0
     assert recipe.read_text("utf-8") == (
         "# yaml-language-server: $schema=../../recipes/recipe.schema.json\nrun_dir: runs/x # mine\n"
     )
     written = (tmp_path / "recipes" / "recipe.schema.json").read_text("utf-8")
-    assert main(["schema", "--out", "-"]) == 0
+    assert main(["recipes", "schema", "--out", "-"]) == 0
     assert capsys.readouterr().out.endswith(written)
     assert not write_schema_line(recipe)  # a second time changes nothing
     assert write_schema_line(recipe, tmp_path / "schema.json")  # and a schema that moved is named where it is
     assert recipe.read_text("utf-8").splitlines() == [
         "# yaml-language-server: $schema=../../schema.json", "run_dir: runs/x # mine",
     ]  # fmt: skip
-    assert main(["schema", "no.yaml"]) == 2
+    assert main(["recipes", "schema", "no.yaml"]) == 2
     assert "no.yaml" in capsys.readouterr().err
 
 

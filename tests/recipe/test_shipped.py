@@ -68,7 +68,7 @@ def test_a_copy_brings_all_that_the_main_job_reads(here: Path, capsys: pytest.Ca
             assert str(path.relative_to(here)) in out
     assert (here / "recipes" / "recipe.schema.json").exists()
     assert main(["augment", "--dry-run"]) == 0  # documents and questions are there, found from the copied recipe
-    assert main(["check"]) == 0
+    assert main(["recipes", "check"]) == 0
     capsys.readouterr()
     assert main([]) == 0
     assert "next  kinject sandbox corpus" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 from slurm_commands import Slurm
 
-from kinject.cli import main
+from kinject.cli.train import render_job
 from kinject.disk import read_jsonl
 from kinject.train.checkpoints import newest_complete
 
@@ -59,11 +60,11 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KINJECT_SRUN_PAUSE", "0.2")  # the processes get the signal at different moments
     config = ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"
-    words = ["--nodes", str(nodes), "--gpus", "0", "--processes", str(2 // nodes), "--config", str(config)]
     for name in ("straight", "preempted"):
-        command = ["slurm", "recipe.yaml", f"run_dir={name}", *words, "--out", f"{name}.sbatch"]
-        assert main(command) == 0
-    slurm = Slurm(tmp_path, nodes)
+        text = render_job("slurm", ["recipe.yaml", f"run_dir={name}"])
+        launcher = re.sub("launcher='.*?'", f"launcher='--config_file {config}'", text)
+        (tmp_path / f"{name}.sbatch").write_text(launcher)
+    slurm = Slurm(tmp_path, nodes, gpus=2 // nodes)
     assert slurm.run(tmp_path / "straight.sbatch", lambda: True, None) == 0
 
     lost, seconds = [], []

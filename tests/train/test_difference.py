@@ -1,4 +1,4 @@
-"""kinject merge --add --minus: a model plus the difference of two others, against the sum in float64; adapters put elsewhere."""
+"""kinject export --add --minus: a model plus the difference of two others, against the sum in float64; adapters put elsewhere."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_three_that_do_not_belong_together_are_refused(
     broken.write_bytes(data)
     with pytest.raises(InputError, match=f"{broken.name}: .* is not finite"):
         add_difference(str(base), str(chat), str(base), [1.0], tmp_path / "nan")
-    assert list((tmp_path / "nan").iterdir()) == []
+    assert list((tmp_path / "nan").glob("[!.]*")) == []
 
 
 def test_a_head_lies_beside_the_embedding_in_one_shard_of_a_sum(tiny_tokenizer: Any, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_an_adapter_goes_onto_the_instruct_model_as_peft_would_put_it(
         apply_adapter(str(base), str(chat), tmp_path / "no")
     with pytest.raises(InputError, match="an adapter, but add needs whole weights"):
         add_difference(str(base), str(adapter), str(base), [1.0], tmp_path / "no")
-    assert not any((tmp_path / "no").glob("*"))
+    assert not any((tmp_path / "no").glob("[!.]*"))
 
 
 def test_the_command_takes_one_of_three_ways(
@@ -189,14 +189,13 @@ def test_the_command_takes_one_of_three_ways(
 ) -> None:
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)  # it would outlive this test
     base = str(_save(tmp_path / "base", tiny_tokenizer, 1))
-    assert main(["merge", base, "--add", base, "--minus", base, "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", base, "--add", base, "--minus", base, "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == f"scale 1: {tmp_path / 'out' / 'scale-1'}\n"
     for arguments, fault in (
-        ([base], "found one model"),
-        ([base, base, "--add", base], "found TUNED and --add"),
+        ([base, "--average-with", base, "--add", base], "found --average-with and --add"),
         ([base, "--add", base], "belong together"),
-        ([base, "--onto", base, "--alpha", "0.5"], "--alpha: is for TUNED only"),
-        ([base, base, "--scale", "0.5"], "--scale: is for --add only"),
+        ([base, "--onto", base, "--alpha", "0.5"], "--alpha: is for --average-with only"),
+        ([base, "--average-with", base, "--scale", "0.5"], "--scale: is for --add only"),
     ):
-        assert main(["merge", *arguments]) == 2
+        assert main(["export", *arguments]) == 2
         assert fault in capsys.readouterr().err

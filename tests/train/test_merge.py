@@ -1,9 +1,8 @@
-"""kinject merge writes the average of two models, exactly, and refuses two that do not belong together."""
+"""kinject export --average-with writes the average of two models, exactly, and refuses two that do not belong together."""
 
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kinject.cli import main
-from kinject.corpus.questions import read_questions
-from kinject.errors import InputError
+from kinject.disk import lock_dir
+from kinject.errors import DiskError, InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
@@ -135,53 +134,18 @@ def test_the_command_says_where_each_average_lies(
 ) -> None:
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)  # it would outlive this test
     out = tmp_path / "merged"
-    assert main(["merge", str(tiny_model), str(tiny_model), "--alpha", "0.5", "--out", str(out)]) == 0
+    assert (
+        main(["export", str(tiny_model), "--average-with", str(tiny_model), "--alpha", "0.5", "--out", str(out)]) == 0
+    )
     assert capsys.readouterr().out == f"alpha 0.5: {out / 'alpha-0.5'}\n"
-    assert main(["merge", str(tiny_model), str(tmp_path / "absent")]) == 2
+    assert main(["export", str(tmp_path / "absent"), "--average-with", str(tiny_model)]) == 2
     assert "no *.safetensors" in capsys.readouterr().err
 
 
-def test_each_average_is_asked_what_it_knows(
-    make_recipe: MakeRecipe,
-    tiny_model: Path,
-    tmp_path: Path,
-    write_rows: WriteRows,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from kinject.recipe.sections import ProbesSection
-    from kinject.train.probes import Probes
-
-    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
-    rng = random.Random(0)
-    words = ["Farrow", "Kelm", "mill", "school", "1987", "a town", "Arden", "born", "she", "taught her"]
-    rows = [{"question": f"Where {i}?", "choices": rng.sample(words, 4), "answer": i % 4} for i in range(50)]
-    files = [write_rows("new.jsonl", rows[:30]), write_rows("known.jsonl", rows[30:])]
-    tuned = train(make_recipe(trainer={"learning_rate": 3e-2, "max_steps": 12})).model_dir
-    command = ["merge", str(tiny_model), tuned, "--alpha", "0", "0.5", "1", "--out", str(tmp_path / "merged")]
-    assert main([*command, "--probe", *map(str, files)]) == 0
-    report = json.loads((tmp_path / "merged" / "eval" / "report.json").read_text())
-    accuracies = {(row["question_set"], row["arm"]): row["accuracy"] for row in report["results"]}
-    assert len(accuracies) == 2 * 4
-    for name, path in (("new", files[0]), ("known", files[1])):
-        assert accuracies[name, "alpha-0"] == accuracies[name, "base"]
-        for alpha, folder in (("base", str(tiny_model)), ("alpha-1", tuned)):
-            loaded = load_model(folder)
-            section, questions = ProbesSection({"q": str(path)}), {"q": read_questions(path)}
-            probe = Probes(section, questions, loaded.tokenizer, None).score(loaded.model, 0)
-            assert accuracies[name, alpha] == probe["accuracy"]
-    assert len(set(accuracies.values())) > 2
-    assert "alpha-0.5" in capsys.readouterr().out
-
-
-def test_probes_that_cannot_be_asked_are_one_line(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
-    command = ["merge", str(tiny_model), str(tiny_model), "--alpha", "0", "--out", str(tmp_path / "m"), "--probe"]
-    for files, fault in ((["no.jsonl"], "no.jsonl: no such file"), (["a.yaml", "b.jsonl"], "Give one recipe")):
-        assert main([*command, *files]) == 2
-        assert fault in capsys.readouterr().err
+def test_two_merges_into_one_folder_do_not_mix(tiny_model: Path, tmp_path: Path) -> None:
+    with lock_dir(tmp_path / "merged"), pytest.raises(DiskError, match="in use by process"):
+        merge(str(tiny_model), str(tiny_model), [0.5], tmp_path / "merged")
+    assert not (tmp_path / "merged" / "alpha-0.5").exists()
 
 
 def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
@@ -201,7 +165,7 @@ def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path
     save_file({key: value.half() for key, value in weights.items()}, tuned / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"averaged with .* at alpha 0\.5 is out of its dtype's range"):
         merge(str(tiny_model), str(tuned), [0.5], tmp_path / "merged")
-    assert not any((tmp_path / "merged").iterdir())
+    assert not any((tmp_path / "merged").glob("[!.]*"))
 
 
 def test_tensors_written_one_by_one_are_read_as_those_that_the_library_wrote(tmp_path: Path) -> None:

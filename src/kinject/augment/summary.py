@@ -220,7 +220,7 @@ _ADVICE: Mapping[str, str] = {
     "filtered": "take another endpoint for these passages: its content filter stops them at each attempt",
     "no answer": "look at the endpoint's log: it answers without text, as with a wrong chat template",
     "secret": "take the keys out of the documents, or read in rejected.jsonl which secret the endpoint repeats",
-    "empty": "look at the prompt with `kinject styles`: the model does not write in the style's form",
+    "empty": "look at the prompt with `kinject recipes styles`: the model does not write in the style's form",
     "refusal": "take a model that does not decline these texts; more attempts change little",
     "prompt": "take a model that follows instructions: this one repeats the request",
     "markup": "take a model that follows instructions: this one adds HTML",

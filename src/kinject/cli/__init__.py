@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -13,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from kinject.disk import FoundRun, find_runs, fix_for, is_system_failure
 from kinject.errors import DiskError, InputError, KinjectError
@@ -20,14 +23,16 @@ from kinject.process import check_environment, is_first_process, is_launched, is
 from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
 
-_VERBS = {
-    "demo": "sandbox", "try": "documents", "documents": "documents", "augment": "augment", "questions": "augment",
-    "train": "train", "slurm": "slurm", "merge": "train", "export": "train", "eval": "eval", "compare": "eval",
-    "chat": "eval", "study": "study", "plan": "plan", "doctor": "plan", "find-lr": "plan",
-    "report": "eval", "sandbox": "sandbox", "check": "recipes", "recipes": "recipes",
-    "data": "documents", "styles": "augment", "schema": "recipes",
+_GROUPS = {
+    "do": {
+        "demo": "sandbox", "try": "documents", "documents": "documents", "augment": "augment", "questions": "augment",
+        "train": "train", "eval": "eval", "study": "study",
+    },
+    "look": {"report": "eval", "compare": "eval", "chat": "eval", "plan": "plan"},
+    "make": {"export": "train", "find-lr": "plan", "recipes": "recipes", "sandbox": "sandbox", "doctor": "plan"},
 }  # fmt: skip
-"""Each verb and the module of this package that has it."""
+"""Group -> its verbs, each with the module of this package that has it."""
+_VERBS = {verb: module for verbs in _GROUPS.values() for verb, module in verbs.items()}
 
 _DESCRIPTION = """\
 Turn documents into knowledge that a language model demonstrably has.
@@ -254,14 +259,36 @@ def _render_own(own_runs: Sequence[FoundRun]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kinject", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="kinject",
+        usage="kinject [-h] [--version] VERB ...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="VERB", prog="kinject", help=argparse.SUPPRESS, parser_class=argparse.ArgumentParser
+    )
     for verb, module in _VERBS.items():
         getattr(importlib.import_module(f"kinject.cli.{module}"), f"add_{verb.replace('-', '_')}")(verbs)
+    summaries = {action.dest: action.help or "" for action in verbs._choices_actions}
+    for group, names in _GROUPS.items():
+        lines = "\n".join(f"  {name:<11} {summaries[name]}" for name in names)
+        parser.description = f"{parser.description}\n\n{group}:\n{lines}"
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Suggests the verb that an unknown one resembles."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2 and the message."""
+        wrong = re.search(r"argument VERB: invalid choice: '(.*?)'", message)
+        if wrong:
+            near = difflib.get_close_matches(wrong[1], _VERBS, 1)
+            message = f"{wrong[1]}: no such command.{f' Did you mean {near[0]}?' if near else ''} All: kinject --help"
+        super().error(message)
 
 
 class _Version(argparse.Action):

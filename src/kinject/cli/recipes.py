@@ -1,4 +1,4 @@
-"""kinject recipes, kinject check and kinject schema."""
+"""kinject recipes: list, copy and check recipes; their schema; general text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.errors import InputError
 from kinject.terminal import show
 
 if TYPE_CHECKING:
@@ -25,20 +26,23 @@ examples:
   kinject recipes list studies             those below recipes/studies/
   kinject recipes copy eval                the main job; then `kinject` prints the next step
   kinject recipes copy mistral-7b/lora --into ~/mine
-  kinject recipes list --json
+  kinject recipes check recipes/cpt.yaml   check without running
+  kinject recipes styles plain             the prompts of a style of rewriting
+  kinject recipes data get replay          public data that the recipes name
+  kinject recipes schema                   the JSON schema, for editors
   kinject recipes general --source my.jsonl  general text of yours, which the recipes of real models replay"""
 
 _GENERAL_DETAIL = """\
 Write general text for corpus.replay and corpus.validation_corpus from a source of yours: a file, a
 folder or a data set on the hub. Documents go to data/general.jsonl and, others, to
 data/general-held-out.jsonl. The best text is that of the base model's own training. Without a
-source, and for a pinned one with a record of what was fetched: kinject data get replay."""
+source, and for a pinned one with a record of what was fetched: kinject recipes data get replay."""
 
 
 def add_recipes(verbs: Any) -> None:
-    """Add the verb and its two actions."""
+    """Add the verb and its actions."""
     parser = verbs.add_parser(
-        "recipes", help="list the shipped recipes, or copy one", description=_RECIPES,
+        "recipes", help="list, copy and check recipes; their styles, schema and public data", description=_RECIPES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.set_defaults(run=_list, names=[], json=False)
@@ -51,12 +55,18 @@ def add_recipes(verbs: Any) -> None:
     copy.add_argument("names", nargs="+", metavar="NAME", help="recipes or folders of them")
     copy.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     copy.set_defaults(run=_copy)
+    add_check(actions)
+    add_styles(actions)
+    add_schema(actions)
+    add_data(actions)
     general = actions.add_parser(
         "general", help="fetch general text to replay and to watch", description=_GENERAL_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     general.add_argument(
-        "--source", default=None, help="file, folder or data set on the hub (default: that of kinject data get replay)"
+        "--source",
+        default=None,
+        help="file, folder or data set on the hub (default: that of kinject recipes data get replay)",
     )
     general.add_argument("--documents", type=int, default=20_000, metavar="N", help="to replay (default: %(default)s)")
     general.add_argument("--held-out", type=int, default=500, metavar="N", help="to watch (default: %(default)s)")
@@ -96,7 +106,6 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
 def _general(arguments: argparse.Namespace) -> int:
     from kinject.corpus.documents import write_general_text
     from kinject.corpus.public_data import GENERAL_TEXT
-    from kinject.errors import InputError
 
     for option in ("documents", "held_out"):
         if getattr(arguments, option) < 1:
@@ -138,12 +147,12 @@ on this machine, each with its line. Inputs are not checked, except the names in
 Exit code 0: all are valid; 2: some are not.
 
 examples:
-  kinject check                    every recipe below recipes/
-  kinject check recipes/cpt.yaml"""
+  kinject recipes check                    every recipe below recipes/
+  kinject recipes check recipes/cpt.yaml"""
 
 
 def add_check(verbs: Any) -> None:
-    """Add `kinject check`."""
+    """Add `kinject recipes check`."""
     parser = verbs.add_parser(
         "check", help="check recipes without running them", description=_CHECK,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -168,18 +177,18 @@ def _check(arguments: argparse.Namespace) -> int:
 
 _SCHEMA = """\
 Write the JSON schema of recipes: sections, keys, types, bounds and descriptions, from the grammar
-that kinject check uses. An editor with the YAML language server (VS Code's YAML extension,
+that kinject recipes check uses. An editor with the YAML language server (VS Code's YAML extension,
 Neovim, Emacs, JetBrains) completes and checks a recipe whose first line names the schema; the
 shipped recipes have that line.
 
 examples:
-  kinject schema                       write recipes/recipe.schema.json
-  kinject schema mine/recipe.yaml      the same, and put the line into that recipe
-  kinject schema --out -               print it"""
+  kinject recipes schema                       write recipes/recipe.schema.json
+  kinject recipes schema mine/recipe.yaml      the same, and put the line into that recipe
+  kinject recipes schema --out -               print it"""
 
 
 def add_schema(verbs: Any) -> None:
-    """Add `kinject schema`."""
+    """Add `kinject recipes schema`."""
     parser = verbs.add_parser(
         "schema", help="write the JSON schema of recipes, for editors", description=_SCHEMA,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -195,7 +204,6 @@ def _schema(arguments: argparse.Namespace) -> int:
     import json
 
     from kinject.augment.styles import STYLES
-    from kinject.errors import InputError
     from kinject.recipe.schema import recipe_schema, schema_line, write_schema, write_schema_line
     from kinject.recipe.yaml_lines import read_yaml
 
@@ -214,4 +222,130 @@ def _schema(arguments: argparse.Namespace) -> int:
         show(f"{recipe}: {'names it now' if write_schema_line(recipe, out) else 'names it already'}")
     if not arguments.recipes:
         show(f"first line of a recipe beside it: {schema_line(out.parent / 'recipe.yaml', out)}")
+    return 0
+
+
+_STYLES = """\
+List the styles of rewriting, show the prompts of one on a passage, or try one: send one request to
+the generator of a recipe, and print the answer with the verdict of the checks.
+
+examples:
+  kinject recipes styles                                         all of them
+  kinject recipes styles plain                                   its prompts on an example
+  kinject recipes styles plain --documents manual.md             the same on your first passage
+  kinject recipes styles mine.yaml --documents manual.md         a style of your own (docs/augmentation.md)
+  kinject recipes styles plain --recipe recipes/augment.yaml --try    one answer of its generator"""
+
+
+def add_styles(verbs: Any) -> None:
+    """Add `kinject recipes styles`."""
+    parser = verbs.add_parser(
+        "styles", help="list the styles of rewriting, show or try one", description=_STYLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "words", nargs="*", metavar="[STYLE] [section.key=value ...]",
+        help="name of a style, or a style file (YAML); overrides of the recipe",
+    )  # fmt: skip
+    parser.add_argument("--recipe", metavar="RECIPE", help="recipe with documents, style files and a generator")
+    parser.add_argument(
+        "--documents", type=Path, metavar="PATH", help="documents; default: the recipe's, or an example"
+    )
+    parser.add_argument(
+        "--passage", type=int, default=1, metavar="N", help="which passage of them; default: %(default)s"
+    )
+    parser.add_argument("--try", action="store_true", dest="attempt", help="send one request and print the verdict")
+    parser.set_defaults(run=_styles)
+
+
+def _styles(arguments: argparse.Namespace) -> int:
+    from kinject.augment.preview import find_passage, find_style, known_styles, render_prompts, try_style
+    from kinject.recipe import read_recipe
+
+    overrides = [word for word in arguments.words if "=" in word]
+    name = next((word for word in arguments.words if "=" not in word), None)
+    recipe = read_recipe(Path(arguments.recipe), overrides, verb="augment") if arguments.recipe else None
+    if name is None:
+        styles = known_styles(recipe)
+        width = max(map(len, styles))
+        for key, style in styles.items():
+            show(f"{key:{width}}  {style.about}" + (f" ({style.source})" if style.source else ""))
+        return 0
+    if arguments.passage < 1:
+        raise InputError(f"--passage: found {arguments.passage}, allowed: 1 or more.")
+    style = find_style(name, recipe)
+    group = find_passage(style, recipe, arguments.documents, arguments.passage)
+    if not arguments.attempt:
+        show(render_prompts(group))
+        return 0
+    if recipe is None:
+        raise InputError("--try: needs a generator. Give --recipe a recipe of kinject augment.")
+    if name != style.name:
+        files = [*recipe.augment.style_files, name]
+        recipe = read_recipe(Path(arguments.recipe), [*overrides, f"augment.style_files={files}"], verb="augment")
+    trial = try_style(group, recipe)
+    for text in trial.accepted:
+        show(f"accepted:\n{text}")
+    for reason, text in trial.refused:
+        show(f"refused, {reason}\n{text}\n")
+    if trial.nothing:
+        show("accepted: NONE, there is nothing to write")
+    if group.style.missing_need(group.source):
+        show(render_prompts(group).partition("\n")[0])
+    show(
+        f"{trial.n_requests} request{'' if trial.n_requests == 1 else 's'}"
+        + (f", cost {trial.cost:.4f}" if trial.cost else "")
+    )
+    return 0 if trial.accepted or trial.nothing else 1
+
+
+_DATA = """\
+Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size, revision and
+checksums are printed first. Downloaded files are checked, written completely or not at all, and kept the next
+time; a stopped download resumes.
+
+examples:
+  kinject recipes data                                           what there is
+  kinject recipes data get mmlu wikipedia-subjects instructions  for recipes/studies/paper-mmlu.yaml
+  kinject recipes data get mmlu current-events instructions      for recipes/studies/paper-current-events.yaml
+  kinject recipes data get replay                                general text, which the recipes of real models replay
+  kinject recipes data get mmlu --from copied/                   from a copy of its files, without a network"""
+
+
+def add_data(verbs: Any) -> None:
+    """Add the verb and its action."""
+    parser = verbs.add_parser(
+        "data", help="fetch public data that the recipes name", description=_DATA,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.set_defaults(run=_data_list, into=Path("data"))
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    get = actions.add_parser("get", help="fetch data sets, or print what would be fetched")
+    get.add_argument("names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them")
+    get.add_argument("--into", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
+    get.add_argument(
+        "--from", type=Path, dest="copy", metavar="FOLDER", help="a copy of the files as they are at the source"
+    )
+    get.add_argument("--dry-run", action="store_true", help="print what would be fetched, then stop")
+    get.set_defaults(run=_data_get)
+
+
+def _data_list(arguments: argparse.Namespace) -> int:
+    from kinject.corpus.public_data import DATA_SETS, describe
+
+    for data in DATA_SETS.values():
+        show("\n".join(describe(data, arguments.into)))
+    show("kinject recipes data get NAME fetches one.")
+    return 0
+
+
+def _data_get(arguments: argparse.Namespace) -> int:
+    from kinject.corpus.public_data import describe, find_data, get_data
+
+    for data in find_data(arguments.names):
+        show("\n".join(describe(data, arguments.into)), flush=True)
+        if not arguments.dry_run:
+            data_files = get_data(data, arguments.into, arguments.copy)
+            state = "were there, unchanged" if data_files.was_there else "written and recorded"
+            show(f"{data.name}: {len(data_files.paths):,} files {state}")
     return 0

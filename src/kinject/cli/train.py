@@ -1,9 +1,10 @@
-"""kinject train, kinject merge and kinject export."""
+"""kinject train and kinject export."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ In the recipe's run_dir:
 examples:
   kinject train recipes/cpt.yaml
   kinject train recipes/cpt.yaml trainer.learning_rate=3e-4 run_dir=runs/cpt-slow
-  kinject train recipes/cpt.yaml --resume"""
+  kinject train recipes/cpt.yaml --resume
+  kinject train recipes/cpt.yaml --job slurm > cpt.sbatch    a job that warns, requeues and resumes: edit its head"""
 
 
 def add_train(verbs: Any) -> None:
@@ -35,11 +37,15 @@ def add_train(verbs: Any) -> None:
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir")
     again.add_argument("--overwrite", action="store_true", help="start over, whatever is in run_dir")
+    again.add_argument("--job", choices=("slurm", "skypilot"), help="print a job file that runs this, and stop")
     parser.set_defaults(run=_train)
 
 
 def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
+    if arguments.job is not None:
+        show(render_job(arguments.job, list(arguments.arguments)), end="")
+        return 0
     from kinject.api import train
     from kinject.train import render_summary
 
@@ -50,151 +56,45 @@ def _train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_MERGE = """\
-Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 the tuned model.
-Values in between often forget far less and keep most of what was learned. TUNED may be a peft
-adapter.
-
-Chat for a model that was trained from a base: --add the instruct model that others made from
-the same base, --minus that base (chat vector, arXiv 2310.04799). An adapter that was trained on
-the base goes --onto the instruct model instead. Models are folders or names on the hub; tokenizer
-and chat template are those of INSTRUCT.
-
-examples:
-  kinject merge runs/sandbox/base/model runs/cpt/model
-  kinject merge runs/sandbox/base/model runs/cpt/model --alpha 0.5 0.75 --out runs/merged
-  kinject merge runs/sandbox/base/model runs/cpt/model --probe eval/sandbox/new.jsonl
-  kinject merge runs/sandbox/base/model runs/cpt/model --probe recipes/eval.yaml
-  kinject merge runs/cpt/model --add Qwen/Qwen3-8B --minus Qwen/Qwen3-8B-Base
-  kinject merge runs/lora/model --onto Qwen/Qwen3-8B"""
-
-
-def add_merge(verbs: Any) -> None:
-    """Add `kinject merge`."""
-    parser = verbs.add_parser(
-        "merge",
-        help="average a tuned model with its base, or give it back its chat",
-        description=_MERGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "base", metavar="BASE", help="folder of the base model; with --add the tuned model, with --onto its adapter"
-    )
-    parser.add_argument("tuned", metavar="TUNED", nargs="?", help="folder of the trained model, or of an adapter")
-    parser.add_argument("--alpha", type=float, nargs="+", help="fractions of TUNED (default: 0 0.25 0.5 0.75 1)")
-    parser.add_argument("--add", metavar="INSTRUCT", help="instruct model whose difference from --minus is added")
-    parser.add_argument("--minus", metavar="BASE", help="the base of both models")
-    parser.add_argument(
-        "--scale", type=float, nargs="+", help="with --add: factors of the difference (default: 1, the whole)"
-    )
-    parser.add_argument("--onto", metavar="INSTRUCT", help="model that gets the adapter instead of its own base")
-    parser.add_argument("--out", type=Path, help="folder for the results (default: merged beside TUNED)")
-    parser.add_argument(
-        "--probe",
-        type=Path,
-        nargs="+",
-        metavar="QUESTIONS",
-        help="question files (or one evaluation recipe) on which to score the base and each result",
-    )
-    parser.set_defaults(run=_run_merge)
-
-
-def _run_merge(arguments: argparse.Namespace) -> int:
-    _check_form(arguments)
-    out = arguments.out or Path(arguments.tuned or arguments.base).parent / "merged"
-    probe = None if arguments.probe is None else _probe_recipe(arguments.probe, out)
-    models = {"base": arguments.onto or arguments.base}
-    for name, folder in _merge(arguments, out).items():
-        show(f"{name}: {folder}")
-        models[name.replace(" ", "-")] = str(folder)
-    if probe is not None:
-        from kinject.eval import evaluate
-        from kinject.recipe import read_recipe
-        from kinject.report.files import render_summary
-
-        overrides = [f"run_dir={out / 'eval'}", f"eval.models={json.dumps(models)}"]
-        show(render_summary(evaluate(read_recipe(probe, overrides, "eval"))))
-    return 0
-
-
-def _check_form(arguments: argparse.Namespace) -> None:
-    """Raise `InputError` unless the arguments are those of one of the three forms."""
-    forms = {"TUNED": arguments.tuned, "--add": arguments.add, "--onto": arguments.onto}
-    used = [name for name, value in forms.items() if value is not None]
-    if len(used) != 1:
-        raise InputError(
-            f"kinject merge: found {' and '.join(used) or 'one model'}. Give BASE TUNED (an average), MODEL --add "
-            "INSTRUCT --minus BASE (chat vector), or ADAPTER --onto INSTRUCT."
-        )
-    if (arguments.add is None) != (arguments.minus is None):
-        raise InputError("--add and --minus belong together: an instruct model, and the base that it was made from.")
-    for flag, value, form in (("--alpha", arguments.alpha, "TUNED"), ("--scale", arguments.scale, "--add")):
-        if value is not None and used != [form]:
-            raise InputError(f"{flag}: is for {form} only, found with {used[0]}.")
-
-
-def _merge(arguments: argparse.Namespace, out: Path) -> dict[str, Path]:
-    """Merge models as the arguments request; return name -> folder of each result."""
-    from kinject.train.difference import add_difference
-    from kinject.train.merge import apply_adapter, merge
-
-    if arguments.onto is not None:
-        return {"onto": apply_adapter(arguments.base, arguments.onto, out)}
-    if arguments.add is not None:
-        scales = sorted(set(arguments.scale or (1.0,)))
-        folders = add_difference(arguments.base, arguments.add, arguments.minus, scales, out)
-        return {f"scale {scale:g}": folder for scale, folder in folders.items()}
-    alphas = sorted(set(arguments.alpha or (0.0, 0.25, 0.5, 0.75, 1.0)))
-    return {f"alpha {alpha:g}": folder for alpha, folder in merge(arguments.base, arguments.tuned, alphas, out).items()}
-
-
-def _probe_recipe(files: list[Path], out: Path) -> Path:
-    """Return the evaluation recipe among `files`, or write one into `out` that asks them all as question files."""
-    from kinject.disk import write_json
-
-    recipes = [path for path in files if path.suffix in (".yaml", ".yml")]
-    if recipes and len(files) > 1:
-        raise InputError(
-            f"--probe: found {len(files)} files, {recipes[0]} among them. Give one recipe, or question files."
-        )
-    if recipes:
-        return recipes[0]
-    absent = [path for path in files if not path.is_file()]
-    if absent:
-        raise InputError(f"--probe: {absent[0]}: no such file. Give question files or an evaluation recipe.")
-    if len({path.stem for path in files}) < len(files):
-        raise InputError("--probe: two files have the same name. The tables are named by them; rename one.")
-    recipe = out / "probe.yaml"  # JSON is YAML
-    write_json(
-        recipe, {"run_dir": str(out / "eval"), "eval": {"models": {}, "questions": {p.stem: str(p) for p in files}}}
-    )
-    return recipe
-
-
 _EXPORT = """\
-Make a finished run ready for use elsewhere: its model as one plain folder with a model card. An
-adapter is folded into its base shard by shard, so that a large model needs little memory. The
-commands that serve it are printed. Where asked for, further parts are made: a GGUF file (llama.cpp),
-and a data set of the corpus and of question files. --push uploads a part to the Hugging Face hub,
-and nothing else. A part that is there already is not made, or uploaded, again.
+Make a finished run ready for use elsewhere: its model as one plain folder with a model card. An adapter is
+folded into its base shard by shard, so that a large model needs little memory. The commands that serve it are
+printed. Where asked for, further parts are made: a GGUF file (llama.cpp), and a data set of the corpus and of
+question files. --push uploads a part to the Hugging Face hub, and nothing else. A part that is there already is
+not made, or uploaded, again.
+
+Or merge models first (into the folder merged beside MODEL, or --out):
+  --average-with BASE      weights between the base (--alpha 0) and MODEL (1), which may be an adapter: values in
+                           between often forget far less and keep most of what was learned
+  --add INSTRUCT --minus BASE   chat for a model that was trained from BASE (chat vector, arXiv 2310.04799)
+  --onto INSTRUCT          an adapter that was trained on the base, put onto the instruct model
+Models are folders or names on the hub; tokenizer and chat template are those of INSTRUCT.
 
 examples:
-  kinject export runs/cpt
   kinject export runs/cpt --report runs/eval --license apache-2.0
-  kinject export runs/cpt --gguf q8_0 --llama-cpp ../llama.cpp
   kinject export runs/cpt --push me/handbook-8b
+  kinject export runs/cpt/model --average-with runs/sandbox/base/model --alpha 0.5 0.75
+  kinject export runs/cpt/model --add Qwen/Qwen3-8B --minus Qwen/Qwen3-8B-Base
+  kinject export runs/cpt --gguf q8_0 --llama-cpp ../llama.cpp
   kinject export runs/cpt --data eval/test.jsonl --push-data me/handbook-corpus"""
 
 
 def add_export(verbs: Any) -> None:
     """Add `kinject export`."""
     parser = verbs.add_parser(
-        "export", help="a model folder with a card, to serve or publish", description=_EXPORT,
+        "export", help="a model folder with a card, to serve or publish; merges models", description=_EXPORT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "folder", type=Path, metavar="RUN", help="run folder of kinject train, or a model or adapter folder"
+        "folder", type=Path, metavar="MODEL", help="run folder of kinject train, or a model or adapter folder"
     )
+    merging = parser.add_argument_group("merge")
+    merging.add_argument("--average-with", metavar="BASE", help="folder of the base model")
+    merging.add_argument("--alpha", type=float, nargs="+", help="fractions of MODEL (default: 0 0.25 0.5 0.75 1)")
+    merging.add_argument("--add", metavar="INSTRUCT", help="instruct model whose difference from --minus is added")
+    merging.add_argument("--minus", metavar="BASE", help="the base of both models")
+    merging.add_argument("--scale", type=float, nargs="+", help="factors of the difference (default: 1, the whole)")
+    merging.add_argument("--onto", metavar="INSTRUCT", help="model that gets the adapter instead of its own base")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the parts (default: export in RUN)")
     parser.add_argument("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows")
     parser.add_argument(
@@ -217,10 +117,126 @@ def add_export(verbs: Any) -> None:
     parser.set_defaults(run=_export)
 
 
+def _merge(arguments: argparse.Namespace) -> None:
+    """Merge models as the arguments ask; print the folder of each result. Raises `InputError` unless they are of one form."""
+    from kinject.train.difference import add_difference
+    from kinject.train.merge import apply_adapter, merge
+
+    forms = {"--average-with": arguments.average_with, "--add": arguments.add, "--onto": arguments.onto}
+    used = [name for name, value in forms.items() if value is not None]
+    if len(used) > 1:
+        raise InputError(f"kinject export: found {' and '.join(used)}. Give one of them.")
+    if (arguments.add is None) != (arguments.minus is None):
+        raise InputError("--add and --minus belong together: an instruct model, and the base that it was made from.")
+    for flag, value, form in (("--alpha", arguments.alpha, "--average-with"), ("--scale", arguments.scale, "--add")):
+        if value is not None and used != [form]:
+            raise InputError(f"{flag}: is for {form} only.")
+    model, out = str(arguments.folder), arguments.out or arguments.folder.parent / "merged"
+    if arguments.onto is not None:
+        show(f"onto: {apply_adapter(model, arguments.onto, out)}")
+    elif arguments.add is not None:
+        scales = sorted(set(arguments.scale or (1.0,)))
+        for scale, folder in add_difference(model, arguments.add, arguments.minus, scales, out).items():
+            show(f"scale {scale:g}: {folder}")
+    else:
+        alphas = sorted(set(arguments.alpha or (0.0, 0.25, 0.5, 0.75, 1.0)))
+        for alpha, folder in merge(arguments.average_with, model, alphas, out).items():
+            show(f"alpha {alpha:g}: {folder}")
+
+
 def _export(arguments: argparse.Namespace) -> int:
+    if any((arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale, arguments.onto)):
+        _merge(arguments)
+        return 0
     from kinject.export import ExportOptions, export
 
     values = {key: value for key, value in vars(arguments).items() if key in ExportOptions.__dataclass_fields__}
     result = export(ExportOptions(**values))
     show("\nServe it:\n  " + "\n  ".join(result.commands))
     return 0
+
+
+_SLURM = """\
+#!/bin/bash
+# Edit nodes, GPUs, cores, time, and add what your cluster asks for (partition, account, qos).
+#SBATCH --job-name={name}
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=24:00:00
+#SBATCH --chdir={folder}
+#SBATCH --output=slurm-%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
+set -u
+launcher='--multi_gpu --same_network --mixed_precision no --dynamo_backend no' # or: --config_file FILE
+requeues=100 # most times that the job queues itself again
+processes=$((SLURM_NNODES * ${SLURM_GPUS_ON_NODE:-1}))
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 20000))
+# The launcher leaves SIGTERM and SIGUSR1 to the processes that it starts, and gives them time to write a checkpoint.
+export PYTHONUNBUFFERED=1 PET_SIGNALS_TO_HANDLE=SIGINT TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300 launcher processes head port
+warned='' step=''
+# shellcheck disable=SC2329,SC2086 # srun calls it, on each node; launcher holds several words
+task() {
+  if [ "$processes" -eq 1 ]; then exec {python} -m kinject.cli train {words} --resume; fi
+  trap '' TERM USR1 # inherited; kinject train receives both in spite of it
+  exec {python} -m accelerate.commands.launch $launcher \\
+    --num_machines "$SLURM_NNODES" --machine_rank "$SLURM_NODEID" --num_processes "$processes" \\
+    --main_process_ip "$head" --main_process_port "$port" --deepspeed_multinode_launcher standard \\
+    -m kinject.cli train {words} --resume
+}
+export -f task
+# shellcheck disable=SC2329 # the traps call it
+stop() { # srun sends the signal to every process of its step
+  warned=$1
+  kill -USR1 "$step" 2> /dev/null || true
+}
+trap 'stop USR1' USR1 # Slurm's warning: see --signal; it must cover a step and a checkpoint
+trap 'stop TERM' TERM # preemption, or scancel: Slurm itself decides whether the job comes back
+
+srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-4}" bash -c task &
+step=$!
+code=0
+wait "$step" || code=$?
+while kill -0 "$step" 2> /dev/null; do # a signal has ended wait, not the step
+  code=0
+  wait "$step" || code=$?
+done
+if [ "$warned" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$requeues" ]; then
+  echo "The time is over: job $SLURM_JOB_ID goes back into the queue and resumes there."
+  scontrol requeue "$SLURM_JOB_ID" # ends this script
+  exit 0
+fi
+exit "$code"
+"""
+_SKYPILOT = """\
+# Edit the accelerators. Managed jobs (sky jobs launch FILE) start again after a preemption: --resume continues from the newest
+# checkpoint, if run_dir is on a bucket (file_mounts).
+name: {name}
+resources:
+  accelerators: H100:1
+  use_spot: true
+workdir: .
+setup: pip install kinject
+run: |
+  accelerate launch --num_machines "$SKYPILOT_NUM_NODES" --machine_rank "$SKYPILOT_NODE_RANK" \\
+    --num_processes $((SKYPILOT_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE)) --mixed_precision no --dynamo_backend no \\
+    --main_process_ip "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" --main_process_port 29500 \\
+    -m kinject.cli train {words} --resume
+"""
+JOBS = {"slurm": _SLURM, "skypilot": _SKYPILOT}
+
+
+def render_job(kind: str, words: list[str]) -> str:
+    """Return the job file of `kind`, a key of `JOBS`, that trains the recipe and overrides `words` in this folder."""
+    values = {
+        "name": Path(words[0]).stem.replace(" ", "-"), "folder": shlex.quote(str(Path.cwd())), "words": shlex.join(words),
+        "python": shlex.quote(sys.executable),
+    }  # fmt: skip
+    text = JOBS[kind]
+    for key, value in values.items():
+        text = text.replace(f"{{{key}}}", value)
+    return text

@@ -71,7 +71,7 @@ def find_runs(folder: Path = Path()) -> list[FoundRun]:
 def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
     """Yield (run_dir, (verb, path)) of each recipe in the folder and below its recipes/; of two with a run_dir, the first."""
     for path in (*sorted(folder.glob("*.yaml")), *sorted((folder / "recipes").rglob("*.yaml"))):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # kinject check reports its faults
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # kinject recipes check reports its faults
             text = path.read_text("utf-8")
             run_dir, keys = _RUN_DIR.search(text), set(_KEY.findall(text))
             verb = next((verb for section, verb in _SECTIONS.items() if section in keys), "")

@@ -304,7 +304,7 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
     if recipe.adapter is not None and model.freeze:
         faults.append(("model.freeze", "an adapter freezes the base by itself. Remove the line."))
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":
-        faults.append(("adapter.merge", "folding into quantised weights loses precision. Use kinject merge later."))
+        faults.append(("adapter.merge", "folding into quantised weights loses precision. Use kinject export later."))
     return faults
 
 

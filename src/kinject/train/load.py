@@ -177,7 +177,7 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
         return faults
     adapter, optim = recipe.adapter or {}, optim_name(config)
     if adapter.get("merge"):
-        faults.append(("adapter.merge", "the weights are in parts. Remove the line, and use kinject merge later."))
+        faults.append(("adapter.merge", "the weights are in parts. Remove the line, and use kinject export later."))
     if adapter.get("modules_to_save"):
         faults.append(("adapter.modules_to_save", "a sharded module cannot be copied. Remove the line, or use DDP."))
     if sharding is not None and any(word in optim for word in ("8bit", "bnb", "paged")) and "torchao" not in optim:

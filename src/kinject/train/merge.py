@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kinject.disk import verified_hashes, write_json, write_manifest, write_sha256sums
+from kinject.disk import lock_dir, verified_hashes, write_json, write_manifest, write_sha256sums
 from kinject.errors import InputError
 from kinject.hub import local_folder
 from kinject.models import (
@@ -93,20 +93,21 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
 def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]) -> Iterator[Path]:
     """Yield a folder that becomes `final` once the block has written a model into it; its manifest comes last."""
     part = final.with_name(f".{final.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        yield part
-        write_manifest(
-            part / "merge.json", stage="merge", inputs=inputs, recipe={}, counts={"finished": True, **counts}
-        )
-        write_sha256sums(part)
-    except BaseException:
-        shutil.rmtree(part)
-        raise
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(part, final)
+    with lock_dir(final.parent):
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        try:
+            yield part
+            write_manifest(
+                part / "merge.json", stage="merge", inputs=inputs, recipe={}, counts={"finished": True, **counts}
+            )
+            write_sha256sums(part)
+        except BaseException:
+            shutil.rmtree(part)
+            raise
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(part, final)
 
 
 def _full_weights(tuned: Path, scratch: Path) -> Path:
@@ -264,7 +265,7 @@ def plain_model(name: str, role: str) -> Path:
     if (folder / ADAPTER_CONFIG).exists():
         raise InputError(
             f"{name}: an adapter, but {role} needs whole weights. An adapter goes onto another model by: "
-            f"kinject merge {name} --onto INSTRUCT"
+            f"kinject export {name} --onto INSTRUCT"
         )
     if read_object(folder / CONFIG).get("quantization_config") is not None:
         raise InputError(f"{name}: its weights are quantized, so they cannot be added. Give the plain model.")
@@ -280,7 +281,7 @@ def apply_adapter(adapter: str, onto: str, out: Path) -> Path:
     if not (folder / ADAPTER_CONFIG).exists():
         raise InputError(
             f"{adapter}: no {ADAPTER_CONFIG}, so it is no adapter. Whole weights go onto an instruct model by: "
-            f"kinject merge {adapter} --add {onto} --minus BASE"
+            f"kinject export {adapter} --add {onto} --minus BASE"
         )
     target = plain_model(onto, "--onto")
     inputs = {"adapter": model_hash(folder), "onto": model_hash(target)}
