@@ -183,11 +183,12 @@ def _refused(run_dir: Path) -> Iterator[TableBlock]:
     by_reason: dict[str, list[Row]] = {}
     for row in _rows(run_dir, "rejected.jsonl"):
         by_reason.setdefault(row["reason"], []).append(row)
-    lines = [
-        line(Cell(format_name(reason), "", format_count(len(rows), "answer")), format_name(f"{row['style']}, {row['document_id']}", 80),
-             format_name(str(row["detail"]), _LONGEST), format_name(str(row["text"]), _LONGEST))
-        for reason, rows in by_reason.items() for row in rows[:_MOST_EXAMPLES]
-    ]  # fmt: skip
+    lines = []
+    for reason, rows in by_reason.items():
+        head = Cell(format_name(reason), "", format_count(len(rows), "answer"))
+        for row in rows[:_MOST_EXAMPLES]:
+            found, text = (format_name(str(row[key]), _LONGEST) for key in ("detail", "text"))
+            lines.append(line(head, format_name(f"{row['style']}, {row['document_id']}", 80), found, text))
     if lines:
         about = f"at most {_MOST_EXAMPLES} of a reason; rejected.jsonl has all"
         columns = ("reason", "style, document", "found", "the answer")
