@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from kinject.corpus.public_data import command_for
 from kinject.disk import path_exists
 from kinject.errors import Fault, InputError, KinjectError, RecipeError
 from kinject.models import (
@@ -312,7 +313,8 @@ def _check_inputs(recipe: Recipe, commands: Mapping[str, str]) -> Iterator[Probl
                     yield _recipe_problem(fault)
                     continue
                 path = fault.message.split("'")[1]
-                command = next((command for output, command in commands.items() if _is_within(path, output)), None)
+                command = next((command for output, command in commands.items() if _is_within(path, output)), "")
+                command = command or command_for(path)
                 yours = "This is your own input: put it there, or give another path (section.key=PATH)."
                 yield Problem(fault.location, f"{path} does not exist", f"Run {command} first." if command else yours)
 

@@ -76,7 +76,9 @@ def download(url: str, path: Path, *, timeout: float = 60.0) -> None:
 
 
 def _headers(more: Mapping[str, str]) -> dict[str, str]:
-    return {"User-Agent": f"kinject/{version('kinject')}", "Accept": "*/*", **more}
+    contact = os.environ.get("KINJECT_CONTACT", "").strip()  # Wikipedia asks for one
+    agent = f"kinject/{version('kinject')}{f' ({contact})' if contact.isprintable() and contact else ''}"
+    return {"User-Agent": agent, "Accept": "*/*", **more}
 
 
 def _read(opener: OpenerDirector, request: Request, timeout: float) -> bytes:

@@ -331,6 +331,48 @@ def test_memory_threads_and_files_that_ran_out_are_one_line(
     assert (str(error).partition("\n")[0] or "out of memory").rpartition("] ")[2] in line or "open files" in line
 
 
+def _over(error: Exception) -> Exception:
+    """Return an error of a library that was raised over another one."""
+    above = RuntimeError("the writer failed")
+    above.__cause__ = error
+    return above
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device", "/dev/full"), "/dev/full: No space left on device."),
+        (NotADirectoryError(20, "Not a directory", "a/file/x"), "a/file/x: Not a directory. Something moved"),
+        (
+            FileNotFoundError(2, "No such file or directory", "gone/x"),
+            "gone/x: No such file or directory. Something moved",
+        ),
+        (_over(OSError(28, "No space left on device")), "No space left on device."),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:603] PytorchStreamWriter failed writing"),
+            "the disk is full",
+        ),
+    ],
+)
+def test_faults_of_disks_and_paths_are_one_line(
+    error: Exception, words: str, program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: list[str]) -> int:
+        raise error
+
+    assert program(["export", "runs/x"], fail) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kinject export: ")
+    assert words in line
+
+
+def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["trai"])
+    assert stop.value.code == 2
+    assert "trai: no such command. Did you mean train?" in capsys.readouterr().err
+
+
 class Panic(BaseException):
     """As Rust's libraries raise."""
 

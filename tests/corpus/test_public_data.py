@@ -162,6 +162,43 @@ def test_nothing_of_the_users_is_written_over(mmlu: Any, tmp_path: Path) -> None
         get_data(mmlu, tmp_path)
 
 
+def test_a_fetch_that_was_interrupted_can_be_repeated(
+    mmlu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = get_data(mmlu, tmp_path / "whole")
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("file_hash", "write_json"):  # while it is checked, and after the files were moved into their place
+        folder = tmp_path / step
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(public_data, step, stop)
+            with pytest.raises(KeyboardInterrupt):
+                get_data(mmlu, folder)
+        again = get_data(mmlu, folder)
+        assert [path.relative_to(folder) for path in again.paths] == [
+            path.relative_to(tmp_path / "whole") for path in whole.paths
+        ]
+        assert not list(folder.rglob("*.parts"))
+
+
+def test_categories_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"A": ["a1", "a2", "a3"], "B": ["b1"], "Below": ["c1", "c2"]}
+    below = {"A": ["Category:Below"]}
+    monkeypatch.setattr(
+        public_data, "_members", lambda name, kind: iter(pages[name] if kind == "page" else below.get(name, []))
+    )
+    monkeypatch.setattr(public_data, "_MOST_OF_CATEGORY", 5)
+    assert public_data._titles_of(["A", "B"]) == ["a1", "b1", "c1", "a2", "c2"]
+
+
+def test_missing_public_data_has_its_command() -> None:
+    assert public_data.command_for("data/general.jsonl") == "kinject recipes data get replay"
+    assert public_data.command_for("data/mmlu/test") == "kinject recipes data get mmlu"
+    assert public_data.command_for("data/mine.jsonl") == ""
+
+
 def test_a_file_with_another_checksum_is_refused(mmlu: Any, source: Source, tmp_path: Path) -> None:
     name = next(iter(mmlu.files))
     source.files[f"/datasets/cais/mmlu/resolve/{mmlu.revision}/{name}"] += b"x"
@@ -252,7 +289,7 @@ def events(source: Source) -> Any:
 
 
 def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: Source, tmp_path: Path) -> None:
-    source.api.fails_at = "Mill of Farrow"
+    source.api.fails_at = "Wind mill"
     with pytest.raises(EndpointError, match=r"the wiki is closed.*the same command resumes"):
         get_data(events, tmp_path)
     assert not (tmp_path / "current-events").exists()
@@ -260,7 +297,7 @@ def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: 
     paths = get_data(events, tmp_path)
     assert len(source.asked) - n_asked == 6  # each twice: the lists and three articles were there
     documents = list(read_documents(tmp_path / "current-events"))
-    assert [document.title for document in documents] == ["Mill of Kelm", "Water mill", "Wind mill", "Mill of Farrow"]
+    assert [document.title for document in documents] == ["Mill of Kelm", "Mill of Farrow", "Water mill", "Wind mill"]
     first = documents[0]
     assert (
         first.text

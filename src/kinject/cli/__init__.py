@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -69,6 +70,7 @@ _STOPPED = {
     signal.SIGUSR1: "stopped by SIGUSR1",
 }  # fmt: skip
 
+_PATH_FAULTS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 _MOST_RUNS = 20
 _STEPS = (
     ("runs/sandbox/base-corpus.jsonl", "kinject sandbox corpus", "write the base model's training corpus"),
@@ -130,15 +132,37 @@ def _report_errors(words: Sequence[str]) -> int:
     except KinjectError as error:
         show(f"kinject {_verb(words)}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
     except Exception as error:
-        if isinstance(error, OSError) and is_system_failure(error):
-            prefix = f"{error.filename}: " if error.filename else ""
-            message = f"{prefix}{error.strerror}. {fix_for(error)}"
+        fault = _disk_fault(error)
+        if fault is not None:
+            prefix = f"{fault.filename}: " if fault.filename else ""
+            fix = (
+                fix_for(fault)
+                if is_system_failure(fault)
+                else "Something moved, deleted or replaced it meanwhile. Check it."
+            )
+            message = f"{prefix}{fault.strerror or fault}. {fix}"
         elif is_shortage(error):
             message = _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
         else:
             raise
         show(f"kinject {_verb(words)}: {message}", file=sys.stderr)
     return 2
+
+
+def _disk_fault(error: BaseException) -> OSError | None:
+    """Return the fault of a disk or path behind `error`; libraries such as torch raise one of their own over it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and (
+            is_system_failure(seen) or (seen.filename and isinstance(seen, _PATH_FAULTS))
+        ):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    if isinstance(error, RuntimeError) and re.search(
+        r"PytorchStreamWriter|file write failed|No space left", str(error)
+    ):
+        return OSError(errno.ENOSPC, "a file could not be written whole: the disk is full, or over its quota")
+    return None
 
 
 def _run(words: Sequence[str]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import os
+import shutil
 import textwrap
 import time
 from collections import defaultdict
@@ -19,7 +21,6 @@ from kinject.corpus.documents.readers import ReadOptions, read_file
 from kinject.corpus.documents.text import import_extra
 from kinject.disk import (
     Journal,
-    delete_file,
     file_hash,
     lock_dir,
     parse_json,
@@ -85,6 +86,17 @@ def find_data(names: Sequence[str]) -> list[DataSet]:
     return [DATA_SETS[name] for name in dict.fromkeys(names)]
 
 
+def command_for(path: str) -> str:
+    """Return the command that fetches the public data at `path`, "" if it is none that a shipped recipe names."""
+    names = [
+        name
+        for name, data in DATA_SETS.items()
+        for output in data.outputs
+        if Path(path).is_relative_to(f"data/{output}")
+    ]
+    return f"kinject recipes data get {names[0]}" if names else ""
+
+
 def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
     """Fetch a data set into `folder`, or read a `copy` of its files as they are at the source.
 
@@ -95,9 +107,16 @@ def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
     with lock_dir(folder / RECORDS):
         if record.exists():
             return Fetched(data, _check_there(data, folder, record), was_there=True)
-        refuse_existing(folder / name for name in data.outputs)
         parts = folder / RECORDS / f"{data.name}.parts"
-        data.write(data, folder, parts, copy)
+        made, begun = parts / "made", parts / "moving"
+        if not begun.exists():  # else the files in the way are those of a run that was interrupted while it moved them
+            refuse_existing(folder / name for name in data.outputs)
+            shutil.rmtree(made, ignore_errors=True)
+            data.write(data, made, parts, copy)
+            write_text(begun, "")
+        for name in data.outputs:
+            if (made / name).exists():
+                os.replace(made / name, folder / name)
         written = sorted(path for name in data.outputs for path in _files_below(folder / name))
         hashes = {str(path.relative_to(folder)): file_hash(path) for path in written}
         write_json(
@@ -110,8 +129,7 @@ def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
                 "files": hashes,
             },
         )
-        for path in _files_below(parts):
-            delete_file(path)
+        shutil.rmtree(parts)
     return Fetched(data, tuple(written), was_there=False)
 
 
@@ -233,14 +251,16 @@ def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None
 
 
 def _titles_of(categories: Sequence[str]) -> list[str]:
-    """Return the titles of the articles in `categories` and in the categories directly below them."""
+    """Return titles of the articles in `categories` and in the categories directly below them, one of each in turn."""
     below = [title.partition(":")[2] for name in categories for title in _members(name, "subcat")]
     titles: dict[str, None] = {}
-    for name in dict.fromkeys([*categories, *below]):
-        for title in _members(name, "page"):
+    waiting = [_members(name, "page") for name in dict.fromkeys([*categories, *below])]
+    while waiting and len(titles) < _MOST_OF_CATEGORY:
+        members = waiting.pop(0)
+        title = next(members, None)
+        if title is not None:
             titles[title] = None
-            if len(titles) == _MOST_OF_CATEGORY:
-                return list(titles)
+            waiting.append(members)
     return list(titles)
 
 
@@ -379,5 +399,6 @@ def describe(data: DataSet, folder: Path) -> list[str]:
         names = dict.fromkeys(name for names in data.categories.values() for name in names)
         text = f"of the categories {', '.join(names)} and those directly below them, each checked by its SHA-1"
         lines += textwrap.wrap(text, 100, initial_indent="  articles  ", subsequent_indent=" " * 12)
+        lines.append("  contact   set KINJECT_CONTACT to your e-mail or web address: Wikipedia asks who sends requests")
     state = "is there" if (folder / RECORDS / f"{data.name}.json").exists() else "writes"
     return [*lines, f"  {state:<9} {', '.join(str(folder / name) for name in data.outputs)}"]
