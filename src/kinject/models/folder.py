@@ -80,6 +80,44 @@ def check_model(path: str | Path) -> None:
         read_headers(folder)
 
 
+def check_complete(folder: Path) -> None:
+    """Raise `InputError` unless a model folder's weights are those that its config.json describes, and its tokenizer has words.
+
+    Names and shapes are compared with the model that transformers would build; nothing is loaded. Of weights that are stored
+    under other names (transformers renames some), and of quantised ones, only the tokenizer is checked.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = read_object(folder / CONFIG)
+    if config.get("auto_map"):
+        raise InputError(f"{folder / CONFIG}: auto_map: needs code of its author, which kinject does not run. {_FIX}")
+    tokenizer = folder / "tokenizer.json"
+    if tokenizer.exists() and not (read_object(tokenizer).get("model") or {}).get("vocab"):
+        raise InputError(f"{tokenizer}: has no words. Copy the tokenizer again.")
+    if config.get("quantization_config") is not None:
+        return
+    stored = read_headers(folder)
+    try:
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+    except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+        raise InputError(f"{folder / CONFIG}: no model can be built from it ({first_line(error)}). {_FIX}") from error
+    expected = dict(model.named_parameters())  # tied ones once
+    for name in expected.keys() & stored.keys():
+        if list(expected[name].shape) != stored[name].shape:
+            raise InputError(
+                f"{stored[name].path}: {name} has the shape {stored[name].shape}, but {CONFIG} asks for "
+                f"{list(expected[name].shape)}. {_FIX}"
+            )
+    missing = sorted(expected.keys() - stored.keys())
+    if missing and stored.keys() <= model.state_dict().keys():
+        raise InputError(
+            f"{folder}: the weights lack {missing[0]} ({len(missing)} in all), which {CONFIG} asks for. {_FIX}"
+        )
+
+
 def check_files(folder: Path) -> None:
     """Raise `InputError` or `DiskError` if a file of a model or tokenizer in `folder` is no file, or no good JSON."""
     if not folder.is_dir():

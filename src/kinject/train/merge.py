@@ -23,6 +23,7 @@ from kinject.models import (
     CONFIG,
     INDEX,
     base_of_adapter,
+    check_complete,
     check_finite_in,
     check_model,
     first_line,
@@ -71,6 +72,8 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
                     f"{folder}: no *.safetensors: no such folder. Give folders that save_pretrained wrote."
                 )
             check_model(folder)
+            if not (folder / ADAPTER_CONFIG).exists():
+                check_complete(folder)
             verified_hashes(folder)
         tuned_dir = _full_weights(Path(tuned), Path(scratch))
         _check_same_tensors(Path(base), tuned_dir)
