@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -107,6 +107,13 @@ def test_runs_with_nothing_in_common_are_told(folder):
     other = Answer("q0", "other", "base", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1))
     runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", other))]
     with pytest.raises(InputError, match="nothing to compare"):
+        compare_runs(runs)
+
+
+def test_questions_with_other_choices_are_no_pair(folder):
+    ten = replace(answer(0, True), log_probs=(-1.0,) * 9 + (-2.0,))
+    runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", ten))]
+    with pytest.raises(InputError, match="'q0' of set has 10 choices in one and 2 in the other"):
         compare_runs(runs)
 
 

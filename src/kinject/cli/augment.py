@@ -97,7 +97,7 @@ def _questions(arguments: argparse.Namespace) -> int:
 
 
 def _drop_known(arguments: argparse.Namespace) -> int:
-    from kinject.eval.compare import split_known
+    from kinject.eval.known import split_known
 
     if arguments.arguments:
         raise InputError(
@@ -105,9 +105,8 @@ def _drop_known(arguments: argparse.Namespace) -> int:
         )
     for part in split_known(arguments.drop_known):
         n = part.n_known + part.n_unknown
-        luck = f", by guessing alone {part.n_by_luck:.0f}" if part.n_by_luck >= 0.5 else ""
-        show(
-            f"{part.question_set}: the base knows {part.n_known} of {n} questions ({part.n_prompts} prompts each{luck})"
-        )
+        chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
+        show(f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by {chosen}")
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
+        show(f"  Ask the known ones by {measured}, which chose none of them: so the base answers {part.kept:.1%}.")
     return 0

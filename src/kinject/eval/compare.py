@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from kinject.corpus.questions import read_questions
-from kinject.disk import Row, file_hash, read_jsonl, read_manifest, write_jsonl
+from kinject.disk import Row, read_jsonl
 from kinject.errors import InputError
-from kinject.eval.plan import layout_of
-from kinject.eval.prompts import GENERATED, PMI_BASELINE, WITHOUT_QUESTION
+from kinject.eval.prompts import PMI_BASELINE
 from kinject.eval.results import correct_family, correctness, summarize_arm
-from kinject.eval.scores import Score, is_correct, is_scored, rescored
+from kinject.eval.scores import Score, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.results import ArmResult, Contrast
 from kinject.stats import CorrectnessMatrix, aligned, format_p, make_contrast
@@ -41,7 +38,6 @@ class Pair:
 
     name: str
     base_name: str
-    base_accuracy: float
     result: ArmResult
     contrast: Contrast
     matrices: tuple[CorrectnessMatrix, CorrectnessMatrix]
@@ -56,7 +52,7 @@ class Comparison(Tabular):
     pairs: tuple[Pair, ...]
 
     ROWS: ClassVar = (
-        "pairs: result.question_set name base_name result.format result.shots result.k result.n result.accuracy base_accuracy "
+        "pairs: result.question_set name base_name result.format result.shots result.k result.n result.accuracy "
         "contrast.delta contrast.low contrast.high contrast.deciding_p"
     )
 
@@ -101,40 +97,29 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
 
     In each setting (question set, format, shots, K) an arm is compared with the first run's arm of the same
     name, or else with its first arm. One run alone: its other arms with its first. Raises `InputError` when there is
-    nothing to compare.
+    nothing to compare, or a question has other choices in the other run.
     """
     base, others = runs[0], runs[1:] or runs
     pairs: list[Pair] = []
-    unscored: list[str] = []
     for run in others:
         for setting, arms in run.settings.items():
             there = (
                 base.settings.get(setting) or base.settings.get((*setting[:3], 0)) or _by_questions(base, setting, arms)
             )
-            if not there:
-                continue
-            for arm, answers in arms.items():
-                alone = run is base
-                base_arm = arm if arm in there and not alone else next(iter(there))
-                if alone and there is arms and base_arm == arm:
+            for arm, answers in arms.items() if there else ():
+                base_arm = arm if arm in there and run is not base else next(iter(there))
+                if run is base and there is arms and base_arm == arm:
                     continue
-                names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}") if not alone else (arm, base_arm)
+                names = (arm, base_arm) if run is base else (f"{run.name}: {arm}", f"{base.name}: {base_arm}")
                 pair = _pair(names, answers, there[base_arm])
-                if pair is None:
-                    unscored.append(
-                        f"{names[0]} and {names[1]} on {setting[0]} ({setting[1]}): no question has a score in both"
-                    )
-                else:
+                if pair is not None:
                     pairs.append(pair)
-    if unscored and not pairs:
-        raise InputError(
-            f"nothing to compare: {'; '.join(unscored)}. Did a model diverge? See the log-probs in the runs."
-        )
-    for line in unscored:
-        show(f"not compared: {line}", file=sys.stderr)
+                else:
+                    label = f"{names[0]} and {names[1]} on {setting[0]} ({setting[1]})"
+                    show(f"not compared: {label}: no question has a score in both", file=sys.stderr)
     if not pairs:
-        available = "; ".join(sorted({f"{name}: {setting[0]}, {setting[1]}" for name, setting in _all_settings(runs)}))
-        raise InputError(f"nothing to compare: no question set and format in common. Found {available}.")
+        settings = sorted({f"{run.name}: {setting[0]}, {setting[1]}" for run in runs for setting in run.settings})
+        raise InputError(f"nothing to compare: no scored question in common. Found {'; '.join(settings)}.")
     results = correct_family([pair.result for pair in pairs])
     return [
         replace(pair, result=result, contrast=result.to_base or pair.contrast)
@@ -153,13 +138,10 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
             blocks.append(_outcome_block(set_pairs))
         if seeds:
             blocks.append(_seed_block(set_pairs))
-    n_left_out = max(pair.n_left_out for pair in pairs)
     blocks.append(_LEGEND.format(n=len(pairs)))
-    if n_left_out:
-        blocks.append(f"note: up to {n_left_out} questions are in one run only and were left out")
-    n_unscored = max(pair.n_unscored for pair in pairs)
-    if n_unscored:
-        blocks.append(f"note: up to {n_unscored} questions have no score in one of two runs and were left out")
+    for field, why in (("n_left_out", "are in one run only"), ("n_unscored", "have no score in one of two runs")):
+        most = max(getattr(pair, field) for pair in pairs)
+        blocks.append(f"note: up to {most} questions {why} and were left out" if most else "")
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -183,11 +165,10 @@ def _outcome_block(set_pairs: Sequence[Pair]) -> str:
         for item in pair.result.outcomes:
             contrast = item.to_base
             if contrast is not None:
-                bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
-                p = "" if contrast.p_holm is None else format_p(contrast.p_holm)
-                counts = (str(contrast.wrong_to_right), str(contrast.right_to_wrong))
-                rows.append((pair.name, pair.base_name, item.outcome, str(contrast.n), f"{item.rate:.3f}",
-                             f"{contrast.delta:+.3f}", bounds, *counts, p))  # fmt: skip
+                rows.append((
+                    pair.name, pair.base_name, item.outcome, str(contrast.n), f"{item.rate:.3f}", f"{contrast.delta:+.3f}",
+                    _bounds(contrast), str(contrast.wrong_to_right), str(contrast.right_to_wrong), _p(contrast.p_holm),
+                ))  # fmt: skip
     return columns(rows, frozenset(range(3, 10)))
 
 
@@ -210,24 +191,20 @@ def _by_questions(base: Run, setting: _Setting, arms: dict[str, list[Answer]]) -
 
 def _row(pair: Pair) -> tuple[str, ...]:
     result, contrast = pair.result, pair.contrast
-    bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
     return (
-        pair.name,
-        pair.base_name,
-        result.format,
-        str(result.shots),
-        str(result.k),
-        str(result.n),
-        f"{result.accuracy:.3f}",
-        f"{pair.base_accuracy:.3f}",
-        f"{contrast.delta:+.3f}",
-        bounds,
+        pair.name, pair.base_name, result.format, str(result.shots), str(result.k), str(result.n), f"{result.accuracy:.3f}",
+        f"{contrast.accuracy - contrast.delta:.3f}", f"{contrast.delta:+.3f}", _bounds(contrast),
         "" if contrast.relative is None else f"{contrast.relative:+.1%}",
-        str(contrast.wrong_to_right),
-        str(contrast.right_to_wrong),
-        "" if contrast.p is None else format_p(contrast.p),
-        "" if contrast.p_holm is None else format_p(contrast.p_holm),
-    )
+        str(contrast.wrong_to_right), str(contrast.right_to_wrong), _p(contrast.p), _p(contrast.p_holm),
+    )  # fmt: skip
+
+
+def _bounds(contrast: Contrast) -> str:
+    return "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
+
+
+def _p(p: float | None) -> str:
+    return "" if p is None else format_p(p)
 
 
 def _seed_block(set_pairs: Sequence[Pair]) -> str:
@@ -244,32 +221,32 @@ def _seed_block(set_pairs: Sequence[Pair]) -> str:
         every = replace(seeds[0], correct=np.concatenate([seed.correct for seed in seeds]))
         contrast = make_contrast(every, base, pairs[0].base_name, "method") if len(pairs) > 1 else None
         if contrast is not None:
-            bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
             spread = f"{np.std(every.correct.mean(1), ddof=1):.3f}"
-            p = "" if contrast.p is None else format_p(contrast.p)
-            rows.append((*key, str(len(pairs)), f"{contrast.delta:+.3f}", spread, bounds, p))
+            rows.append((*key, str(len(pairs)), f"{contrast.delta:+.3f}", spread, _bounds(contrast), _p(contrast.p)))
     title = "over seeds: interval and p (uncorrected) hold the variance of documents and of seeds"
     return f"{title}\n{columns(rows, frozenset(range(2, 9)))}" if len(rows) > 1 else ""
 
 
 def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair | None:
     """Return the comparison on the questions of both that have a score in both; None if there is none."""
-    shared = {answer.question_id for answer in answers} & {answer.question_id for answer in base}
-    if not shared:
-        raise InputError(f"{names[0]} and {names[1]} answer no question in common on {answers[0].question_set}.")
+    choices = {answer.question_id: answer.n_choices for answer in base}
+    shared = choices.keys() & {answer.question_id for answer in answers}
+    other = next((a for a in answers if choices.get(a.question_id, a.n_choices) != a.n_choices), None)
+    if other is not None:
+        raise InputError(
+            f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} has {other.n_choices} choices "
+            f"in one and {choices[other.question_id]} in the other. Ask both the same questions."
+        )
     unscored = {answer.question_id for answer in (*answers, *base) if not is_scored(answer)}
-    ids = shared - unscored
-    after = [answer for answer in answers if answer.question_id in ids]
-    before = [answer for answer in base if answer.question_id in ids]
-    if not ids:
+    after, before = ([a for a in of if a.question_id in shared - unscored] for of in (answers, base))
+    if not after:
         return None
-    matrices = correctness(after), correctness(before)
     result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm)
-    contrast = result.to_base
-    assert contrast is not None
+    assert result.to_base is not None
     n_left_out = max(len(answers), len(base)) - len(shared)
-    accuracy = sum(map(is_correct, before)) / len(before)
-    return Pair(*names, accuracy, result, contrast, matrices, n_left_out, len(shared & unscored))
+    return Pair(
+        *names, result, result.to_base, (correctness(after), correctness(before)), n_left_out, len(shared & unscored)
+    )
 
 
 def _pmi_baseline(settings: dict[_Setting, dict[str, list[Answer]]], setting: _Setting, arm: str) -> list[Answer]:
@@ -281,88 +258,6 @@ def _pmi_baseline(settings: dict[_Setting, dict[str, list[Answer]]], setting: _S
             f"{setting[0]}: pmi needs answers of {model} in the format {PMI_BASELINE}. Ask for it as well."
         )
     return baseline
-
-
-def _all_settings(runs: Sequence[Run]) -> list[tuple[str, _Setting]]:
-    return [(run.name, setting) for run in runs for setting in run.settings]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownSplit:
-    """The questions of a set, parted by whether the base answers them: in `known` and `unknown`, both files of questions.
-
-    Each was asked `n_prompts` times; `n_by_luck` is how many of all would count as known by guessing.
-    """
-
-    question_set: str
-    n_known: int
-    n_unknown: int
-    n_prompts: int
-    n_by_luck: float
-    known: Path
-    unknown: Path
-
-
-def split_known(run_dir: Path) -> list[KnownSplit]:
-    """Write the questions of a finished evaluation that its base knows, and those that it does not, as files of questions.
-
-    As in Fine-Tuning or Retrieval? (arXiv 2312.05934, section 3): the model knows a fact if the fraction of prompts that it
-    answers correctly exceeds the accuracy of guessing. Each format, number of examples and rotation of the options without
-    context is a prompt; baselines without the question are none. A question without a score is unknown. Raises `InputError`
-    if the run, or a file of its questions, cannot be used.
-    """
-    manifest = read_manifest(run_dir / "manifest.json") or {}
-    section = manifest.get("recipe", {}).get("eval")
-    if manifest.get("stage") != "eval" or not isinstance(section, dict):
-        raise InputError(
-            f"{run_dir}: no finished evaluation. Run kinject eval there first, with the base as its first model."
-        )
-    base = next(iter(section["models"]))
-    by_set: dict[str, dict[str, list[Answer]]] = {}
-    for answer in read_answers(run_dir / "answers.jsonl"):
-        if answer.arm == base and not answer.k and answer.format not in (*WITHOUT_QUESTION, PERPLEXITY_FORMAT):
-            graded = rescored([answer], "match")[0] if answer.format in GENERATED else answer
-            by_set.setdefault(answer.question_set, {}).setdefault(answer.question_id, []).append(graded)
-    formats = section.get("formats", ["texts"])
-    return [
-        _split_set(run_dir, manifest, name, item if isinstance(item, dict) else {"path": item}, by_set[name], formats)
-        for name, item in section["questions"].items()
-    ]
-
-
-def _split_set(
-    run_dir: Path,
-    manifest: dict[str, Any],
-    name: str,
-    item: dict[str, Any],
-    by_question: dict[str, list[Answer]],
-    formats: Sequence[str],
-) -> KnownSplit:
-    path = Path(item["path"])
-    if manifest.get("inputs", {}).get(str(path)) != file_hash(path):
-        raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
-    layout = layout_of(item.get("layout", "auto"), formats)
-    parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    by_luck, n_prompts = 0.0, 0
-    for question in read_questions(path, layout):
-        answers = [answer for answer in by_question.get(question.id, ()) if is_scored(answer)]
-        if question.id not in by_question:  # eval.limit left it out
-            continue
-        chances = [answer.chance for answer in answers]
-        chance = math.fsum(chances) / len(chances) if chances else 0.0
-        n_right = sum(map(is_correct, answers))
-        needed = "answer" if question.choices else "answers"
-        fields = {key: value for key, value in asdict(question).items() if key == needed or (value and key != "answer")}
-        parts[n_right > chance * len(answers)].append(fields)
-        by_luck += math.fsum(
-            math.comb(len(answers), n) * chance**n * (1 - chance) ** (len(answers) - n)
-            for n in range(len(answers) + 1) if n > chance * len(answers)
-        )  # fmt: skip
-        n_prompts = max(n_prompts, len(answers))
-    files = {known: run_dir / ("known" if known else "unknown") / f"{name}.jsonl" for known in (True, False)}
-    for known, rows in parts.items():
-        write_jsonl(files[known], rows)
-    return KnownSplit(name, len(parts[True]), len(parts[False]), n_prompts, by_luck, files[True], files[False])
 
 
 _NAME = re.compile(r"^samples_(?P<task>.+?)_\d{4}-\d{2}-\d{2}T[\d.-]+\.jsonl$")

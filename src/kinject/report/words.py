@@ -38,8 +38,9 @@ _WORDS: dict[About, dict[Tag, tuple[str, str]]] = {
     About.RETENTION: {
         Tag.BETTER: ("gained", "{arms} gained"),
         Tag.WORSE: ("forgot", "{arms} forgot"),
-        Tag.ALIKE: ("no loss shown", "no loss is shown for {arms}, and {possible} at most remain possible"),
-        Tag.UNDECIDED: ("no loss shown", "no loss is shown for {arms}, but {possible} remain possible"),
+        Tag.ALIKE: ("no large loss", "{arms} lost little, if anything: {possible} remain possible"),
+        Tag.UNDECIDED: ("loss undecided", "too few questions to see a loss below {most} points in {arms}"),
+        Tag.NOTHING_TO_LOSE: ("nothing to lose", "a loss cannot show for {arms}: the base is not above guessing"),
     },
     About.DECLINING: {
         Tag.BETTER: ("declines more", "{arms} declined more often"),
@@ -176,7 +177,8 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
         return " ".join(_between([f for f in learned if f.question_set == name]) for name in sets)
     parts = [_before_and_after(finding) for finding in learned if finding.arm == best]
     if len(arms) > 1:
-        parts.append(f"{arm_name(best)} did best of {len(arms)} trained models.")
+        scope = next(r.to_closest.scope for r in view.headline_results() if r.arm == best and r.to_closest is not None)
+        parts.append(f"{arm_name(best)} did best of {len(arms)} trained models{in_these_models(scope)}.")
     reading = view.reading(view.report.models[0], best)
     return " ".join([*parts, *([f"It read {reading}."] if reading else [])])
 
@@ -271,7 +273,8 @@ def _clause(phrase: str, same: Sequence[Finding]) -> str:
     losses = same[0].about is About.RETENTION
     most = max(f.possible_loss if losses else f.possible_gain for f in same)
     possible = f"{'losses' if losses else 'gains'} of up to {100 * most:.1f} points"
-    return phrase.format(arms=arms, possible=possible, unit=_unit(same[0]), n=f"{same[0].n_documents:,}")
+    n, unit = f"{same[0].n_documents:,}", _unit(same[0])
+    return phrase.format(arms=arms, possible=possible, most=f"{100 * most:.1f}", unit=unit, n=n)
 
 
 def _points_span(findings: Sequence[Finding]) -> str:
@@ -294,7 +297,7 @@ def sentence(finding: Finding) -> str:
     if finding.tag is Tag.TOO_FEW:
         effective = "" if finding.n_effective >= finding.n_documents else f" (they count as {finding.n_effective:.0f})"
         return f"{text}; {finding.n_documents} {_unit(finding)}{effective} are too few for a test: {finding.needed} are needed"
-    if finding.tag in (Tag.ALIKE, Tag.UNDECIDED) and finding.low is not None and finding.high is not None:
+    if finding.tag in (Tag.ALIKE, Tag.UNDECIDED, Tag.NOTHING_TO_LOSE) and finding.low is not None and finding.high is not None:
         text += f"; changes of {format_points(finding.low)} to {format_points(finding.high)} points remain possible"
     return text
 

@@ -40,6 +40,8 @@ class Tag(Enum):
     """Neither; and the 95% interval excludes a difference of `MARGIN` or more, either way."""
     UNDECIDED = "undecided"
     """Neither; differences of `MARGIN` or more remain possible: no evidence either way."""
+    NOTHING_TO_LOSE = "nothing to lose"
+    """Of retention: neither, and the baseline is not above guessing, so that a loss could not show."""
     TOO_FEW = "too few"
     """Too few effective documents to judge anything."""
 
@@ -90,6 +92,8 @@ class Finding:
 def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:
     """Return what `contrast`, one of those of `result`, shows."""
     tag = _tag(contrast)
+    if about is About.RETENTION and tag in (Tag.ALIKE, Tag.UNDECIDED) and contrast.relative is None:
+        tag = Tag.NOTHING_TO_LOSE
     return Finding(
         about=about, tag=tag, model=result.model, arm=result.arm, baseline=contrast.other,
         question_set=result.question_set, k=result.k, before=contrast.accuracy - contrast.delta, after=contrast.accuracy,
