@@ -68,7 +68,9 @@ def make_contrast(right: Sequence[bool], base: Sequence[bool], **changes: object
     fields: dict[str, object] = {
         "other": "base", "delta": (gained - lost) / n, "low": max(-1.0, more - less - half),
         "high": min(1.0, more - less + half), "p": float(p), "p_holm": None, "wrong_to_right": gained,
-        "right_to_wrong": lost, "relative": None, "test": "McNemar", "n": n, "n_clusters": n, "n_effective": n,
+        "right_to_wrong": lost,
+        "relative": (gained - lost) / (sum(base) - n / 4) if sum(base) > n / 3 else None, "test": "McNemar",
+        "n": n, "n_clusters": n, "n_effective": n,
         "accuracy": sum(right) / n,
     }  # fmt: skip
     return Contrast(**(fields | changes))  # type: ignore[arg-type]

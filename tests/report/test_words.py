@@ -46,7 +46,11 @@ def test_there_is_no_opening_without_its_report() -> None:
 
 def test_every_finding_has_words_and_every_tone_a_tag() -> None:
     judged = (About.LEARNING, About.RETENTION, About.DECLINING, About.INSTEAD, About.ADDED)
-    assert {about: set(words) for about, words in _WORDS.items()} == dict.fromkeys(judged, set(Tag) - {Tag.TOO_FEW})
+    common = set(Tag) - {Tag.TOO_FEW, Tag.NOTHING_TO_LOSE}
+    assert {about: set(words) - {Tag.NOTHING_TO_LOSE} for about, words in _WORDS.items()} == dict.fromkeys(
+        judged, common
+    )
+    assert [about for about, words in _WORDS.items() if Tag.NOTHING_TO_LOSE in words] == [About.RETENTION]
     tags = {tag for words in _WORDS.values() for tag, _ in words.values()}
     assert set(_TONES) - {"both help"} <= tags
 
@@ -61,8 +65,9 @@ def test_every_finding_has_words_and_every_tone_a_tag() -> None:
         ("learning", {"n_clusters": 9, "n_effective": 9}, "too few to tell"),
         ("retention", {}, "gained"),
         ("retention", {"delta": -0.2, "low": -0.3, "high": -0.1}, "forgot"),
-        ("retention", {"p": 0.6, "low": -0.02, "high": 0.03}, "no loss shown"),
-        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03}, "no loss shown"),
+        ("retention", {"p": 0.6, "low": -0.02, "high": 0.03, "relative": 0.1}, "no large loss"),
+        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03, "relative": -0.1}, "loss undecided"),
+        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03, "relative": None}, "nothing to lose"),
         ("unanswerable", {}, "declines more"),
         ("unanswerable", {"delta": -0.2}, "declines less"),
     ],
@@ -79,9 +84,9 @@ def test_a_gain_that_ends_at_guessing_is_not_called_learning() -> None:
 
 
 def test_a_loss_that_remains_possible_is_named_and_a_shown_one_has_its_p() -> None:
-    report = evaluation({"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03}, "retention")
+    report = evaluation({"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03, "relative": -0.1}, "retention")
     lead = write_opening(View(report)).answers[1].lead
-    assert lead == "On “new”, no loss is shown for cpt (−4.0 points), but losses of up to 12.0 points remain possible."
+    assert lead == "On “new”, too few questions to see a loss below 12.0 points in cpt (−4.0 points)."
     assert "changes of −12.0 to +3.0 points remain possible" in evidence(report)[0][1]
     report = evaluation({"p_holm": 0.003, "family": 2})
     assert "p = 0.003 after Holm" in evidence(report)[0][1]
