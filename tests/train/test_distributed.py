@@ -265,7 +265,6 @@ def test_context_parallelism_refuses_what_needs_masks_or_whole_rows(
 def test_two_processes_learn_from_a_teacher_what_one_learns(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """From stored predictions, and from a moving average that is kept over an interruption."""
     rows = [
         {"document_id": f"d{i}", "origin": origin, "text": f"{text} {1900 + i}."}
         for i in range(12)
@@ -275,27 +274,18 @@ def test_two_processes_learn_from_a_teacher_what_one_learns(
     corpus = {"path": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "tokens")}
     sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
     model = {"path": str(tiny_model), "device": "cpu"}
-    kinds = {"stored": {}, "moving": {"teacher": "ema", "ema_decay": 0.5}}
-    losses, runs = {}, []
-    for kind, section in kinds.items():
-        words = {"method": "distill", "distillation": section, "corpus": corpus, "model": model}
-        trainer = {**sizes, "gradient_accumulation_steps": 2}
-        one = make_recipe(**words, run_dir=str(tmp_path / kind), trainer=trainer)
-        train(one)
-        losses[kind] = [row["loss"] for _, row in read_jsonl(one.run_dir / "log.jsonl") if "loss" in row]
-        two = make_recipe(**words, run_dir=str(tmp_path / f"{kind}-two"), trainer=sizes)
-        recipe = two.path.rename(tmp_path / f"{kind}.yaml")
-        runs.append(
-            {
-                "name": kind, "recipe": str(recipe), "overrides": [f"corpus.cache_dir={tmp_path / kind / 'tokens'}"],
-                "environment": _environment("ddp"), "interrupted": kind == "moving",
-            }
-        )  # fmt: skip
-    _run_in_two(runs, tmp_path)
-    for kind, expected in losses.items():
-        actual = [row["loss"] for _, row in read_jsonl(tmp_path / f"{kind}-two" / "log.jsonl") if "loss" in row]
-        assert len(actual) == 4
-        assert actual == pytest.approx(expected, rel=1e-4), kind
+    words = {"method": "distill", "corpus": corpus, "model": model}
+    one = make_recipe(**words, run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2})
+    train(one)
+    recipe = make_recipe(**words, run_dir=str(tmp_path / "two"), trainer=sizes)
+    run = {"name": "two", "recipe": str(recipe.path), "overrides": [], "environment": _environment("ddp")}
+    _run_in_two([run], tmp_path)
+    expected, actual = (
+        [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
+        for name in ("one", "two")
+    )
+    assert len(actual) == 4
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_run_that_was_to_have_more_processes_is_warned_of(

@@ -50,8 +50,7 @@ class Step:
     """Everything that decides the memory of a training step.
 
     `mixed` is the dtype of autocast (None: off). `eager`: attention keeps its square. `fused`: the loss never holds all logits
-    (TRL's head on a GPU). `copies` are float32 copies of the trained weights that regularization and SAM keep. `teacher`: a
-    copy of the model predicts in each step. `projected`: regularization.projection limits the updates.
+    (TRL's head on a GPU). `copies` are float32 copies of the trained weights that regularization and SAM keep. `projected`: regularization.projection limits the updates.
     """
 
     model: PretrainedConfig
@@ -75,7 +74,6 @@ class Step:
     in_backward: bool = False
     loss_tile: int | None = None
     copies: int = 0
-    teacher: bool = False
     projected: bool = False
     liger: bool = False
 
@@ -207,7 +205,7 @@ def _logits(step: Step) -> int:
         tokens = min(tokens, step.loss_tile)
     elif step.fused:
         return 4 * min(tokens, _TILE[0]) * min(vocabulary, _TILE[1])
-    return _LOGITS * 4 * tokens * vocabulary * (2 if step.teacher else 1)
+    return _LOGITS * 4 * tokens * vocabulary
 
 
 def _workspace(step: Step, shapes: Shapes) -> int:
@@ -264,7 +262,7 @@ def read_shapes(step: Step) -> Shapes:
     n_all = sum(w.numel() for w in model.parameters())
     blocks: list[nn.Module] = [model.get_input_embeddings(), *stack]
     n_trained, whole = sum(w.numel() for _, w in trained), size(model.parameters())
-    copies = 4 * n_trained * step.copies + (size([w for _, w in trained]) if step.teacher else 0)
+    copies = 4 * n_trained * step.copies
     is_tied = head is not None and head.weight is table
     return Shapes(
         n_parameters=n_all, n_trained=n_trained, weights=whole + copies, trained=size([w for _, w in trained]),

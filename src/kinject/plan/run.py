@@ -25,7 +25,6 @@ from kinject.plan.ways import GIB, Change, Devices, Way, choose, describe_batch,
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.config import NO_MODEL, NO_TOKENIZER, trainer_field
-from kinject.train.contexts import section_of
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 from kinject.types import Tabular
@@ -219,7 +218,7 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
         muon=techniques.muon is not None, rounding=techniques.stochastic_rounding,
         in_backward=techniques.optimizer_in_backward, loss_tile=techniques.loss_tile,
-        copies=needs_base + (techniques.sam > 0), teacher=recipe.method == "distill" and not section_of(recipe).is_cached,
+        copies=needs_base + (techniques.sam > 0),
         projected=recipe.projection is not None, liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
     )  # fmt: skip
 
@@ -353,7 +352,7 @@ def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
     """Return the timing of real steps, or the reason for having none: they failed, or took longer than `seconds`."""
     accumulation = int(trainer_field(recipe, "gradient_accumulation_steps"))
     timed_accumulation = min(accumulation, _MAX_ACCUMULATION)
-    if recipe.method == "distill" and section_of(recipe).is_cached:  # the teacher would read the whole corpus first
+    if recipe.method == "distill":  # the teacher would read the whole corpus first
         raw = {key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")}
         recipe = replace(recipe, method=None, distillation=None, raw=raw)
     with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:

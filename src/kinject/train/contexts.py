@@ -299,9 +299,6 @@ def distillation_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[st
     faults: list[tuple[str, str]] = []
     if recipe.model.new is not None:
         faults.append(("method", "distill: a new model has nothing to teach. Give model.path."))
-    if section_of(recipe).answers == "student" and section_of(recipe).context != "document":
-        fault = "student: the beginning of a text is no prompt. Set context: document, or answers: given."
-        faults.append(("distillation.answers", fault))
     if recipe.techniques.reinitialize_last_layers:
         fault = "distill: the teacher is the model itself, with these layers. Remove the line."
         faults.append(("techniques.reinitialize_last_layers", fault))

@@ -27,17 +27,16 @@ from kinject.recipe.sections import HardExampleMiningSection
 class Predictions:
     """Log-probs of next tokens [tokens, k + 1]: of `ids` [tokens, k], and in the last column of all others together.
 
-    Without `ids` they are of the whole vocabulary in its order; with as many ids as the vocabulary has there is no last column.
-    `has_target` [tokens] marks the tokens that have any.
+    With as many ids as the vocabulary has there is no last column. `has_target` [tokens] marks the tokens that have any.
     """
 
     has_target: torch.Tensor
     log_probs: torch.Tensor
-    ids: torch.Tensor | None = None
+    ids: torch.Tensor
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors it is made from, each with one row a token."""
-        return [self.has_target, self.log_probs, *([] if self.ids is None else [self.ids])]
+        return [self.has_target, self.log_probs, self.ids]
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
@@ -135,10 +134,8 @@ class TrainingLoss:
         if teacher is None or section is None or not bool(teacher.has_target.any()):
             return losses
         indices = teacher.has_target.nonzero()[:, 0]
-        ids = None if teacher.ids is None else teacher.ids[indices]
-        distances = divergence(
-            logits[indices] / section.temperature, teacher.log_probs[indices], ids, section.divergence
-        )
+        scaled = logits[indices] / section.temperature
+        distances = divergence(scaled, teacher.log_probs[indices], teacher.ids[indices], section.divergence)
         distances = (1 - section.cross_entropy) * section.temperature**2 * distances + section.cross_entropy * losses[
             indices
         ]

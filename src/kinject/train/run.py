@@ -94,7 +94,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
     counts = {
         "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
         "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
-        "cost": {"work_seconds": round(work, 2), **trainer.preparation_cost, **_live_cost(trainer)},
+        "cost": {"work_seconds": round(work, 2), **trainer.preparation_cost},
         "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
         "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
         "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
@@ -122,12 +122,6 @@ def render_summary(result: TrainResult) -> str:
         f"read only + {account['truncated']:,} truncated + {account['dropped']:,} dropped\n"
         f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   manifest: {result.run_dir}/manifest.json"
     )
-
-
-def _live_cost(trainer: KnowledgeTrainer) -> dict[str, float]:
-    """Return the tokens that a teacher read which predicts in each step; its seconds are among those of the training."""
-    n_read = getattr(trainer.teacher, "n_read", 0)
-    return {"teacher_tokens": n_read} if n_read else {}
 
 
 def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:

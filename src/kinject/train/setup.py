@@ -55,11 +55,11 @@ from kinject.train.load import (
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states, tile_mlps
 from kinject.train.optimizers import SharpnessAware
-from kinject.train.own_answers import OnPolicy, write_own_answers
+from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.regularization import FISHER_ROWS, Projection, Regularizer
 from kinject.train.schedules import WarmUp
-from kinject.train.teacher import FollowStudent, LiveTeacher, make_teacher
+from kinject.train.teacher import make_teacher
 from kinject.train.trainable import (
     check_model,
     check_trainable,
@@ -203,11 +203,6 @@ def _add_teacher(
     make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
     trainer.teacher, note, spent = first_process_first(make)
     cost.update(spent)
-    if isinstance(trainer.teacher, LiveTeacher):
-        trainer.add_callback(FollowStudent(trainer.teacher))
-        section = section_of(recipe)
-        if section.answers == "student":
-            trainer.on_policy = OnPolicy(trainer.teacher, trainer.processing_class, section.max_tokens, recipe.seed)
     return note
 
 

@@ -1,8 +1,7 @@
-"""The teacher of context distillation: its predictions, from the cache or from its weights (arXiv 2209.15189, 2412.14964).
+"""The teacher of context distillation: the model before training (arXiv 2209.15189, 2412.14964).
 
-A teacher that is the model before training is frozen, so each of its predictions is made once, before training, and kept in
-corpus.cache_dir by the content of weights, head and text. Rows with one head (the paraphrases of a document) share its pass.
-The moving average of the student, and predictions of a whole vocabulary, are made in each step.
+It is frozen, so each of its predictions is made once, before training, and kept in corpus.cache_dir by the content of
+weights, head and text. Rows with one head (the paraphrases of a document) share its pass.
 
 An entry of that cache is a folder: ``starts.bin`` (int64, the first prediction of each row, and their number),
 ``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`, and ``cost.json`` (the tokens that the teacher read
@@ -14,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback
 
 from kinject import models
 from kinject.corpus.tokenize import IGNORED, cached_entry, mapped
@@ -39,8 +35,6 @@ from kinject.train.loss import Predictions, log_probs_of
 _FORMAT = 2
 """Format of cache entries. It changes with their files."""
 _COST = "cost.json"
-_EMA = "teacher.safetensors"
-"""The moving average in a checkpoint."""
 _BATCH_TOKENS = 8192
 """Tokens of one pass of the teacher, padding included, at most."""
 _BATCH_LOGITS = 1 << 26
@@ -49,12 +43,26 @@ _TOLERANCE, _COARSE = {torch.float32: 1e-3}, 0.1
 """Most difference of a log-prob between a pass that shares its head and one over the whole; in half precision."""
 
 
-class Teacher(ABC):
-    """Predicts the tokens of rows, each by its number (`TeacherRows`)."""
+class Teacher:
+    """Predicts the tokens of rows, each by its number (`TeacherRows`), from an entry of the cache that is mapped from disk."""
 
-    @abstractmethod
+    def __init__(self, folder: Path) -> None:
+        """Map the entry in `folder`."""
+        self.starts = mapped(folder / "starts.bin", np.int64)
+        n = int(self.starts[-1])
+        self._log_probs = mapped(folder / "log_probs.bin", np.float32).reshape(n, -1)
+        self._ids = mapped(folder / "ids.bin", np.uint32).reshape(n, -1)
+
     def predictions(self, numbers: torch.Tensor) -> Predictions:
         """Return the predictions with these `numbers` [tokens], on their device; zeros for `NO_TEACHER`."""
+        device, has_target = numbers.device, numbers != NO_TEACHER
+        index = numbers.cpu().numpy()
+        picked, positions = index[index != NO_TEACHER], has_target.nonzero()[:, 0]
+        log_probs = torch.zeros(len(index), self._log_probs.shape[1], device=device)
+        ids = torch.zeros(len(index), self._ids.shape[1], dtype=torch.long, device=device)
+        log_probs[positions] = torch.from_numpy(self._log_probs[picked]).to(device)
+        ids[positions] = torch.from_numpy(self._ids[picked].astype(np.int64)).to(device)
+        return Predictions(has_target, log_probs, ids)
 
     def of_batch(self, batch: Mapping[str, torch.Tensor], learned: torch.Tensor | None = None) -> Predictions:
         """Return the predictions of the token after each one of `batch`, or only of those that `learned` marks.
@@ -67,129 +75,14 @@ class Teacher(ABC):
         )
 
 
-class StoredTeacher(Teacher):
-    """The predictions of an entry of the cache, mapped from disk."""
-
-    def __init__(self, folder: Path) -> None:
-        """Map the entry in `folder`."""
-        self.starts = mapped(folder / "starts.bin", np.int64)
-        n = int(self.starts[-1])
-        self._log_probs = mapped(folder / "log_probs.bin", np.float32).reshape(n, -1)
-        self._ids = mapped(folder / "ids.bin", np.uint32).reshape(n, -1)
-
-    def predictions(self, numbers: torch.Tensor) -> Predictions:
-        """Read the predictions."""
-        device, has_target = numbers.device, numbers != NO_TEACHER
-        index = numbers.cpu().numpy()
-        picked, positions = index[index != NO_TEACHER], has_target.nonzero()[:, 0]
-        log_probs = torch.zeros(len(index), self._log_probs.shape[1], device=device)
-        ids = torch.zeros(len(index), self._ids.shape[1], dtype=torch.long, device=device)
-        log_probs[positions] = torch.from_numpy(self._log_probs[picked]).to(device)
-        ids[positions] = torch.from_numpy(self._ids[picked].astype(np.int64)).to(device)
-        return Predictions(has_target, log_probs, ids)
-
-
-class LiveTeacher(Teacher):
-    """Predicts in each step, by the student's own module with other weights.
-
-    These are its weights at the beginning, or (`section.teacher` ema) their moving average, which is kept in checkpoints; the
-    base of an adapter needs none, as the adapter is switched off. `model` is that of the trainer, before it is wrapped.
-    """
-
-    def __init__(self, read: TeacherRows, section: DistillationSection, model: Any) -> None:
-        self.read, self.section, self.model = read, section, model
-        self.n_read = 0
-        """Tokens that it has read."""
-        self.weights: dict[str, torch.Tensor] = {}
-        if section.teacher == "ema" or not isinstance(model, PeftModel):
-            self.weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-    @torch.no_grad()
-    def predictions(self, numbers: torch.Tensor) -> Predictions:
-        """Read the rows of the predictions, and predict."""
-        logits_of: dict[int, torch.Tensor] = {}
-        requested = numbers[numbers != NO_TEACHER].cpu().numpy()
-        rows = np.unique(np.searchsorted(self.read.starts, requested, side="right") - 1).tolist()
-        self.n_read += sum(len(self.read.heads[row].input_ids) + self.read.heads[row].n_left_out for row in rows)
-        with self._as_teacher():
-            for indices, logits in read_rows(self.model, self.read, rows, share_heads=False):
-                read_numbers = (
-                    number for index in indices for number in range(*self.read.starts[index : index + 2].tolist())
-                )
-                logits_of |= dict(zip(read_numbers, logits / self.section.temperature, strict=True))
-        has_target, k = numbers != NO_TEACHER, self.section.top_k
-        scaled = torch.stack([logits_of[int(number)] for number in requested]) if logits_of else None
-        if scaled is None:
-            return Predictions(has_target, torch.zeros(len(numbers), 1, device=numbers.device))
-        ids = None if k is None else scaled.topk(min(k, scaled.shape[-1])).indices
-        return Predictions(
-            has_target, *(_spread(has_target, item) for item in (log_probs_of(scaled, ids), ids) if item is not None)
-        )
-
-    @contextlib.contextmanager
-    def _as_teacher(self) -> Iterator[None]:
-        """Give the module the teacher's weights. Autocast's copies of weights are dropped, which would outlive them."""
-        torch.clear_autocast_cache()
-        self._swap()
-        try:
-            with as_frozen(self.model, adapter=bool(self.weights)):
-                yield
-        finally:
-            self._swap()
-            torch.clear_autocast_cache()
-
-    def _swap(self) -> None:
-        parameters = dict(self.model.named_parameters())
-        for name, weight in self.weights.items():
-            parameter = parameters[name]
-            self.weights[name], parameter.data = parameter.data, weight
-
-    @torch.no_grad()
-    def follow(self) -> None:
-        """Move the average of the weights by one update."""
-        if self.section.teacher == "ema":
-            parameters = dict(self.model.named_parameters())
-            for name, weight in self.weights.items():
-                weight.lerp_(parameters[name].detach(), 1 - self.section.ema_decay)
-
-    def save(self, checkpoint: Path) -> None:
-        """Save the moving average."""
-        if self.section.teacher == "ema":
-            save_file({name: weight.contiguous() for name, weight in self.weights.items()}, checkpoint / _EMA)
-
-    def restore(self, checkpoint: Path) -> None:
-        """Load the moving average."""
-        if self.section.teacher == "ema":
-            for name, weight in load_file(checkpoint / _EMA).items():
-                self.weights[name].copy_(weight)
-
-
-def _spread(mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return `values`, one for each marked token, with zeros for the others."""
-    spread = values.new_zeros(len(mask), values.shape[1])
-    spread[mask] = values
-    return spread
-
-
 @contextlib.contextmanager
-def as_frozen(model: Any, *, adapter: bool) -> Iterator[None]:
-    """Put `model` into evaluation mode, and without `adapter` switch that of a peft model off."""
+def as_frozen(model: Any) -> Iterator[None]:
+    """Put `model` into evaluation mode, the adapter of a peft model switched off."""
     was_training = model.training
     model.eval()
-    with contextlib.nullcontext() if adapter or not isinstance(model, PeftModel) else model.disable_adapter():
+    with model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext():
         yield
     model.train(was_training)
-
-
-class FollowStudent(TrainerCallback):  # type: ignore[misc]
-    """Lets the teacher follow each update."""
-
-    def __init__(self, teacher: LiveTeacher) -> None:
-        self.teacher = teacher
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Follow it."""
-        self.teacher.follow()
 
 
 def make_teacher(
@@ -197,22 +90,16 @@ def make_teacher(
 ) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
     """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens, teacher_seconds).
 
-    The predictions are in the cache, which keeps their cost, or made by `model` and stored, or live (no cost yet). `model`
-    is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
+    The predictions are in the cache, which keeps their cost, or made by `model` and stored. `model` is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
     autocast.
     """
     section = section_of(recipe)
-    if not section.is_cached:
-        description = (
-            f"a moving average of the student ({section.ema_decay:g})" if section.teacher == "ema" else "the base"
-        )
-        return LiveTeacher(read, section, model), f"distillation: the teacher, {description}, predicts in each step", {}
     is_made = False
 
     def write(folder: Path) -> None:
         nonlocal is_made
         began, is_made = work_seconds(model.device.type), True
-        with as_frozen(model, adapter=False):
+        with as_frozen(model):
             _write_predictions(folder, read, model, section, bf16=bf16)
         spent = {
             "teacher_tokens": read.count_read(),
@@ -225,7 +112,7 @@ def make_teacher(
         section.temperature, recipe.model.quantization,
     )  # fmt: skip
     folder = cached_entry(Path(recipe.corpus.cache_dir), key, write)
-    teacher = StoredTeacher(folder)
+    teacher = Teacher(folder)
     n, n_bytes = int(teacher.starts[-1]), sum(path.stat().st_size for path in folder.iterdir())
     cost = read_json(folder / _COST, "Delete it; the predictions are made again.")
     origin = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
@@ -244,7 +131,7 @@ def _write_predictions(
 ) -> None:
     """Write the predictions of all rows of `read` into `folder`."""
     n, vocabulary = int(read.starts[-1]), int(model.config.get_text_config().vocab_size)
-    k = min(section.top_k or vocabulary, vocabulary)
+    k = min(section.top_k, vocabulary)
     read.starts.tofile(folder / "starts.bin")
     shapes = {"ids": (np.uint32, k), "log_probs": (np.float32, k + (k < vocabulary))}
     files = {
@@ -252,7 +139,7 @@ def _write_predictions(
     }
     autocast = torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
     with autocast, Progress("teacher", n, "tokens") as progress:
-        for indices, logits in read_rows(model, read, range(len(read))):
+        for indices, logits in read_rows(model, read):
             scaled = logits / section.temperature
             best = scaled.topk(k).indices
             positions = np.concatenate([np.arange(*read.starts[index : index + 2]) for index in indices])
@@ -263,21 +150,19 @@ def _write_predictions(
         file.flush()
 
 
-def read_rows(
-    model: Any, read: TeacherRows, indices: Iterable[int], *, share_heads: bool = True
-) -> Iterator[tuple[list[int], torch.Tensor]]:
+def read_rows(model: Any, read: TeacherRows) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of rows with a teacher.
 
-    If they `share_heads`, rows with the same head share a pass over it, where the model's cache of keys and values gives the same
-    log-probs as a pass over the whole; otherwise each is read whole.
+    Rows with the same head share a pass over it, where the model's cache of keys and values gives the same log-probs as a
+    pass over the whole; otherwise each is read whole.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
-    for index in indices:
+    for index in range(len(read)):
         if read.has_teacher(index):
             groups[hashlib.sha256(np.asarray(read.heads[index].input_ids, dtype=np.int64).tobytes()).digest()].append(
                 index
             )
-    shared = [members for members in groups.values() if share_heads and len(members) > 1]
+    shared = [members for members in groups.values() if len(members) > 1]
     if shared and not _can_share(model, read, shared[0]):
         shared = []
     vocabulary = int(model.config.get_text_config().vocab_size)

@@ -27,11 +27,10 @@ from kinject.train.data import RoundSampler, TrainingData
 from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, next_tokens, token_metrics
 from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, apply_options, split_by_layer
-from kinject.train.own_answers import OnPolicy
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.schedules import schedule_of
-from kinject.train.teacher import LiveTeacher, Teacher
+from kinject.train.teacher import Teacher
 from kinject.train.trainable import FreezeWarmup
 
 _OPTIMIZER = "optimizer"
@@ -58,7 +57,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     layerwise_lr_decay: float = 1.0
     training_loss: TrainingLoss = TrainingLoss()
     teacher: Teacher | None = None
-    on_policy: OnPolicy | None = None
     freeze_warmup: FreezeWarmup | None = None
     sam: SharpnessAware | None = None
     loss_tile: int | None = None
@@ -115,8 +113,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            if isinstance(self.teacher, LiveTeacher):
-                self.teacher.save(checkpoint)
             mark_complete(checkpoint)
             remove_extra(checkpoint.parent, checkpoint)
             best = self.state.best_model_checkpoint
@@ -144,8 +140,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
-        if isinstance(self.teacher, LiveTeacher):
-            self.teacher.restore(Path(resume_from_checkpoint))
         if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
             copy_weights(self.load_weights(resume_from_checkpoint), self.model)
         else:
@@ -335,8 +329,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batches of one update and the divisor of its loss; count the learned tokens."""
         self.losses.begin_update(self._tr_loss)
-        if self.on_policy is not None:
-            args = (self.on_policy.batches(args[0], self.state.global_step), *args[1:])
         batches, divisor = super().get_batch_samples(*args, **kwargs)
         n_learned = divisor if self.training_loss.plain else None
         if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
@@ -381,7 +373,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         training_loss = self.training_loss if self.model.training else TrainingLoss()
         count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         read = {key: inputs[key] for key in ("input_ids", "position_ids")}
-        teacher = self._predictions(inputs)  # before the student's own pass: it may be the same module
+        teacher = self._predictions(inputs)
         if self.loss_tile is not None:
             sum_loss = functools.partial(self._total_in_tiles, training_loss, model, inputs, teacher)
             total = model(**read, use_cache=False, score=sum_loss)
