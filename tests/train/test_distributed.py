@@ -155,15 +155,14 @@ def _free_port() -> str:
 def test_sharded_runs_learn_save_resume_and_export_as_whole_ones(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, sharded: list[str]
 ) -> None:
-    """With the shipped configurations, against DDP; each resumes from its second step. MLPs are in tiles where they can be."""
+    """With the shipped configurations, against DDP; each resumes from its second step."""
     sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
     kinds = ["ddp", *sharded]
     recipe = make_recipe(trainer=sizes, model={"path": str(tiny_model), "device": "cpu"})
-    tiles = {kind: ["techniques.mlp_tile=5"] * (kind in ("fsdp2", "zero2")) for kind in kinds}  # ZeRO-3 refuses them
     _run_in_two(
         [
             {
-                "name": kind, "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}", *tiles[kind]],
+                "name": kind, "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}"],
                 "environment": _environment(kind), "interrupted": kind != "ddp",
             }
             for kind in kinds
@@ -218,7 +217,7 @@ def test_processes_that_share_rows_learn_what_one_learns(
             {
                 "name": name, "recipe": str(recipe.path.rename(tmp_path / f"{name}.yaml")),
                 "environment": environment, "interrupted": True,
-                "overrides": [f"run_dir={tmp_path / f'two-{name}'}", *["techniques.mlp_tile=5"] * name.endswith("2")],
+                "overrides": [f"run_dir={tmp_path / f'two-{name}'}"],
             }
         )  # fmt: skip
     _run_in_two(runs, tmp_path)

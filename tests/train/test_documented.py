@@ -158,26 +158,8 @@ def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
     kinds = {state.dtype for name, state in states.items() if state.numel() >= 4096 and "embed" not in name}
     assert kinds == {torch.uint8}
     assert states["model.embed_tokens.weight"].dtype == torch.float32
-    trainer = run_trainer({"model": model}, optim="adamw_8bit", optim_args="embedding_bits=8", max_steps=2)
-    states = {name: trainer.optimizer.state[p]["state1"] for name, p in trainer.model.named_parameters()}
-    assert {state.dtype for state in states.values() if state.numel() >= 4096} == {torch.uint8}
     trainer = run_trainer(optim="sgd", optim_args="momentum=0.7", max_steps=2)
     assert trainer.optimizer.param_groups[0]["momentum"] == 0.7
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optim": "adamw_torch", "optim_args": "embedding_bits=8"}, "found optim: adamw_torch"),
-        ({"optim": "rmsprop_bnb_8bit", "optim_args": "embedding_bits=8"}, "found optim: rmsprop_bnb_8bit"),
-        ({"optim": "adamw_8bit", "optim_args": "embedding_bits=4"}, "allowed are 8 and 32"),
-    ],
-)
-def test_embedding_bits_that_nothing_would_read_are_refused(
-    run_trainer: RunTrainer, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RecipeError, match=message):
-        run_trainer(max_steps=2, **options)
 
 
 @pytest.mark.parametrize(

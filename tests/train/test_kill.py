@@ -82,33 +82,6 @@ def test_an_older_checkpoint_goes_only_when_the_newer_is_whole(
     assert [path.name for path in Path(result.run_dir).glob("checkpoint-*")] == ["checkpoint-6"]
 
 
-def test_a_checkpoint_by_the_clock_replaces_the_one_before_and_is_gone_at_the_end(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kinject.train import trainer
-
-    seconds, written = [0.0], list[set[str]]()
-    honest = trainer.mark_complete
-
-    def mark(checkpoint: Path) -> None:
-        honest(checkpoint)
-        written.append({path.name for path in checkpoint.parent.glob("checkpoint-*")})
-
-    def step(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        seconds[0] += 40
-
-    monkeypatch.setattr(trainer, "mark_complete", mark)
-    monkeypatch.setattr("kinject.train.callbacks.running_time", lambda: seconds[0])
-    monkeypatch.setattr("kinject.train.callbacks.Screen.on_step_begin", step, raising=False)
-    options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5}
-    train(make_recipe(trainer=options, techniques={"save_minutes": 1}))  # due after every second step
-    assert written == [
-        {"checkpoint-2"}, {"checkpoint-2", "checkpoint-4"}, {"checkpoint-4", "checkpoint-5"},
-        {"checkpoint-5", "checkpoint-7"}, {"checkpoint-5", "checkpoint-7", "checkpoint-8"},
-    ]  # fmt: skip
-    assert {path.name for path in (tmp_path / "run").glob("*checkpoint*")} == {"checkpoint-5", "checkpoint-8"}
-
-
 @pytest.mark.parametrize("strategy", ["steps", pytest.param("epoch", marks=pytest.mark.soak)])
 def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str

@@ -170,7 +170,6 @@ def test_the_matrices_of_an_adapter_are_updated_by_it(make_recipe: MakeRecipe, t
     [
         ({"optim": "adamw_8bit"}, {}, "found trainer.optim: adamw_8bit"),
         ({"fp16": True}, {}, "unscaled gradients"),
-        ({"max_grad_norm": 0}, {"optimizer_in_backward": True}, "optimizer_in_backward updates by trainer.optim alone"),
     ],
 )
 def test_what_cannot_be_is_refused(

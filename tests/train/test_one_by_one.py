@@ -1,9 +1,7 @@
-"""Weights in bfloat16 with stochastic rounding, and the optimizer in the backward pass."""
+"""Weights in bfloat16 with stochastic rounding."""
 
 from __future__ import annotations
 
-import json
-import math
 import multiprocessing
 import os
 import subprocess
@@ -80,7 +78,7 @@ def test_many_small_updates_move_bfloat16_weights_as_float32_ones_on_average() -
         weight = torch.nn.Parameter(start.clone())
         optimizer = torch.optim.AdamW([weight], lr=rate, weight_decay=0.0)
         updates = [0]
-        OneByOne(optimizer, lambda updates=updates: updates[0], seed=seed, in_backward=False)
+        OneByOne(optimizer, lambda updates=updates: updates[0], seed)
         for updates[0], gradient in enumerate(gradients):
             weight.grad = gradient.clone()
             optimizer.step()
@@ -107,9 +105,8 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, optim: str
 ) -> None:
     """States stay as precise as they were (torch would cast them to bfloat16), and the random bits are those of the step."""
-    options = {"optim": optim, "optim_args": "embedding_bits=8" if "8bit" in optim else None, "save_strategy": "steps",
-               "save_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}  # fmt: skip
-    options = {key: value for key, value in options.items() if value is not None}
+    options = {"optim": optim, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2,
+               "per_device_train_batch_size": 2}  # fmt: skip
     run = tmp_path / "run"
     sections = {**_bf16(tiny_model), **LOW}
     uninterrupted = _train(make_recipe, run, options, **sections)
@@ -120,34 +117,12 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
     assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
-def test_in_the_backward_pass_the_weights_and_the_log_are_those_of_the_ordinary_step(
-    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, optim: str
-) -> None:
-    options = {"optim": optim, "max_grad_norm": 0.0}
-    both = {"optimizer_in_backward": True}
-    plain = _train(make_recipe, tmp_path / "plain", options)
-    inside = _train(make_recipe, tmp_path / "inside", options, techniques=both)
-    assert all(torch.equal(plain[name], inside[name]) for name in plain)
-    logs = [
-        [json.loads(line) for line in (tmp_path / run / "log.jsonl").read_text().splitlines()]
-        for run in ("plain", "inside")
-    ]
-    norms = [[row["grad_norm"] for row in log if "grad_norm" in row] for log in logs]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
-    assert all(math.isfinite(norm) and norm > 0 for norm in norms[1])
-
-
 @pytest.mark.parametrize(
     ("trainer", "sections", "key", "words"),
     [
-        ({}, {"techniques": {"optimizer_in_backward": True}}, "trainer.max_grad_norm", "found 1"),
-        ({"max_grad_norm": 0, "gradient_accumulation_steps": 2}, {"techniques": {"optimizer_in_backward": True}},
-         "trainer.gradient_accumulation_steps", "found 2"),
         ({}, LOW, "techniques.stochastic_rounding", "found model.dtype: auto"),
         ({"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}, LOW, "techniques.stochastic_rounding",
          "schedule_free_adamw does not treat weights one by one"),
-        ({"max_grad_norm": 0}, {"techniques": {"optimizer_in_backward": True, "sam": 0.1}}, "techniques.sam", "frees"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(
@@ -181,7 +156,7 @@ def _process(number: int, address: str, out: str) -> None:
     model = torch.nn.parallel.DistributedDataParallel(layer)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
     updates = [0]
-    OneByOne(optimizer, lambda: updates[0], seed=3, in_backward=False)
+    OneByOne(optimizer, lambda: updates[0], 3)
     gradients = []
     for updates[0] in range(4):
         torch.rand(1 + number)

@@ -188,7 +188,6 @@ def test_another_text_to_keep_is_another_run(make_recipe: MakeRecipe, kept: Path
     ("sections", "words"),
     [
         ({"techniques": {"stochastic_rounding": True}, "model": {"dtype": "bfloat16"}}, "techniques.stochastic_rounding"),
-        ({"techniques": {"optimizer_in_backward": True}, "trainer": {"max_grad_norm": 0}}, "optimizer_in_backward"),
         ({"adapter": {"r": 2, "use_dora": True, "target_modules": "all-linear"}}, "DoRA scales the whole weight"),
         ({"trainer": {"optim": "lomo"}}, "Set another trainer.optim"),
     ],

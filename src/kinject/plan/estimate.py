@@ -22,7 +22,7 @@ from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.models import first_line, load_config
 from kinject.recipe import is_model
-from kinject.train.optimizers import embedding_bits, is_muon_matrix
+from kinject.train.optimizers import is_muon_matrix
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,7 +50,8 @@ class Step:
     """Everything that decides the memory of a training step.
 
     `mixed` is the dtype of autocast (None: off). `eager`: attention keeps its square. `fused`: the loss never holds all logits
-    (TRL's head on a GPU). `copies` are float32 copies of the trained weights that regularization and SAM keep. `projected`: regularization.projection limits the updates.
+    (TRL's head on a GPU). `copies` are float32 copies of the trained weights that regularization and SAM keep. `projected`:
+    regularization.projection limits the updates.
     """
 
     model: PretrainedConfig
@@ -71,7 +72,6 @@ class Step:
     freeze: tuple[str, ...] = ()
     muon: bool = False
     rounding: bool = False
-    in_backward: bool = False
     loss_tile: int | None = None
     copies: int = 0
     projected: bool = False
@@ -143,8 +143,6 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
         weights //= group
     if way == "DDP":
         gradients *= 2  # the buckets that are sent
-    if step.in_backward:
-        gradients = 4 * shapes.largest
     copies = 0 if sharded or zero or offload else _autocast_copies(step, shapes)
     activations, layer = _activations(step)
     activations, logits = activations + copies, _logits(step)
@@ -210,7 +208,7 @@ def _logits(step: Step) -> int:
 
 def _workspace(step: Step, shapes: Shapes) -> int:
     """Return the bytes that the update of the largest weight needs besides gradients and state."""
-    if step.optim == "adamw_torch" and step.device == "cuda" and not step.in_backward:
+    if step.optim == "adamw_torch" and step.device == "cuda":
         return shapes.trained
     numbers = 2 * step.rounding
     if is_bitsandbytes(step.optim):
@@ -308,8 +306,6 @@ def optimizer_state(model: Any, step: Step) -> int:
     has_momentum = family in ("sgd", "rmsprop") and "momentum=" in (step.optim_args or "")
     n_states = _STATES[family] + has_momentum
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    if embedding_bits(step.optim_args) == "8":
-        tables = set()
     total = 0
     for name, weight in trained:
         n, in_8_bits = weight.numel(), "8bit" in step.optim

@@ -217,7 +217,7 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         fused=devices.kind != "cpu" and has_mean_loss, optim=str(trainer_field(recipe, "optim")),
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
         muon=techniques.muon is not None, rounding=techniques.stochastic_rounding,
-        in_backward=techniques.optimizer_in_backward, loss_tile=techniques.loss_tile,
+        loss_tile=techniques.loss_tile,
         copies=needs_base + (techniques.sam > 0),
         projected=recipe.projection is not None, liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
     )  # fmt: skip
@@ -381,7 +381,6 @@ def estimate_disk(recipe: TrainRecipe, shapes: Shapes, length: RunLength | None)
     final = shapes.weights if recipe.adapter is not None and recipe.adapter.get("merge") else model
     n_written, limit = _count_checkpoints(recipe, length), trainer_field(recipe, "save_total_limit")
     at_once = n_written if limit is None else min(n_written, limit + 1)  # an old one is deleted after the new one
-    at_once += 2 if recipe.techniques.save_minutes is not None else 0  # the newest, and one that is being written
     folder = next(path for path in (recipe.run_dir, *recipe.run_dir.absolute().parents) if path.is_dir())
     return Disk(checkpoint, at_once, final, at_once * checkpoint + final, shutil.disk_usage(folder).free)
 

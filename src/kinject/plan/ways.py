@@ -192,7 +192,7 @@ class _Planner:
         devices = self.devices
         n, on_gpu = devices.count, devices.kind == "cuda"
         allowed = {
-            "one device": n == 1, "DDP": n > 1 and not step.in_backward, "ZeRO-2": on_gpu and n > 1 and step.adapter is None,
+            "one device": n == 1, "DDP": n > 1, "ZeRO-2": on_gpu and n > 1 and step.adapter is None,
             "HSDP": on_gpu and n > devices.nodes > 1, "FSDP": on_gpu and n > 1, "offload": on_gpu,
         }  # fmt: skip
         for name in (name for name, is_allowed in allowed.items() if is_allowed):
@@ -245,12 +245,10 @@ def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
     if step.rounding:
         words += ["techniques.stochastic_rounding=false", "model.dtype=float32"]
         step = replace(step, rounding=False, dtype=torch.float32)
-    if step.in_backward:
-        words.append("techniques.optimizer_in_backward=false")
     if step.loss_tile is not None:
         words.append("techniques.loss_tile=null")
     words += [override for field, override in _EXCLUDED.items() if getattr(step, field)]
-    step = replace(step, in_backward=False, loss_tile=None, projected=False, muon=False)
+    step = replace(step, loss_tile=None, projected=False, muon=False)
     if way == "ZeRO-2":
         return step, tuple(words)
     if is_bitsandbytes(step.optim):
@@ -334,7 +332,7 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[_Candidate]:
         cost = "the same update, slower by the transfer to the machine's memory and back"
         yield _Candidate(("trainer.activation_offloading=true",), cost, {"offloading": True})
     half = step.mixed or torch.bfloat16
-    lora: dict[str, Any] = {"dtype": half, "rounding": False, "in_backward": False}
+    lora: dict[str, Any] = {"dtype": half, "rounding": False}
     words = (f"model.dtype={str(half).removeprefix('torch.')}",)
     words += ("techniques.stochastic_rounding=false",) if step.rounding else ()
     if is_full:

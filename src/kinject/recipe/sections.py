@@ -341,15 +341,9 @@ class TechniquesSection:
     loss_tile: int | None = option(
         None, help="Tokens whose logits are in memory at once, for every loss; each tile is computed twice.", min=1
     )
-    mlp_tile: int | None = option(
-        None, help="Tokens of a row that an MLP reads at once, for long rows; each tile is computed twice.", min=1
-    )
     stochastic_rounding: bool = option(
         False,
         help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",
-    )
-    optimizer_in_backward: bool = option(
-        False, help="Update a weight as soon as its gradient is there, and free that; no clipping, no accumulation."
     )
     sam: float = option(
         0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0
@@ -371,10 +365,6 @@ class TechniquesSection:
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
         min=1,
-    )  # fmt: skip
-    save_minutes: float | None = option(
-        None, help="Minutes between two checkpoints, beside those of trainer.save_strategy; the newest one is kept.",
-        min=0.01,
     )  # fmt: skip
     histogram_steps: int | None = option(
         None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1

@@ -131,34 +131,26 @@ def _memory_text() -> str:
     return f"{peak_memory() / 2**30:.1f} GiB"
 
 
-class _ExtraCheckpoints(TrainerCallback):  # type: ignore[misc]
-    """Saves a checkpoint at the end of a step in which a signal was `received`, then raises its exception; and by the clock.
+class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
+    """Saves a checkpoint at the end of the step in which a signal was `received`, then raises the signal's exception.
 
-    The clock is the first process's: a checkpoint is due `minutes` after the last one of any kind. Both kinds go as soon as
-    the next checkpoint is whole, or the run is finished. At the end of an epoch its evaluation and log come first, since a
-    resumed run begins with the next epoch. Of several processes each may receive the signal in another step, so they agree
-    at each.
+    The checkpoint goes as soon as the next one is whole, or the run is finished. At the end of an epoch its evaluation and log
+    come first, since a resumed run begins with the next epoch. Of several processes each may receive the signal in another
+    step, so they agree at each.
     """
 
-    def __init__(self, received: Sequence[int], trainer: Any, minutes: float | None) -> None:
+    def __init__(self, received: Sequence[int], trainer: Any) -> None:
         self.received, self.trainer = received, trainer
-        self.seconds = math.inf if minutes is None else 60 * minutes
-        self.saved = running_time()
-        self.number, self.is_due = 0, False
+        self.number = 0
         self.is_requested = self.is_extra = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock."""
-        self.saved = running_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Request a checkpoint, unless the epoch or the run ends with this step."""
         self.number = self.received[0] if self.received else 0
-        self.is_due = is_first_process() and running_time() - self.saved >= self.seconds
         if self.trainer.accelerator.num_processes > 1:
-            agreed = torch.tensor([self.number, self.is_due], device=args.device)
+            agreed = torch.tensor(self.number, device=args.device)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-            self.number, self.is_due = int(agreed[0]), bool(agreed[1])
+            self.number = int(agreed)
         if state.global_step % self.trainer.steps_per_epoch:
             self._request_checkpoint(control)
 
@@ -167,39 +159,31 @@ class _ExtraCheckpoints(TrainerCallback):  # type: ignore[misc]
         self._request_checkpoint(control)
 
     def _request_checkpoint(self, control: Any) -> None:
-        if (self.number or self.is_due) and not control.should_training_stop:
+        if self.number and not control.should_training_stop:
             self.is_requested, self.is_extra = True, not control.should_save
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the time; if there was a signal, end the run in all processes, once the checkpoint is whole.
+        """If there was a signal, end the run in all processes, once the checkpoint is whole.
 
         A process that ended earlier would let its launcher stop the first one while that writes hashes.
         """
-        self.saved = running_time()
         if not self.is_requested:
             return
-        self.is_requested = self.is_due = False
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if (
-            state.is_world_process_zero
-            and self.is_extra
-            and Path(state.best_model_checkpoint or "").name != checkpoint.name
-        ):
-            mark_extra(checkpoint)
-        if not self.number:
-            return
         if state.is_world_process_zero:
+            if self.is_extra and Path(state.best_model_checkpoint or "").name != checkpoint.name:
+                mark_extra(checkpoint)
             show(f"{checkpoint} is written", file=sys.stderr, flush=True)
         self.trainer.accelerator.wait_for_everyone()
         raise interruption(self.number)
 
 
 @contextlib.contextmanager
-def extra_checkpoints(trainer: Any, minutes: float | None) -> Iterator[None]:
-    """Save a checkpoint every `minutes`, and one at the end of the step in which the first signal comes that ends a verb.
+def checkpoint_on_signal(trainer: Any) -> Iterator[None]:
+    """Save a checkpoint at the end of the step in which the first signal comes that ends a verb, and end the verb then.
 
-    The verb ends then. A second signal does not wait.
+    A second signal does not wait.
     """
 
     def announce() -> None:
@@ -208,7 +192,7 @@ def extra_checkpoints(trainer: Any, minutes: float | None) -> Iterator[None]:
             show(f"\n{text}", file=sys.stderr, flush=True)
 
     with deferred(announce) as received:
-        trainer.add_callback(_ExtraCheckpoints(received, trainer, minutes))
+        trainer.add_callback(_SignalCheckpoint(received, trainer))
         yield
 
 

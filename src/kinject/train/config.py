@@ -20,7 +20,7 @@ from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
 from kinject.train.contexts import distillation_faults
 from kinject.train.load import sharding_faults, split_row_faults, what_splits
-from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
+from kinject.train.optimizers import optimizer_faults
 from kinject.train.own_answers import answers_faults
 from kinject.train.regularization import projection_faults
 
@@ -292,7 +292,7 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
                 check_regular(path)
             except DiskError as error:
                 faults.append((f"trainer.{key}", str(error)))
-    faults += [*embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
+    faults += [*_evaluation_faults(recipe), *_device_faults(recipe)]
     if recipe.corpus is not None:
         faults += [*recipe.corpus.faults(), *answers_faults(recipe)]
         for key in RESERVED_KWARGS & (recipe.corpus.chat_template_kwargs or {}).keys():
@@ -418,9 +418,6 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             faults.append((f"techniques.{name}", f"needs the gradients, and {splits}"))
         if optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim:
             fault = "this optimizer updates while gradients are computed, before they can be used. Set another optim."
-            faults.append((f"techniques.{name}", fault))
-        elif techniques.optimizer_in_backward:
-            fault = "optimizer_in_backward frees the gradients that it needs. Keep one."
             faults.append((f"techniques.{name}", fault))
     if uses_gradients["sam"] and recipe.model.dtype in ("bfloat16", "float16"):
         fault = f"a step of {techniques.sam:g} uphill rounds away in {recipe.model.dtype} weights. Set model.dtype: float32;"

@@ -346,15 +346,6 @@ def agree_on_fault(trainer: Any, fault: str) -> None:
         raise TrainingError(first)
 
 
-def check_made_update(norm: float, step: int) -> None:
-    """Raise `TrainingError` if the gradient norm of an update that is made already (0-based step) is not finite."""
-    if not math.isfinite(norm):
-        raise TrainingError(
-            f"step {step + 1}: the gradient norm is {norm}, and techniques.optimizer_in_backward has made the update. Lower "
-            "trainer.learning_rate, or remove that line. The last complete checkpoint is kept."
-        )
-
-
 def check_weights(trainer: Any) -> None:
     """Raise `TrainingError` in all processes if a weight of the model in training is not finite."""
     name = models.not_finite(models.saved_tensors(trainer.model))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NEED_WHOLE = ("loss_tile", "stochastic_rounding", "optimizer_in_backward", "muon")
+_NEED_WHOLE = ("loss_tile", "stochastic_rounding", "muon")
 """Techniques that read or write whole weights in each process."""
 
 
@@ -170,9 +170,6 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
         faults += [(f"techniques.{name}", fault) for name in enabled]
         faults += [("regularization.projection", fault)] if recipe.projection is not None else []
     stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
-    if stage == 3 and recipe.techniques.mlp_tile is not None:
-        fault = "ZeRO-3 gathers the weights for each tile, and processes with other rows have other tiles. Use FSDP2."
-        faults.append(("techniques.mlp_tile", fault))
     if sharding is None and stage < 3:
         return faults
     adapter, optim = recipe.adapter or {}, optim_name(config)

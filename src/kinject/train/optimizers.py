@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
 
 LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
-_FAMILIES_8BIT = ("adamw", "lion", "ademamix")
 _ONE_BY_ONE = re.compile(
     r"(paged_)?(adamw|lion|ademamix)(_bnb)?(_8bit|_32bit)|ademamix|adamw_torch(_fused)?|sgd|adagrad|rmsprop(_bnb)?(_8bit|_32bit)?|adafactor"
 )
@@ -44,29 +43,6 @@ def optim_name(config: SFTConfig) -> str:
     return str(getattr(config.optim, "value", config.optim))
 
 
-def embedding_bits(optim_args: str | None) -> str | None:
-    """Return the value of embedding_bits in trainer.optim_args, None without one."""
-    for pair in (optim_args or "").replace(" ", "").split(","):
-        key, _, value = pair.partition("=")
-        if key == "embedding_bits":
-            return value
-    return None
-
-
-def embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
-    """Return the fault of embedding_bits in trainer.optim_args, if there is one."""
-    bits = embedding_bits(trainer.get("optim_args"))
-    if bits is None:
-        return []
-    optim, key = str(trainer.get("optim", "adamw_torch")), "trainer.optim_args"
-    if "8bit" not in optim or not any(family in optim for family in _FAMILIES_8BIT):
-        fault = "embedding_bits is for 8-bit AdamW, Lion and AdEMAMix, found optim:"
-        return [(key, f"{fault} {optim}. Remove it, or set adamw_8bit.")]
-    if bits not in ("8", "32"):
-        return [(key, f"found embedding_bits={bits}, allowed are 8 and 32 (transformers' own).")]
-    return []
-
-
 def _schedule_free_faults(config: SFTConfig) -> Faults:
     """Return the faults of a schedule-free optimizer (arXiv 2405.15682), of the package schedulefree."""
     optim = optim_name(config)
@@ -84,37 +60,21 @@ def _schedule_free_faults(config: SFTConfig) -> Faults:
 
 
 def _one_by_one_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
-    """Return the faults of stochastic_rounding and optimizer_in_backward, which update one parameter at a time."""
-    techniques, optim = recipe.techniques, optim_name(config)
+    """Return the faults of stochastic_rounding, which updates one parameter at a time."""
+    key, optim = "techniques.stochastic_rounding", optim_name(config)
     faults: Faults = []
-    for key in ("stochastic_rounding", "optimizer_in_backward"):
-        if not getattr(techniques, key):
-            continue
-        if _ONE_BY_ONE.fullmatch(optim) is None:
-            fault = f"{optim} does not treat weights one by one. Take adamw_8bit, adamw_torch or adafactor, or remove the line."
-            faults.append((f"techniques.{key}", fault))
-        if config.fp16:
-            faults.append((f"techniques.{key}", "needs unscaled gradients. Set trainer.bf16: true instead of fp16."))
-    if techniques.stochastic_rounding and recipe.model.dtype != "bfloat16":
+    if not recipe.techniques.stochastic_rounding:
+        return faults
+    if _ONE_BY_ONE.fullmatch(optim) is None:
+        fault = (
+            f"{optim} does not treat weights one by one. Take adamw_8bit, adamw_torch or adafactor, or remove the line."
+        )
+        faults.append((key, fault))
+    if config.fp16:
+        faults.append((key, "needs unscaled gradients. Set trainer.bf16: true instead of fp16."))
+    if recipe.model.dtype != "bfloat16":
         fault = f"rounds bfloat16 weights, found model.dtype: {recipe.model.dtype}. Set model.dtype: bfloat16."
-        faults.append(("techniques.stochastic_rounding", fault))
-    return faults + (_in_backward_faults(recipe, config) if techniques.optimizer_in_backward else [])
-
-
-def _in_backward_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
-    faults: Faults = []
-    section, parts = recipe.regularization, config.gradient_accumulation_steps
-    if config.max_grad_norm:
-        fault = f"found {config.max_grad_norm:g}. With techniques.optimizer_in_backward gradients are freed one by one, before"
-        faults.append(("trainer.max_grad_norm", f"{fault} their norm is known: set 0, for no clipping."))
-    if parts > 1:
-        fault = f"found {parts}. techniques.optimizer_in_backward updates at each backward pass: set 1, and a larger"
-        faults.append(("trainer.gradient_accumulation_steps", f"{fault} per_device_train_batch_size."))
-    if config.world_size > 1:
-        fault = "updates before processes exchange their gradients. Use one process, or remove the line."
-        faults.append(("techniques.optimizer_in_backward", fault))
-    if section is not None and (section.l2 or section.ewc):
-        faults.append(("regularization", "l2 and ewc change gradients that optimizer_in_backward frees. Keep one."))
+        faults.append((key, fault))
     return faults
 
 
@@ -134,7 +94,7 @@ def _muon_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         faults.append((key, "DeepSpeed flattens the matrices. Use DDP, or remove the line."))
     faults += [
         (key, f"techniques.{name} updates by trainer.optim alone. Keep one of the two.")
-        for name in ("stochastic_rounding", "optimizer_in_backward") if getattr(techniques, name)
+        for name in ("stochastic_rounding",) if getattr(techniques, name)
     ]  # fmt: skip
     return faults
 
@@ -226,29 +186,8 @@ def add_muon(optimizer: Any, model: nn.Module, factor: float) -> MuonAdamW:
     return MuonAdamW(others, matrices, **options)
 
 
-def set_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | None) -> None:
-    """Let a new bitsandbytes `optimizer` of `model` keep the embeddings' state in the bits that `optim_args` names.
-
-    transformers keeps it in float32 by default. With a large vocabulary the embeddings are most of a small model: in
-    float32 they hold adamw_8bit at 0.5 to 0.63 of AdamW's state.
-    """
-    bits = embedding_bits(optim_args)
-    if bits is None:
-        return
-    manager = optimizer.mng
-    tables = {id(module) for module in model.modules() if isinstance(module, nn.Embedding)}
-    manager.module_weight_config_triple = [
-        (module, name, {**config, "optim_bits": int(bits)} if id(module) in tables else config)
-        for module, name, config in manager.module_weight_config_triple
-    ]
-
-
-def apply_options(optimizer: Any, model: nn.Module, optim_args: str | None) -> None:
-    """Set the bits of the embeddings of a new optimizer, and leave the warm-up of a schedule-free one to the schedule.
-
-    transformers gives the same warm-up to both.
-    """
-    set_embedding_bits(optimizer, model, optim_args)
+def leave_warmup_to_schedule(optimizer: Any) -> None:
+    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up to the schedule."""
     if {"train_mode", "warmup_steps"} <= getattr(optimizer, "defaults", {}).keys():  # DeepSpeed's placeholder has none
         for group in optimizer.param_groups:
             group["warmup_steps"] = 0
@@ -350,39 +289,25 @@ def round_stochastically(values: torch.Tensor, rounded: torch.Tensor, generator:
 
 
 class OneByOne:
-    """Makes a new optimizer update one parameter at a time: with stochastic rounding, in the backward pass, or both.
+    """Makes a new optimizer update one parameter at a time, with stochastic rounding (arXiv 2010.06192).
 
-    With a `seed`, bfloat16 weights are updated in float32 and rounded stochastically (arXiv 2010.06192), so that updates
-    below half of the distance to the next number count on average. Their state is that of float32 weights. The random bits
-    follow from the seed, the number of the update (`step`) and the parameter: the same in every process, and after resuming.
-
-    With `in_backward`, a parameter is updated once its gradient is whole, and the gradient is freed; `norm` returns the
-    norm of all of them. The optimizer's own step then finds no gradient.
-
-    Beside the model, the float32 copies of one parameter and its gradient are in memory.
+    bfloat16 weights are updated in float32 and rounded stochastically, so that updates below half of the distance to the next
+    number count on average. Their state is that of float32 weights. The random bits follow from `seed`, the number of the
+    update (`step`) and the parameter: the same in every process, and after resuming. Beside the model, the float32 copies of
+    one parameter and its gradient are in memory.
     """
 
-    def __init__(self, optimizer: Any, step: Callable[[], int], *, seed: int | None, in_backward: bool) -> None:
+    def __init__(self, optimizer: Any, step: Callable[[], int], seed: int) -> None:
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.seed, self.step = seed, step
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._positions = [(g["params"], index) for g in optimizer.param_groups for index in range(len(g["params"]))]
         self.optimizer, self._update_all = optimizer, optimizer.step
-        self._norms: list[torch.Tensor] = []
         self._update_all()  # without gradients: bitsandbytes finds its settings by parameter in its first step
         # a method, since torch's schedulers wrap it as one
         optimizer.step = types.MethodType(lambda _, closure=None: self._step(), optimizer)
-        if seed is not None:
-            optimizer.register_load_state_dict_pre_hook(self._keep)
-            optimizer.register_load_state_dict_post_hook(self._restore_precision)
-        if in_backward:
-            for parameter in self.parameters:
-                parameter.register_post_accumulate_grad_hook(self._update_in_backward)
-
-    def norm(self) -> torch.Tensor:
-        """Return the norm of the gradients since the last call (a scalar in float32; 0 without any)."""
-        norms, self._norms = self._norms, []
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        optimizer.register_load_state_dict_pre_hook(self._keep)
+        optimizer.register_load_state_dict_post_hook(self._restore_precision)
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -396,19 +321,12 @@ class OneByOne:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
 
-    @torch.no_grad()
-    def _update_in_backward(self, parameter: torch.Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
-        self._norms.append(torch.linalg.vector_norm(gradient, dtype=torch.float32))
-        self._update(parameter, gradient)
-
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update one parameter, while no other has a gradient.
 
         Its float32 copy takes its position and its state: to change the parameter's own dtype would detach DDP from it.
         """
-        if self.seed is None or parameter.dtype != torch.bfloat16:
+        if parameter.dtype != torch.bfloat16:
             parameter.grad = gradient
             self._update_all()
             parameter.grad = None

@@ -176,7 +176,7 @@ def projection_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str,
         faults.append((key, fault))
     faults += [
         (key, f"techniques.{name} changes the weights after the projection or before it. Keep one of the two.")
-        for name in ("stochastic_rounding", "optimizer_in_backward") if getattr(techniques, name)
+        for name in ("stochastic_rounding",) if getattr(techniques, name)
     ]  # fmt: skip
     if recipe.adapter is not None and recipe.adapter.get("use_dora"):
         faults.append((key, "DoRA scales the whole weight. Remove adapter.use_dora."))

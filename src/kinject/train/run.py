@@ -52,7 +52,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
     """
-    from kinject.train.callbacks import extra_checkpoints
+    from kinject.train.callbacks import checkpoint_on_signal
     from kinject.train.setup import check_training, make_trainer
 
     check_training(recipe)  # its faults, before the folder changes
@@ -62,7 +62,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
         if finished is not None:
             return finished
         trainer = make_trainer(recipe, inputs)
-        with extra_checkpoints(trainer, recipe.techniques.save_minutes):
+        with checkpoint_on_signal(trainer):
             return _train(trainer, recipe, inputs, resume=resume)
 
 

@@ -53,7 +53,7 @@ from kinject.train.load import (
     take_over_sharding,
     widen_adapter,
 )
-from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states, tile_mlps
+from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
@@ -314,10 +314,8 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
-    for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward", "muon"):
+    for name in ("loss_tile", "stochastic_rounding", "muon"):
         setattr(trainer, name, getattr(techniques, name))
-    if techniques.mlp_tile is not None:
-        _tile_mlps(trainer.model, techniques.mlp_tile, trainer.train_dataset[0], recipe)
     if techniques.loss_tile is not None:
         base_model = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
         add_hidden_states(base_model)
@@ -326,30 +324,6 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
         trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
     if techniques.histogram_steps is not None:
         trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
-
-
-@torch.no_grad()
-def _tile_mlps(model: Any, tokens: int, row: Mapping[str, Any], recipe: TrainRecipe) -> None:
-    """Let the MLPs read `tokens` tokens at a time.
-
-    Raises `RecipeError` if the model has none, or if its logits of the first tokens of `row` are others in tiles of three.
-    """
-    was_training, is_whole = model.training, models.is_runnable(model)
-    model.eval()
-    ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
-    read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    expected: Any = model(**read).logits.float() if is_whole else None
-    mlps = tile_mlps(model, 3)
-    if not mlps:
-        raise recipe.error("techniques.mlp_tile", "this model has no MLP that kinject knows. Remove the line.")
-    tiled: Any = model(**read).logits.float() if is_whole else None
-    for mlp in mlps:
-        mlp.mlp_tile = tokens
-    model.train(was_training)
-    if expected is not None and not torch.allclose(tiled, expected, atol=1e-2, rtol=1e-2):
-        difference = float((tiled - expected).abs().max())
-        fault = f"an MLP of this model does more than read each token (logits differ by {difference:.2g})."
-        raise recipe.error("techniques.mlp_tile", f"{fault} Remove the line.")
 
 
 @torch.no_grad()
@@ -409,8 +383,6 @@ def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list
         )
     if trainer.stochastic_rounding:
         notes.append("techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random")
-    if trainer.optimizer_in_backward:
-        notes.append("techniques.optimizer_in_backward: weights are updated in the backward pass, without clipping")
     mining = recipe.techniques.hard_example_mining
     if mining is not None:
         notes.append(

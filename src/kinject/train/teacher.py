@@ -90,8 +90,8 @@ def make_teacher(
 ) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
     """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens, teacher_seconds).
 
-    The predictions are in the cache, which keeps their cost, or made by `model` and stored. `model` is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
-    autocast.
+    The predictions are in the cache, which keeps their cost, or made by `model` and stored. `model`
+    is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under autocast.
     """
     section = section_of(recipe)
     is_made = False

@@ -24,9 +24,9 @@ from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.callbacks import save_state
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
 from kinject.train.data import RoundSampler, TrainingData
-from kinject.train.guards import Guard, check_made_update, check_weights
+from kinject.train.guards import Guard, check_weights
 from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, next_tokens, token_metrics
-from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, apply_options, split_by_layer
+from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, leave_warmup_to_schedule, split_by_layer
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.schedules import schedule_of
@@ -61,9 +61,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     sam: SharpnessAware | None = None
     loss_tile: int | None = None
     """Tokens whose logits are in memory at once; None: all."""
-    stochastic_rounding = optimizer_in_backward = False
+    stochastic_rounding = False
     muon: float | None = None
-    one_by_one: OneByOne | None = None
     reinitialized: Sequence[str] = ()
     """Names of the parameters that got new weights."""
     notes: Sequence[str] = ()
@@ -199,10 +198,9 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             optimizer = self.optimizer = add_muon(optimizer, self.model, self.muon)
         if self.layerwise_lr_decay < 1.0:
             split_by_layer(optimizer, self.model, self.layerwise_lr_decay)
-        apply_options(optimizer, self.model, self.args.optim_args)
-        if (in_backward := self.optimizer_in_backward) or self.stochastic_rounding:
-            seed = self.args.seed if self.stochastic_rounding else None
-            self.one_by_one = OneByOne(optimizer, lambda: self.state.global_step, seed=seed, in_backward=in_backward)
+        leave_warmup_to_schedule(optimizer)
+        if self.stochastic_rounding:
+            OneByOne(optimizer, lambda: self.state.global_step, self.args.seed)
         return optimizer
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
@@ -286,11 +284,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if grad_norm is None:
             self._change_gradient(model)
         step = self.state.global_step
-        if self.one_by_one is not None and self.optimizer_in_backward:
-            norm = self.one_by_one.norm()
-            check_made_update(float(norm), step)
-        else:
-            norm = super()._get_grad_norm(model, grad_norm)
+        norm = super()._get_grad_norm(model, grad_norm)
         if norm is None or self.is_deepspeed_enabled:
             made = self.guard.count(1.0 if norm is None else float(norm))
         elif self.accelerator.scaler is not None:
