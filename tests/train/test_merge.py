@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kinject.cli import main
 from kinject.disk import lock_dir
@@ -115,12 +116,12 @@ def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_t
 
 def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    other.mkdir()
-    weights = load_file(tiny_model / "model.safetensors")
-    weights["model.norm.weight"] = torch.ones(7)
-    save_file(weights, other / "model.safetensors")
-    shutil.copy(tiny_model / "config.json", other)
-    with pytest.raises(InputError, match=r"model\.norm\.weight differs .* in name or shape"):
+    config = AutoConfig.from_pretrained(tiny_model)
+    config.intermediate_size += 8
+    AutoModelForCausalLM.from_config(config).save_pretrained(other)
+    for file in tiny_model.glob("tokenizer*"):
+        shutil.copy(file, other)
+    with pytest.raises(InputError, match=r"mlp\.\w+\.weight differs .* in name or shape"):
         merge(str(tiny_model), str(other), [0.5], tmp_path / "merged")
     with pytest.raises(InputError, match=r"no config\.json in this folder"):
         merge(str(tiny_model), str(tmp_path), [0.5], tmp_path / "merged")
