@@ -12,9 +12,9 @@ import torch
 
 from kinject.errors import InputError, RecipeError
 from kinject.models import load_model
+from kinject.models.generate import ends_of, generate
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.requests.generator import request_seed
-from kinject.requests.transformers import ends_of, write_tokens
 from kinject.train import train
 from kinject.train.own_answers import write_own_answers
 from kinject.train.run import hash_inputs
@@ -55,13 +55,13 @@ def test_a_mixture_is_drawn_token_by_token_whatever_the_batch(
     with_context, alone = ([loaded.tokenizer(text)["input_ids"] for text in texts] for texts in (BEHIND, ALONE))
     section = GeneratorSection(kind="transformers", model="", temperature=temperature, max_tokens=N)
     ends, seeds = ends_of(loaded.model, loaded.tokenizer, "tiny"), list(range(4))
-    together = write_tokens(loaded.model, section, with_context, seeds, ends, alone, weight)
+    together = generate(loaded.model, section, with_context, seeds, ends, alone, weight)
     single = [
-        write_tokens(loaded.model, section, with_context[i : i + 1], [i], ends, alone[i : i + 1], weight)[0]
+        generate(loaded.model, section, with_context[i : i + 1], [i], ends, alone[i : i + 1], weight)[0]
         for i in seeds
     ]
     if weight in (0.0, 1.0):  # then it is one of the two predictions
-        plain = write_tokens(loaded.model, section, with_context if weight == 0 else alone, seeds, ends)
+        plain = generate(loaded.model, section, with_context if weight == 0 else alone, seeds, ends)
         assert together == plain
     model = loaded.model.double()
     wanted = [by_hand(model, with_context[i], alone[i], i, weight, temperature, ends) for i in seeds]
@@ -76,7 +76,7 @@ def test_two_tokens_as_close_as_rounding_are_decided_by_the_text_alone(
     rows = [loaded.tokenizer(text)["input_ids"] for text in BEHIND]
     section = GeneratorSection(kind="transformers", model="", temperature=0.0, max_tokens=4)
     ends = ends_of(loaded.model, loaded.tokenizer, "tiny")
-    monkeypatch.setattr("kinject.requests.transformers._CLOSE", 1e9)  # every choice counts as close
+    monkeypatch.setattr("kinject.models.generate._CLOSE", 1e9)  # every choice counts as close
     n_alone, forward = [0], loaded.model.forward
 
     def count(*arguments: Any, **options: Any) -> Any:
@@ -85,9 +85,9 @@ def test_two_tokens_as_close_as_rounding_are_decided_by_the_text_alone(
         return forward(*arguments, **options)
 
     monkeypatch.setattr(loaded.model, "forward", count)
-    together = write_tokens(loaded.model, section, rows, [0] * 4, ends)
+    together = generate(loaded.model, section, rows, [0] * 4, ends)
     assert n_alone[0] >= 4
-    assert together == [write_tokens(loaded.model, section, [row], [0], ends)[0] for row in rows]
+    assert together == [generate(loaded.model, section, [row], [0], ends)[0] for row in rows]
 
 
 @pytest.fixture(autouse=True)

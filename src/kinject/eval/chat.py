@@ -14,7 +14,8 @@ from kinject.errors import InputError
 from kinject.eval.retrieval import make_retriever, read_passages
 from kinject.eval.retrievers import Retriever
 from kinject.gguf import gguf_file
-from kinject.models import LoadedModel, end_tokens, load_model, window_of
+from kinject.models import LoadedModel, load_model, window_of
+from kinject.models.generate import end_tokens
 from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
 

@@ -1,4 +1,4 @@
-"""Limits of a causal language model: its window, its end tokens, and the test that it reads no later tokens.
+"""Limits of a causal language model: its window, where a text begins, and the test that it reads no later tokens.
 
 A model that reads later tokens learns to copy them, and has none to copy when it writes: its training loss and its log-probs
 mean nothing.
@@ -15,16 +15,6 @@ _SEPARATOR = "<|endoftext|>"
 _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
 """Limits for float32, and for weights that are rounded more. Experts that get other rows at once change the last digit."""
-_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-_SEARCH = (
-    "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias",
-    "suppress_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty", "guidance_scale", "stop_strings",
-)  # fmt: skip
-_NEUTRAL = {
-    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
-    "length_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0,
-}  # fmt: skip
-"""Fields of transformers' GenerationConfig that shape a text, and the values that change nothing."""
 
 
 def window_of(config: Any) -> int | None:
@@ -50,24 +40,6 @@ def text_start(tokenizer: Any) -> int | None:
     separator = tokenizer.get_vocab().get(_SEPARATOR)
     candidates = (separator, tokenizer.bos_token_id, tokenizer.eos_token_id)
     return next((token for token in candidates if token is not None), None)
-
-
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a text of `model`: those of its generation config, then the tokenizer's; [] without any."""
-    configured = model.generation_config.eos_token_id
-    ends = [configured] if isinstance(configured, int) else configured or ()
-    return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
-
-
-def generation_settings(model: Any) -> dict[str, Any]:
-    """Return the settings of the model's own generation_config.json that shape a text, {} for plain greedy search.
-
-    Lengths, special tokens and values that change nothing are left out, and those of sampling where it does not sample.
-    """
-    config = model.generation_config
-    names = (*_SEARCH, *(_SAMPLING if config.do_sample else ()))
-    values = {name: getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if value not in (None, False, _NEUTRAL.get(name))}
 
 
 def is_runnable(model: Any) -> bool:

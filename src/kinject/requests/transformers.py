@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError
-from kinject.models import end_tokens, generation_settings, model_hash, window_of
+from kinject.models import model_hash, window_of
+from kinject.models.generate import ends_of, generate, generation_settings
 from kinject.recipe import GeneratorSection
 from kinject.requests.chat import sampling_options, split_thinking, with_thinking
-from kinject.requests.generator import request_seed
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from kinject.models import LoadedModel
@@ -29,8 +28,6 @@ log = logging.getLogger(__name__)
 
 _SECONDS_TO_FILL = 0.005
 """Time that a batch waits for one more request."""
-_CLOSE = 1e-4
-"""Of the largest logit: two tokens as close as this are decided by a pass over the text alone."""
 
 
 @lru_cache(maxsize=8)
@@ -153,7 +150,7 @@ class LocalModel:
         return encoded
 
     def _generate(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
-        return write_tokens(self._loaded.model, self._section, prompts, seeds, self._ends())
+        return generate(self._loaded.model, self._section, prompts, seeds, self._ends())
 
     def _ends(self) -> list[int]:
         return ends_of(self._loaded.model, self._loaded.tokenizer, self._section.model or "")
@@ -184,14 +181,6 @@ def _warn_of_settings(section: GeneratorSection, model: PreTrainedModel) -> None
 _warned: set[tuple[str | None, ...]] = set()
 
 
-def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
-    """Return the tokens that end an answer of the model `name`. Raises `InputError` if there are none."""
-    ends = end_tokens(model, tokenizer)
-    if not ends:
-        raise InputError(f"{name}: neither model nor tokenizer has a token that ends an answer.")
-    return ends
-
-
 def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, str]:
     """Return (thinking, answer) of the generated `tokens`."""
     text = str(tokenizer.decode(tokens))  # special tokens mark channels and, in some vocabularies, thinking
@@ -201,137 +190,6 @@ def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tu
     for token in tokenizer.all_special_tokens:
         answer = answer.replace(token, "")
     return thinking, answer
-
-
-def write_tokens(
-    model: PreTrainedModel, section: GeneratorSection, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
-    ends: Sequence[int], others: Sequence[Sequence[int]] = (), weight: float = 0.0,
-) -> list[list[int]]:  # fmt: skip
-    """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
-
-    With `others`, a second prompt of each, every token is drawn with probability `weight` from the model's prediction
-    after that prompt instead: a sample of the mixture of the two predictions (MixSD, arXiv 2605.16865). At temperature
-    0 it is the likeliest token of the one drawn. In float32 neither the size of the batch nor its other rows change a
-    text.
-    """
-    import torch
-    from transformers import GenerationConfig, LogitsProcessorList
-
-    if others and weight in (0, 1):
-        prompts, others = (others if weight else prompts), ()
-    rows = [*prompts, *others]
-    longest = max(map(len, rows))
-    n_pads = [longest - len(row) for row in rows]
-    config = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=section.max_tokens,
-        pad_token_id=ends[0],
-        eos_token_id=list(ends),
-        use_cache=True,
-    )
-    sampler = _draw(seeds, section, str(model.device), weight if others else 0.0)
-    if model.dtype in (torch.float32, torch.float64):
-        sampler.decide_alone(model, n_pads)
-    ids = [[ends[0]] * n + list(row) for n, row in zip(n_pads, rows, strict=True)]
-    mask = [[0] * n + [1] * (longest - n) for n in n_pads]
-    with torch.inference_mode(), without_defaults(model):
-        output = model.generate(
-            torch.tensor(ids, device=model.device), attention_mask=torch.tensor(mask, device=model.device),
-            generation_config=config, logits_processor=LogitsProcessorList([sampler]),
-        )  # fmt: skip
-    return [_until(tokens, ends) for tokens in output[: len(prompts), longest:].tolist()]
-
-
-@contextlib.contextmanager
-def without_defaults(model: Any) -> Iterator[None]:
-    """Ignore the model's own settings of generation (such as penalties) inside the block."""
-    from transformers import GenerationConfig
-
-    saved, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = saved
-
-
-def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-    return tokens[: end + 1]
-
-
-def _draw(seeds: Sequence[int], section: GeneratorSection, device: str, weight: float = 0.0) -> _Sampler:
-    """Return the logits processor that samples from the section's distribution, with one seed for each row.
-
-    Temperature comes first, then top_k, top_p and min_p, as in transformers.
-    """
-    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
-    temperature, sampling = section.sampling_temperature, section.extra_body or {}
-    filters: list[Any] = []
-    if temperature:
-        filters = [TemperatureLogitsWarper(temperature)]
-        filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
-    return _Sampler(filters, seeds, device, weight)
-
-
-class _Sampler:
-    """A logits processor after which the argmax is a sample, for rows [seeds], or for two halves of a batch that are mixed.
-
-    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer. Without `filters`
-    it is the likeliest token. With a `weight`, rows and seeds are half as many: each row is drawn from the second half with
-    that probability, from the first otherwise, and both halves get the same token.
-    """
-
-    def __init__(self, filters: Sequence[Any], seeds: Sequence[int], device: str, weight: float) -> None:
-        import torch
-
-        self.filters, self.n, self.device, self.weight = filters, len(seeds), device, weight
-        self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
-        self.coins = [torch.Generator().manual_seed(request_seed("mixture", seed)) for seed in seeds if weight]
-        self.model: Any = None
-        self.n_pads: Sequence[int] = ()
-
-    def decide_alone(self, model: Any, n_pads: Sequence[int]) -> None:
-        """Let `model` read a row alone, without its padding, where two tokens are as close as rounding."""
-        self.model, self.n_pads = model, n_pads
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return `scores` [rows, vocabulary] with the noise of this step."""
-        import torch
-
-        rows = torch.arange(self.n, device=scores.device)
-        if self.weight:
-            drawn = torch.stack([torch.rand((), generator=coin, dtype=torch.float64) for coin in self.coins])
-            rows = rows + self.n * (drawn < self.weight).to(rows)
-        scores = scores[rows].float()
-        noise = self._noise(scores)
-        drawn_scores = self._filtered(input_ids, scores) + noise
-        if self.model is not None:
-            best = drawn_scores.topk(2).values
-            scale = self.filters[0].temperature if self.filters else 1.0
-            close = (best[:, 0] - best[:, 1]) * scale < _CLOSE * scores.abs().amax(-1)
-            for i in close.nonzero()[:, 0].tolist():
-                row = int(rows[i])
-                text = input_ids[row : row + 1, self.n_pads[row] :]
-                alone = self.model(input_ids=text, use_cache=False).logits[:, -1].float()
-                drawn_scores[i] = (self._filtered(text, alone) + noise[i : i + 1])[0]
-        return drawn_scores.repeat(2, 1) if self.weight else drawn_scores
-
-    def _filtered(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for warper in self.filters:
-            scores = warper(input_ids, scores)
-        return scores
-
-    def _noise(self, scores: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        if not self.filters:
-            return torch.zeros_like(scores)
-        uniform = torch.stack(
-            [torch.rand(scores.shape[-1], generator=generator, device=self.device) for generator in self.generators]
-        )
-        return -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
 
 
 def model_identity(section: GeneratorSection) -> dict[str, Any]:

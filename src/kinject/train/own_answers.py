@@ -29,11 +29,12 @@ from kinject.disk import (
     write_jsonl,
 )
 from kinject.errors import InputError
+from kinject.models.generate import ends_of, generate
 from kinject.process import work_seconds
 from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
 from kinject.requests import generator_identity
 from kinject.requests.generator import request_seed
-from kinject.requests.transformers import ends_of, read_answer, write_tokens
+from kinject.requests.transformers import read_answer
 from kinject.terminal import Progress
 from kinject.train.contexts import document_inputs, document_texts
 from kinject.train.load import set_chat_template
@@ -304,7 +305,7 @@ class _Writer:
             for start in range(0, len(some), _BATCH):
                 batch = some[start : start + _BATCH]
                 seeds = [request_seed("own answers", 0, request.row_id, attempt) for request in batch]
-                tokens = write_tokens(
+                tokens = generate(
                     self.model, self.generator, [request.prompt for request in batch], seeds, stops,
                     [request.alone for request in batch], self.section.without_context,
                 )  # fmt: skip

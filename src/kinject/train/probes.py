@@ -17,9 +17,8 @@ from kinject.corpus.rows import CorpusRow
 from kinject.corpus.templates import read_template, render_question
 from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
 from kinject.errors import InputError
-from kinject.models import end_tokens
+from kinject.models.generate import Greedy, end_tokens, generate
 from kinject.recipe.sections import ProbesSection
-from kinject.requests.transformers import without_defaults
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -148,26 +147,17 @@ class Probes:
     @torch.no_grad()
     def _write(self, model: Any, rows: Sequence[list[int]], pad_token_id: int) -> list[list[int]]:
         """Return the tokens that `model` writes after each of `rows`, the first of which is the longest."""
-        from transformers import GenerationConfig, StoppingCriteriaList
-
         width, device = len(rows[0]), next(iter(model.parameters())).device
-        ids = torch.tensor([[pad_token_id] * (width - len(row)) + row for row in rows], device=device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         ends = end_tokens(model, self.tokenizer)
 
         def has_broken(input_ids: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
             tails = self.tokenizer.batch_decode(input_ids[:, max(width, input_ids.shape[1] - 2) :])
             return torch.tensor(["\n" in tail for tail in tails], device=device)
 
-        config = GenerationConfig(
-            max_new_tokens=MAX_NEW_TOKENS, do_sample=False, eos_token_id=ends or None,
-            pad_token_id=pad_token_id, use_cache=True,
-        )  # fmt: skip
-        with without_defaults(model):
-            sequences = model.generate(
-                ids, attention_mask=mask, generation_config=config, stopping_criteria=StoppingCriteriaList([has_broken])
-            )
-        return [_until(tokens, ends) for tokens in sequences[:, width:].tolist()]
+        written = generate(
+            model, Greedy(MAX_NEW_TOKENS), rows, [0] * len(rows), ends, has_ended=has_broken, exact=False
+        )
+        return [_until(tokens, ends) for tokens in written]
 
 
 def _until(tokens: list[int], ends: Collection[int]) -> list[int]:

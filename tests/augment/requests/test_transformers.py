@@ -12,8 +12,9 @@ import torch
 from kinject.augment import augment
 from kinject.errors import InputError
 from kinject.models import load_model
+from kinject.models.generate import _draw
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.requests.transformers import LocalModel, _draw, weights_identity
+from kinject.requests.transformers import LocalModel, weights_identity
 from kinject.types import Completion, Message
 
 TEMPLATE = (

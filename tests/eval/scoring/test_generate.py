@@ -15,7 +15,7 @@ from kinject.eval.scoring import generate
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
-from kinject.models import generation_settings
+from kinject.models.generate import generation_settings
 
 
 class Letters:

@@ -15,13 +15,12 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.generation import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded, Thinking
 from kinject.eval.scoring.scorer import Scorer, is_out_of_memory
-from kinject.models import end_tokens, generation_settings
+from kinject.models.generate import Greedy, end_tokens, generate, generation_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -161,32 +160,25 @@ class AnswerGenerator:
         for index in order:
             groups[len(prompts[index].contexts[0]), prompts[index].generation].append(index)
         self._note("answers are written in plain batches of prompts of one length")
-        pad = min(self.ends, default=0)
-        for (_, generation), indices in groups.items():
+        for (length, generation), indices in groups.items():
             for start in range(0, len(indices), _ROWS):
                 batch = indices[start : start + _ROWS]
-                ids = torch.from_numpy(np.stack([prompts[i].contexts[0] for i in batch]).astype(np.int64))
-                config = GenerationConfig(
-                    max_new_tokens=generation.most, do_sample=False, eos_token_id=sorted(self.ends) or None,
-                    pad_token_id=pad,
+                answers = [_Answer(self, prompts[i]) for i in batch]
+                contexts = [prompts[i].contexts[0].tolist() for i in batch]
+                written = generate(
+                    self.forward.model, Greedy(generation.most), contexts, [0] * len(batch), sorted(self.ends),
+                    has_ended=_Ended(answers), force=_Forced(answers), exact=False,
                 )  # fmt: skip
-                ended = _Ended([_Answer(self, prompts[i]) for i in batch])
-                with torch.inference_mode():
-                    output = self.forward.model.generate(
-                        ids.to(self.forward.device), attention_mask=torch.ones_like(ids).to(self.forward.device),
-                        generation_config=config, stopping_criteria=StoppingCriteriaList([ended]),
-                        logits_processor=LogitsProcessorList([_Forced(ended.answers)]),
-                    )  # fmt: skip
-                self.n_read += output.numel()
-                yield from zip(batch, (answer.result() for answer in ended.answers), strict=True)
+                self.n_read += sum(length + len(tokens) for tokens in written)
+                yield from zip(batch, (answer.result() for answer in answers), strict=True)
 
     def _note(self, text: str) -> None:
         if text not in self.scorer.notes:
             self.scorer.notes.append(text)
 
 
-class _Ended(StoppingCriteria):  # type: ignore[misc]
-    """Marks for transformers the rows of a batch that have ended; `answers` take their tokens."""
+class _Ended:
+    """Tells transformers which rows of a batch have ended; `answers` take their tokens."""
 
     def __init__(self, answers: Sequence[_Answer]) -> None:
         self.answers = answers
@@ -198,7 +190,7 @@ class _Ended(StoppingCriteria):  # type: ignore[misc]
         return torch.tensor(self.has_ended, device=input_ids.device)
 
 
-class _Forced(LogitsProcessor):  # type: ignore[misc]
+class _Forced:
     """Writes the tokens that end a thinking which was cut."""
 
     def __init__(self, answers: Sequence[_Answer]) -> None:

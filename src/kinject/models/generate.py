@@ -1,0 +1,218 @@
+"""Texts that a causal language model writes, in batches, each determined by its prompt and seed; and where a text ends.
+
+For the writer of paraphrases, answers that a model learns from, probes, and models whose prompts cannot share a prefix.
+`kinject.eval.scoring.generate` has the packed row for prompts that can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kinject.disk import content_id
+from kinject.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+OfStep = Callable[..., Any]
+"""(tokens [rows, length], logits) -> a tensor: whether each row has ended [rows], or other logits."""
+_CLOSE = 1e-4
+"""Of the largest logit: two tokens as close as this are decided by a pass over the text alone."""
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_SEARCH = (
+    "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias",
+    "suppress_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty", "guidance_scale", "stop_strings",
+)  # fmt: skip
+_NEUTRAL = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
+    "length_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0,
+}  # fmt: skip
+"""Fields of transformers' GenerationConfig that shape a text, and the values that change nothing."""
+
+
+class WritingSettings(Protocol):
+    """What shapes a text: `GeneratorSection` and `Greedy` have it. At temperature 0 the likeliest token is taken."""
+
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def sampling_temperature(self) -> float | None: ...
+    @property
+    def extra_body(self) -> Mapping[str, Any] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """The likeliest tokens, `max_tokens` at most."""
+
+    max_tokens: int
+    sampling_temperature: float = 0.0
+    extra_body: Mapping[str, Any] | None = None
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a text of `model`: those of its generation config, then the tokenizer's; [] without any."""
+    configured = model.generation_config.eos_token_id
+    ends = [configured] if isinstance(configured, int) else configured or ()
+    return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
+
+
+def generation_settings(model: Any) -> dict[str, Any]:
+    """Return the settings of the model's own generation_config.json that shape a text, {} for plain greedy search.
+
+    Lengths, special tokens and values that change nothing are left out, and those of sampling where it does not sample.
+    """
+    config = model.generation_config
+    names = (*_SEARCH, *(_SAMPLING if config.do_sample else ()))
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if value not in (None, False, _NEUTRAL.get(name))}
+
+
+def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
+    """Return the tokens that end an answer of the model `name`. Raises `InputError` if there are none."""
+    ends = end_tokens(model, tokenizer)
+    if not ends:
+        raise InputError(f"{name}: neither model nor tokenizer has a token that ends an answer.")
+    return ends
+
+
+def generate(
+    model: PreTrainedModel, settings: WritingSettings, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
+    ends: Sequence[int], others: Sequence[Sequence[int]] = (), weight: float = 0.0, *, has_ended: OfStep | None = None,
+    force: OfStep | None = None, exact: bool = True,
+) -> list[list[int]]:  # fmt: skip
+    """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
+
+    With `others`, a second prompt of each, every token is drawn with probability `weight` from the model's prediction
+    after that prompt instead: a sample of the mixture of the two predictions (MixSD, arXiv 2605.16865). At temperature
+    0 it is the likeliest token of the one drawn. In float32 neither the size of the batch nor its other rows change a
+    text, unless `exact` is false, for weights that processes share: a row with a tie is then not read alone. `has_ended`
+    returns after each step for each row whether it has ended; `force` may change the logits of a step.
+    """
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+    if others and weight in (0, 1):
+        prompts, others = (others if weight else prompts), ()
+    rows, pad = [*prompts, *others], next(iter(ends), 0)
+    longest = max(map(len, rows))
+    n_pads = [longest - len(row) for row in rows]
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=settings.max_tokens,
+        pad_token_id=pad,
+        eos_token_id=list(ends) or None,
+        use_cache=True,
+    )
+    sampler = _draw(seeds, settings, str(model.device), weight if others else 0.0)
+    if exact and model.dtype in (torch.float32, torch.float64):
+        sampler.decide_alone(model, n_pads)
+    ids = [[pad] * n + list(row) for n, row in zip(n_pads, rows, strict=True)]
+    mask = [[0] * n + [1] * (longest - n) for n in n_pads]
+    with torch.inference_mode(), without_defaults(model):
+        output = model.generate(
+            torch.tensor(ids, device=model.device), attention_mask=torch.tensor(mask, device=model.device),
+            generation_config=config, logits_processor=LogitsProcessorList([sampler, force] if force else [sampler]),
+            stopping_criteria=StoppingCriteriaList([has_ended] if has_ended else []),
+        )  # fmt: skip
+    return [_until(tokens, ends) for tokens in output[: len(prompts), longest:].tolist()]
+
+
+@contextlib.contextmanager
+def without_defaults(model: Any) -> Iterator[None]:
+    """Ignore the model's own settings of generation (such as penalties) inside the block."""
+    from transformers import GenerationConfig
+
+    saved, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = saved
+
+
+def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: end + 1]
+
+
+def _draw(seeds: Sequence[int], settings: WritingSettings, device: str, weight: float = 0.0) -> _Sampler:
+    """Return the logits processor that samples from the section's distribution, with one seed for each row.
+
+    Temperature comes first, then top_k, top_p and min_p, as in transformers.
+    """
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    temperature, sampling = settings.sampling_temperature, settings.extra_body or {}
+    filters: list[Any] = []
+    if temperature:
+        filters = [TemperatureLogitsWarper(temperature)]
+        filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
+    return _Sampler(filters, seeds, device, weight)
+
+
+class _Sampler:
+    """A logits processor after which the argmax is a sample, for rows [seeds], or for two halves of a batch that are mixed.
+
+    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer. Without `filters`
+    it is the likeliest token. With a `weight`, rows and seeds are half as many: each row is drawn from the second half with
+    that probability, from the first otherwise, and both halves get the same token.
+    """
+
+    def __init__(self, filters: Sequence[Any], seeds: Sequence[int], device: str, weight: float) -> None:
+        import torch
+
+        self.filters, self.n, self.device, self.weight = filters, len(seeds), device, weight
+        self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
+        self.coins = [
+            torch.Generator().manual_seed(int(content_id("mixture", seed)[:8], 16) & 0x7FFFFFFF)
+            for seed in seeds
+            if weight
+        ]
+        self.model: Any = None
+        self.n_pads: Sequence[int] = ()
+
+    def decide_alone(self, model: Any, n_pads: Sequence[int]) -> None:
+        """Let `model` read a row alone, without its padding, where two tokens are as close as rounding."""
+        self.model, self.n_pads = model, n_pads
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return `scores` [rows, vocabulary] with the noise of this step."""
+        import torch
+
+        rows = torch.arange(self.n, device=scores.device)
+        if self.weight:
+            drawn = torch.stack([torch.rand((), generator=coin, dtype=torch.float64) for coin in self.coins])
+            rows = rows + self.n * (drawn < self.weight).to(rows)
+        scores = scores[rows].float()
+        noise = self._noise(scores)
+        drawn_scores = self._filtered(input_ids, scores) + noise
+        if self.model is not None:
+            best = drawn_scores.topk(2).values
+            scale = self.filters[0].temperature if self.filters else 1.0
+            close = (best[:, 0] - best[:, 1]) * scale < _CLOSE * scores.abs().amax(-1)
+            for i in close.nonzero()[:, 0].tolist():
+                row = int(rows[i])
+                text = input_ids[row : row + 1, self.n_pads[row] :]
+                alone = self.model(input_ids=text, use_cache=False).logits[:, -1].float()
+                drawn_scores[i] = (self._filtered(text, alone) + noise[i : i + 1])[0]
+        return drawn_scores.repeat(2, 1) if self.weight else drawn_scores
+
+    def _filtered(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for warper in self.filters:
+            scores = warper(input_ids, scores)
+        return scores
+
+    def _noise(self, scores: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if not self.filters:
+            return torch.zeros_like(scores)
+        uniform = torch.stack(
+            [torch.rand(scores.shape[-1], generator=generator, device=self.device) for generator in self.generators]
+        )
+        return -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
