@@ -28,7 +28,6 @@ SIDEWAYS = {
     ("errors", "secrets"),  # no error and nothing printed holds a part of a key
     ("terminal", "secrets"),
     ("signals", "errors"),
-    ("terminal", "signals"),
     ("results", "types"),  # how a notebook shows a result
     ("results", "scaling"),  # a part of a report
     ("recipe", "disk"),

@@ -56,37 +56,24 @@ def test_a_new_process_may_use_no_more_than_the_machine_has() -> None:
 
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Replace the environment by one of the test's own; the limit of open files stays."""
+    """Replace the environment by one of the test's own."""
     values: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", values)
-    monkeypatch.setattr(process.resource, "setrlimit", lambda *_: None)
     return values
 
 
-BAD_NUMBERS = ("two", "-1", "0.5", "9" * 30, "\u0663", "1e3", "0x2", "+1", "1_0", "NaN")
-
-
-@pytest.mark.parametrize("value", BAD_NUMBERS)
-@pytest.mark.parametrize(
-    "name",
-    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "OMP_NUM_THREADS", "RAYON_NUM_THREADS", "SOURCE_DATE_EPOCH"],
-)
-def test_a_variable_that_a_library_reads_as_a_number_is_refused_by_name(
-    name: str, value: str, environ: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("value", ["two", "-1", "0.5", "9" * 30, "\u0663", "1e3", "0x2"])
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"])
+def test_a_variable_that_is_no_number_is_refused_by_name(name: str, value: str, environ: dict[str, str]) -> None:
     environ[name] = value
-    with pytest.raises(InputError, match=rf"variable {name}: found .*, expected a whole number from \d.* unset it\.$"):
+    with pytest.raises(InputError, match=rf"variable {name}: found .*, expected a whole number\. .* unset it\.$"):
         process.check_environment()
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_PORT": "29500"},
-        {"OMP_NUM_THREADS": "4,2"}, {"OMP_NUM_THREADS": " 8 "}, {"ACCELERATE_USE_CPU": "True"}, {"MASTER_PORT": "65535"},
-    ],
-)  # fmt: skip
-def test_what_launchers_and_users_set_is_taken_as_it_is(values: dict[str, str], environ: dict[str, str]) -> None:
+    "values", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "3", "WORLD_SIZE": "4"}, {"OMP_NUM_THREADS": "4,2"}]
+)
+def test_values_of_launchers_and_users_are_kept(values: dict[str, str], environ: dict[str, str]) -> None:
     environ.clear()
     environ.update(values)
     process.check_environment()
@@ -95,26 +82,16 @@ def test_what_launchers_and_users_set_is_taken_as_it_is(values: dict[str, str], 
 
 def test_an_empty_variable_counts_as_not_set(environ: dict[str, str]) -> None:
     environ.clear()
-    environ.update(
-        {"RANK": "", "WORLD_SIZE": " ", "OMP_NUM_THREADS": "", "HOME": "", "ACCELERATE_USE_CPU": "", "LANG": ""}
-    )
+    environ.update({"RANK": "", "WORLD_SIZE": " ", "OMP_NUM_THREADS": "", "LANG": ""})
     process.check_environment()
     assert environ == {"LANG": ""}
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"WORLD_SIZE": "2"}, "has WORLD_SIZE, but not RANK"), ({"LOCAL_RANK": "0"}, "but not RANK and WORLD_SIZE"),
-        ({"RANK": "0", "WORLD_SIZE": ""}, "has RANK, but not WORLD_SIZE"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2; it must be below WORLD_SIZE, 2"),
-        ({"ACCELERATE_USE_FSDP": "maybe"}, "variable ACCELERATE_USE_FSDP: found 'maybe', expected one of 1, 0, true"),
-    ],
-)  # fmt: skip
-def test_variables_that_contradict_each_other_are_refused(
-    values: dict[str, str], message: str, environ: dict[str, str]
-) -> None:
+    "values", [{"WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": ""}, {"RANK": "2", "WORLD_SIZE": "2"}]
+)
+def test_a_rank_without_a_world_or_beyond_it_is_refused(values: dict[str, str], environ: dict[str, str]) -> None:
     environ.clear()
     environ.update(values)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="RANK and WORLD_SIZE"):
         process.check_environment()

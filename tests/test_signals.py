@@ -13,7 +13,7 @@ import pytest
 
 from kinject.errors import Terminated
 from kinject.requests.sender import run_event_loop
-from kinject.signals import SIGNALS, deferred, exit_code, running_time, terminable
+from kinject.signals import SIGNALS, deferred, exit_code, terminable
 
 
 class Finalised:
@@ -69,47 +69,11 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored_but_a_batch_system
 
 
 class Clock:
-    """A monotonic clock that can jump, as it does for a process while that is stopped."""
+    """A monotonic clock that can jump."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         read, self.ahead = time.monotonic, 0.0
         monkeypatch.setattr("time.monotonic", lambda: read() + self.ahead)
-
-    def stop_for(self, seconds: float) -> None:
-        """Do what SIGSTOP, time, and SIGCONT do."""
-        self.ahead += seconds
-        os.kill(os.getpid(), signal.SIGCONT)
-
-
-def test_the_clock_of_rates_and_limits_leaves_out_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    with terminable():
-        began = running_time()
-        clock.stop_for(600)
-        assert running_time() - began < 60
-        clock.ahead += 50
-        assert 50 <= running_time() - began < 110
-    assert running_time() - began < 110
-
-
-def test_a_time_limit_of_a_request_does_not_run_while_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-
-    async def pause(seconds: float) -> str:
-        async with asyncio.timeout(60):
-            clock.stop_for(seconds)
-            await asyncio.sleep(0.01)
-        return "answered"
-
-    async def wait() -> None:
-        async with asyncio.timeout(60):
-            clock.ahead += 600
-            await asyncio.sleep(30)
-
-    with terminable():
-        assert run_event_loop(pause(600)) == "answered"
-        with pytest.raises(TimeoutError):
-            run_event_loop(wait())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -87,7 +87,7 @@ def test_without_a_terminal_lines_come_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 4))
-    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("kinject.terminal.monotonic", lambda: float(next(clock)))
     with Progress("training", 100, "steps", done=40) as progress:
         for _ in range(4):
             progress.advance(10)
@@ -103,7 +103,7 @@ def test_without_a_terminal_lines_come_now_and_then(
 
 def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
+    monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
     progress = Progress("training", 100, "steps", done=40)
     now = 5.0
     progress.advance(10)
@@ -114,7 +114,7 @@ def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatc
 
 def test_step_rate_and_eta_stay_where_the_line_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
+    monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
     progress = Progress("training", 12_345, "steps")
     assert progress.line(80) == "training: " + "-" * 40 + "  0/12,345 steps  0 s so far"
     now = 100.0
@@ -138,7 +138,7 @@ def test_step_rate_and_eta_stay_where_the_line_is_narrow(monkeypatch: pytest.Mon
 )
 def test_slow_work_has_a_rate_and_a_time_left(seconds: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
+    monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
     progress = Progress("training arms", 4, "stages")
     now = seconds
     progress.advance()
@@ -148,7 +148,7 @@ def test_slow_work_has_a_rate_and_a_time_left(seconds: float, words: str, monkey
 def test_in_a_notebook_one_line_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now, stream = 0.0, io.StringIO()
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
-    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
+    monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
     monkeypatch.setattr(sys, "stderr", stream)
     with Progress("training", 3, "steps") as progress:
         for _ in range(3):

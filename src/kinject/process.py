@@ -6,110 +6,41 @@ import os
 import re
 import resource
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar, cast
 
 from kinject.errors import InputError, KinjectError
-from kinject.signals import running_time
 
 _Made = TypeVar("_Made")
 
-_NUMBERS = (
-    (re.compile(r"(LOCAL_|GROUP_|NODE_)?RANK"), 0, 1_000_000),
-    (re.compile(r"(LOCAL_|OMPI_COMM_|MV2_COMM_)?WORLD_SIZE|PMI_SIZE|PARALLELISM_CONFIG_\w+_SIZE"), 1, 1_000_000),
-    (re.compile(r"MASTER_PORT"), 1, 65_535),
-    (re.compile(r"(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS|NUMEXPR_MAX_THREADS"), 1, 4096),
-    (re.compile(r"HF_HUB_(ETAG|DOWNLOAD)_TIMEOUT|ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), 1, 1_000_000),
-    (re.compile(r"SOURCE_DATE_EPOCH|HF_DATASETS_IN_MEMORY_MAX_SIZE"), 0, 2**36),
-)
-"""Environment variables that kinject or its libraries read as whole numbers: name, smallest, largest."""
-_AUTO = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-"""For DeepSpeed accelerate's launcher sets it to auto: the trainer's."""
-_YES_OR_NO = ("1", "0", "true", "false", "yes", "no", "on", "off", "y", "n", "t", "f")
-_WORDS = (
-    (
-        re.compile(r"ACCELERATE_(USE_(CPU|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG)|DEBUG_MODE|CPU_AFFINITY)"),
-        _YES_OR_NO,
-    ),
-    (re.compile(r"FORK_LAUNCHED"), _YES_OR_NO),
-    (re.compile(r"ACCELERATE_MIXED_PRECISION"), ("no", "fp16", "bf16", "fp8")),
-)
-"""Environment variables that the libraries read as one of some words."""
-_EMPTY_IS_UNSET = ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")
+_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
+"""Environment variables that kinject and its libraries read as whole numbers."""
 _SHORTAGE = re.compile(
     r"out of memory|failed to map segment|(can't|cannot|unable to) allocate|bad_alloc|start new thread|too many open files",
     re.IGNORECASE,
 )
-_FEWEST_FILES, _MANY_FILES = 64, 1024
 
 
 def check_environment() -> None:
-    """Check what every verb needs of its environment, before a library reads it. Raises `InputError`.
+    """Check the environment variables of launchers and threads, before a library reads them. Raises `InputError`.
 
-    An empty variable of those checked counts as not set, and is removed. The limit of open files is raised where it is low.
+    An empty one counts as not set, and is removed.
     """
-    for name, value in list(os.environ.items()):
-        expected = _expected(name, value.strip())
-        if not value.strip() and (expected or name in _EMPTY_IS_UNSET):
+    for name in _NUMBERS:
+        value = os.environ.get(name, "1")
+        if not value.strip():
             del os.environ[name]
-        elif expected:
+        elif not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", value.strip()):  # OMP: one number for each level of nesting
             raise InputError(
-                f"the environment variable {name}: found {value[:100]!r}, expected {expected}. Correct it, or unset it."
+                f"the environment variable {name}: found {value[:100]!r}, expected a whole number. Correct it, or unset it."
             )
-    present = {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ}
-    if present and (missing := {"RANK", "WORLD_SIZE"} - present):
+    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ) or rank() >= world_size():
         raise InputError(
-            f"the environment has {' and '.join(sorted(present))}, but not {' and '.join(sorted(missing))}. A launcher "
-            "(accelerate launch, torchrun) sets both: start kinject under one, or unset what is there."
+            "the environment variables RANK and WORLD_SIZE: a launcher (accelerate launch, torchrun) sets both, and RANK is "
+            "below WORLD_SIZE. Start kinject under one, or unset them."
         )
-    if rank() >= world_size():
-        raise InputError(f"the environment variable RANK is {rank()}; it must be below WORLD_SIZE, {world_size()}.")
-    if sys.getfilesystemencoding().lower() != "utf-8":
-        raise InputError(
-            f"names of files are written in {sys.getfilesystemencoding()} here. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1."
-        )
-    if sys.flags.optimize > 1:
-        raise InputError("PYTHONOPTIMIZE=2 (python -OO) removes documentation that the libraries read. Unset it.")
-    _check_folders()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
-    if most < _FEWEST_FILES:
-        raise InputError(
-            f"only {most} files may be open at once; {_FEWEST_FILES} are needed. Raise the limit (ulimit -n)."
-        )
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _check_folders() -> None:
-    """Check that the working directory exists and that temporary files have a place."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise InputError(
-            "the working directory was deleted. Change to another (cd), and run the command again."
-        ) from None
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise InputError(f"{error.strerror}. Make one of them writable, or set TMPDIR to a folder that is.") from None
-
-
-def _expected(name: str, value: str) -> str:
-    """Return the allowed values of the environment variable `name`; "" if `value` is one, or if it is not checked."""
-    for pattern, words in _WORDS:
-        if pattern.fullmatch(name):
-            return "" if value.lower() in words else f"one of {', '.join(words)}"
-    for pattern, least, most in _NUMBERS:
-        if pattern.fullmatch(name):
-            if value == "auto" and name == _AUTO:
-                return ""
-            parts = value.split(",") if name == "OMP_NUM_THREADS" else [value]  # one number for each level of nesting
-            fine = all(re.fullmatch("[0-9]{1,12}", part.strip()) and least <= int(part) <= most for part in parts)
-            return "" if fine else f"a whole number from {least:,} to {most:,}"
-    return ""
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -239,7 +170,7 @@ def work_seconds(device: str) -> float:
     """Return a clock of the work on `device`, in seconds: on ``cpu`` the processor time of this process and its ended children,
     all cores together, to which other programs add little; else the time without pauses.
     """
-    return sum(os.times()[:4]) if device == "cpu" else running_time()
+    return sum(os.times()[:4]) if device == "cpu" else monotonic()
 
 
 def available_memory() -> int:

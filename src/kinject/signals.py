@@ -3,7 +3,6 @@
 SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone), SIGQUIT (Ctrl-\\) and SIGUSR1 (a batch system's warning) end a
 verb the same way. A signal that was ignored when the process started stays ignored, as under nohup or in the background of
 a script; SIGTERM and SIGUSR1 never are, so that a batch script may let its launcher ignore them.
-`running_time` is a clock that leaves out the time between SIGSTOP (Ctrl-Z) and SIGCONT.
 """
 
 from __future__ import annotations
@@ -31,35 +30,6 @@ _REPEATED = 1.0
 _PAUSE = 0.05
 """Seconds until a signal whose exception was ignored is sent again."""
 
-_PRECISION = 0.005
-"""Seconds between two readings of the clock for pauses: the processor time is a system call."""
-
-
-class _Clock:
-    """Monotonic time without pauses: `paused` seconds so far; at its last reading the time was `read`, this thread's `used`."""
-
-    paused = 0.0
-    read = time.monotonic()
-    used = time.thread_time()
-
-
-def running_time() -> float:
-    """Return the monotonic time, in seconds, without that for which this process was stopped; for rates and time limits.
-
-    A pause is the time between the last reading before SIGCONT and it, less the processor time of the main thread. It
-    is known in a `terminable` block only.
-    """
-    now = time.monotonic()
-    if abs(now - _Clock.read) > _PRECISION and threading.get_ident() == threading.main_thread().ident:
-        _Clock.read, _Clock.used = now, time.thread_time()
-    return now - _Clock.paused
-
-
-def _count_pause(signum: int, frame: FrameType | None) -> None:
-    now, used = time.monotonic(), time.thread_time()
-    _Clock.paused += max(0.0, now - _Clock.read - (used - _Clock.used))
-    _Clock.read, _Clock.used = now, used
-
 
 @contextlib.contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
@@ -79,7 +49,7 @@ def _is_ignored(number: signal.Signals) -> bool:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` in the block on SIGINT, and `Terminated` on the other signals that end a verb; count pauses.
+    """Raise `KeyboardInterrupt` in the block on SIGINT, and `Terminated` on the other signals that end a verb.
 
     A signal may arrive while Python finalises an object and ignores exceptions. Such a signal is sent again.
     """
@@ -93,14 +63,12 @@ def terminable() -> Iterator[None]:
         timer.daemon = True
         timer.start()
 
-    before = signal.signal(signal.SIGCONT, _count_pause)
     sys.unraisablehook = send_again
     try:
         with handled_by(_raise):
             yield
     finally:
         sys.unraisablehook = previous_hook
-        signal.signal(signal.SIGCONT, before)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ import re
 import select
 import sys
 from collections.abc import Sequence
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kinject.secrets import without_secrets
-from kinject.signals import running_time
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -166,14 +166,14 @@ class Progress:
         self.unit = unit
         self.done = self._done_before = done
         self._status_text = ""
-        self._start = self._last_line = self._last_advance = running_time()
+        self._start = self._last_line = self._last_advance = monotonic()
         self._live: Live | None = None
         self._n_columns = 0
 
     def advance(self, n: int = 1) -> None:
         """Count `n` more units."""
         self.done += n
-        self._last_advance = running_time()
+        self._last_advance = monotonic()
         self._show()
 
     def set_status(self, status: str) -> None:
@@ -210,7 +210,7 @@ class Progress:
 
     def _time_text(self) -> str:
         """Return the time that is left; the time that has passed while the rate is unknown."""
-        now = running_time()
+        now = monotonic()
         if not self.rate:
             return f"{duration(now - self._start)} so far"
         return f"ETA {duration(max(0.0, (self.total - self.done) / self.rate - (now - self._last_advance)))}"
@@ -218,7 +218,7 @@ class Progress:
     def _show(self) -> None:
         if self._live is not None:
             return  # it draws itself
-        now, in_notebook = running_time(), _is_notebook()
+        now, in_notebook = monotonic(), _is_notebook()
         if now - self._last_line < (_SECONDS_IN_NOTEBOOK if in_notebook else _SECONDS_BETWEEN_LINES):
             return
         if in_notebook:
@@ -235,7 +235,7 @@ class Progress:
         self._n_columns = len(text)
 
     def __enter__(self) -> Progress:
-        self._start = self._last_line = self._last_advance = running_time()
+        self._start = self._last_line = self._last_advance = monotonic()
         if sys.stderr is not None and sys.stderr.isatty() and self.total > self.done and not _is_notebook():
             from rich.console import Console
             from rich.live import Live

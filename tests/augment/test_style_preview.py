@@ -23,7 +23,9 @@ def test_every_style_is_listed_with_its_source_and_those_of_a_recipe_too(
     recipe = make_recipe()
     assert main(["recipes", "styles"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(STYLES)
-    assert main(["recipes", "styles", "--recipe", str(recipe.path), f"augment.style_files=['{tmp_path}/mine.yaml']"]) == 0
+    assert (
+        main(["recipes", "styles", "--recipe", str(recipe.path), f"augment.style_files=['{tmp_path}/mine.yaml']"]) == 0
+    )
     assert "mine                as a letter" in capsys.readouterr().out
 
 

@@ -88,7 +88,10 @@ augment: {{documents: {rows}, styles: {{paraphrase: 1}}, generator: {{kind: tran
         told = capsys.readouterr().err
         assert "Traceback" not in told
         assert "kinject runs no code that comes with a model" in told or "trust_remote_code" not in told, verb
-    assert main(["export", str(tiny_model), "--average-with", str(tiny_model)]) in (0, 2)  # averages tensors, loads no model
+    assert main(["export", str(tiny_model), "--average-with", str(tiny_model)]) in (
+        0,
+        2,
+    )  # averages tensors, loads no model
     assert not sprung.exists()
 
 

@@ -57,8 +57,7 @@ def test_a_mixture_is_drawn_token_by_token_whatever_the_batch(
     ends, seeds = ends_of(loaded.model, loaded.tokenizer, "tiny"), list(range(4))
     together = generate(loaded.model, section, with_context, seeds, ends, alone, weight)
     single = [
-        generate(loaded.model, section, with_context[i : i + 1], [i], ends, alone[i : i + 1], weight)[0]
-        for i in seeds
+        generate(loaded.model, section, with_context[i : i + 1], [i], ends, alone[i : i + 1], weight)[0] for i in seeds
     ]
     if weight in (0.0, 1.0):  # then it is one of the two predictions
         plain = generate(loaded.model, section, with_context if weight == 0 else alone, seeds, ends)

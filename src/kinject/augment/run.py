@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 from kinject.augment import sandbox
@@ -48,7 +49,6 @@ from kinject.requests.sender import (
     run_event_loop,
     run_workers,
 )
-from kinject.signals import running_time
 from kinject.types import Completion
 
 Reply = TypeVar("Reply")
@@ -145,13 +145,13 @@ async def _rewrite(
         progress.watch(sender.status)
         judge = await open_judge(stack, recipe, section, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
-        start = running_time()
+        start = monotonic()
         try:
             await rewriter.run(passages, limits.concurrency)
         except EndpointError as error:
             stored = f"{store.n_variants} rewritings are stored; the same command resumes."
             raise EndpointError(f"{error} {stored}", fatal=True) from error
-        sender.traffic.seconds = running_time() - start
+        sender.traffic.seconds = monotonic() - start
     return rewriter
 
 

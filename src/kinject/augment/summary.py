@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kinject.augment.checks.facts import checks_off
@@ -15,7 +16,6 @@ from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
 from kinject.requests.balance import render_endpoints
-from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Tabular
 
@@ -49,7 +49,7 @@ class AugmentProgress(Progress):
 
     def advance(self, n: int = 1) -> None:
         """Count `n` more variants as done: stored, or given up."""
-        now = running_time()
+        now = monotonic()
         if now - self._described >= _SECONDS_BETWEEN_TEXTS or self.done + n >= self.total:
             self._described = now
             refused = f"{self._n_refused:,} refused" if self._n_refused else ""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
+from time import monotonic
 from typing import Any
 
 from kinject.corpus.documents import document_hashes
@@ -36,7 +37,6 @@ from kinject.process import single_process_notes, world_size
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
 from kinject.results import Perplexity, Report, to_json
-from kinject.signals import running_time
 from kinject.terminal import Progress, show
 from kinject.types import Answer
 
@@ -287,10 +287,10 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
 @contextmanager
 def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]:
     """Yield a counter for `n_total` prompts, `n_stored` of which need no model; print the rate when the block ends."""
-    start = running_time()
+    start = monotonic()
     with Progress(title, n_total - n_stored, "questions") as progress:
         yield progress
-    seconds = running_time() - start
+    seconds = monotonic() - start
     stored = f", {n_stored} found in answers.jsonl" if n_stored else ""
     rate = f", {progress.done / seconds:.1f} a second" if progress.done and seconds else ""
     show(f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}", file=sys.stderr)

@@ -297,7 +297,11 @@ def sentence(finding: Finding) -> str:
     if finding.tag is Tag.TOO_FEW:
         effective = "" if finding.n_effective >= finding.n_documents else f" (they count as {finding.n_effective:.0f})"
         return f"{text}; {finding.n_documents} {_unit(finding)}{effective} are too few for a test: {finding.needed} are needed"
-    if finding.tag in (Tag.ALIKE, Tag.UNDECIDED, Tag.NOTHING_TO_LOSE) and finding.low is not None and finding.high is not None:
+    if (
+        finding.tag in (Tag.ALIKE, Tag.UNDECIDED, Tag.NOTHING_TO_LOSE)
+        and finding.low is not None
+        and finding.high is not None
+    ):
         text += f"; changes of {format_points(finding.low)} to {format_points(finding.high)} points remain possible"
     return text
 

@@ -8,11 +8,11 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from kinject.requests.generator import Generator, Transient
 from kinject.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
-from kinject.signals import running_time
 from kinject.types import Usage
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class EndpointState:
         """Return the seconds until it can take a request of `units` tokens; infinite if that depends on another's end."""
         if self.closed or self.concurrency.is_full or self._trying:
             return math.inf
-        pause = self._paused_until - running_time() if self._pause else 0.0
+        pause = self._paused_until - monotonic() if self._pause else 0.0
         return max(pause, self.requests.wait(), self.tokens.wait(units), 0.0)
 
     def take(self, units: float) -> list[float]:
@@ -100,7 +100,7 @@ class EndpointState:
         self.faults[fault.kind] += 1
         overloaded = fault.kind == "overload"
         self._faults_in_a_row += not overloaded or self.concurrency.limit <= 1
-        now = running_time()
+        now = monotonic()
         requested_pause = min(fault.retry_after or 0.0, longest_wait)
         if self._faults_in_a_row >= _FAULTS_UNTIL_PAUSE and now >= self._paused_until:
             self._pause = min(2 * self._pause, LONGEST_ENDPOINT_PAUSE) or FIRST_ENDPOINT_PAUSE

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,6 @@ from kinject.requests.cache import AnswerCache, request_key
 from kinject.requests.endpoint import Endpoint
 from kinject.requests.generator import Stopped, Transient
 from kinject.secrets import without_secrets
-from kinject.signals import running_time
 from kinject.types import Completion, Message
 
 if TYPE_CHECKING:
@@ -179,13 +179,13 @@ class BatchEndpoint:
 
         Submitting requests again because a poll of their batch failed would pay for them twice.
         """
-        pause, since = FIRST_POLL, running_time()
+        pause, since = FIRST_POLL, monotonic()
         while True:
             try:
                 async with self._endpoint.calling() as client:
                     return await call(client)
             except Transient as fault:
-                if running_time() - since > MAX_SILENCE:
+                if monotonic() - since > MAX_SILENCE:
                     message = f"{fault} Nothing else came for {MAX_SILENCE:.0f} s; submitted batches continue."
                     raise EndpointError(message, fatal=True) from fault
             await asyncio.sleep(pause)
@@ -197,9 +197,9 @@ class BatchEndpoint:
         if name is None:  # it was never made: its requests go into another batch
             self._log.end(submitted.submission)
             raise Transient(f"{self._endpoint.url}: a batch was never made.", kind="server error")
-        pause, since = FIRST_POLL, running_time()
+        pause, since = FIRST_POLL, monotonic()
         while (batch := await self._call(lambda client: retrieve_batch(client, name)))["status"] not in _ENDED:
-            if running_time() - since > LONGEST_BATCH:
+            if monotonic() - since > LONGEST_BATCH:
                 hours = f"{LONGEST_BATCH / 3600:.0f} hours"
                 message = f"{self._endpoint.url}: the batch {name} has not ended in {hours}. It continues there."
                 raise EndpointError(message, fatal=True)

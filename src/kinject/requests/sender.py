@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from kinject.requests.cache import AnswerCache, request_key
 from kinject.requests.chat import with_thinking
 from kinject.requests.generator import Generator, Stopped, Structure, Transient
 from kinject.requests.limits import Budget, Limits, SharedBudget, earlier_cost, endpoint_limits
-from kinject.signals import handled_by, interruption, running_time
+from kinject.signals import handled_by, interruption
 from kinject.types import Completion, Message, Usage
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class Sender:
         self._identities = {endpoint.generator.name: endpoint.generator.identity for endpoint in self._endpoints}
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
-        self._last_answer = running_time()
+        self._last_answer = monotonic()
         self._silent_since: float | None = None  # the first refusal since the last answer
 
     @property
@@ -231,7 +232,7 @@ class Sender:
             if self._balancer.others_continue(endpoint):
                 continue
             # While others get answers, the adaptive concurrency limits the load; long pauses would leave connections idle.
-            others_pass = running_time() - self._last_answer < _ALIVE
+            others_pass = monotonic() - self._last_answer < _ALIVE
             await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
 
     def _close(self, endpoint: EndpointState, error: EndpointError) -> bool:
@@ -246,7 +247,7 @@ class Sender:
 
     def _silent_too_long(self) -> bool:
         """Return whether the first refusal since the last answer is longer ago than `MAX_SILENCE`."""
-        now = running_time()
+        now = monotonic()
         if self._silent_since is None:
             self._silent_since = now
         return now - self._silent_since > MAX_SILENCE
@@ -266,12 +267,12 @@ class Sender:
                 raise Stopped
             self.traffic.n_sent += 1
             endpoint.n_sent += 1
-            generator, start = endpoint.generator, running_time()
+            generator, start = endpoint.generator, monotonic()
             try:
                 arguments = (messages, seed, structure) if structure else (messages, seed)
                 completion = self._with_usage(await generator.complete(*arguments), tokens_in, most_out)
                 usage = completion.usage
-                endpoint.record_answer(usage, running_time() - start)
+                endpoint.record_answer(usage, monotonic() - start)
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
                 usage = self._record_lost(endpoint, fault, tokens_in, most_out)
@@ -316,7 +317,7 @@ class Sender:
         self.traffic.tokens_thinking += usage.tokens_thinking
         self._n_failures = 0
         self._silent_since = None
-        self._last_answer = running_time()
+        self._last_answer = monotonic()
 
     def _failed(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
         """Return the error of a failed request, fatal where many in a row or all (`everyone`) fail. A fatal one stops the run."""
@@ -429,7 +430,7 @@ class _Loop(asyncio.SelectorEventLoop):
     """An event loop whose time limits leave out the time for which the process was stopped (SIGSTOP)."""
 
     def time(self) -> float:
-        return running_time()
+        return monotonic()
 
     def read_clock(self) -> None:
         """Read the clock each second from now on, so that a pause is counted to the second."""

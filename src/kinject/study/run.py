@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kinject.corpus.questions import read_questions
@@ -30,7 +31,6 @@ from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.study_section import StudySection
 from kinject.report.files import read_report, write_report
 from kinject.results import ArmResult, Choice, Claim, Report, Sweep, UnscoredResult, to_json
-from kinject.signals import running_time
 from kinject.study.analysis import (
     Evidence,
     Measures,
@@ -78,14 +78,14 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         check_shared_recipes(recipe, study.expanded)
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
-        started = running_time()
+        started = monotonic()
         with study.fresh_copy(start_executor) as study:
             _run_phases(study, _before_test)
         records, questions = (
             _read_records(study),
             {item.name: _read_questions(item.test) for item in study.question_sets},
         )
-        result = analyse(study, records, questions, running_time() - started)
+        result = analyse(study, records, questions, monotonic() - started)
         write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         contexts = {item.name: item.test["contexts"] for item in study.question_sets if "contexts" in item.test}
         passages = read_context_passages(study.eval_recipe, contexts, questions)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kinject.corpus.rows import CorpusFile
@@ -46,7 +47,6 @@ from kinject.sandbox import (
     write_replay_corpus,
     write_sentence_rows,
 )
-from kinject.signals import running_time
 from kinject.study.arms import Arm, base_arm, base_models, drop_output_folders, eval_overrides, override_arguments
 
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
@@ -316,10 +316,10 @@ def run_stage(stage: Stage) -> dict[str, Any]:
     Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user can fix.
     """
     reset_peak_memory()
-    started = running_time()
+    started = monotonic()
     counts = _RUN[stage.kind](stage)
     record = {
-        "id": stage.id, "kind": stage.kind, "seconds": round(running_time() - started, 3),
+        "id": stage.id, "kind": stage.kind, "seconds": round(monotonic() - started, 3),
         **{name: counts.get(name, 0) for name in _COSTS},
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from kinject.disk import write_jsonl
 from kinject.models import full_tensor
 from kinject.process import is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
-from kinject.signals import deferred, interruption, running_time
+from kinject.signals import deferred, interruption
 from kinject.terminal import Progress, show
 from kinject.train.checkpoints import mark_extra
 from kinject.train.loss import MeanLoss
@@ -77,14 +78,14 @@ class Timing(TrainerCallback):  # type: ignore[misc]
         """Start the clock."""
         if state.is_world_process_zero:
             write_jsonl(self.path, [])
-        self.began = running_time()
+        self.began = monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write a row; the trainer has read the loss by now, so the device has finished the step."""
         if not state.is_world_process_zero or "loss" not in (logs or {}):
             return
         row = {
-            "step": state.global_step, "seconds": round(running_time() - self.began, 6),
+            "step": state.global_step, "seconds": round(monotonic() - self.began, 6),
             "learned_tokens": self.learned_tokens(), "peak_bytes": peak_memory(args.device.type),
         }  # fmt: skip
         with self.path.open("a", encoding="utf-8") as file:

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -30,7 +31,6 @@ from kinject.hub import find_source
 from kinject.models import check_files, check_model, model_hash
 from kinject.process import is_first_process, made_by_first_process, work_seconds
 from kinject.recipe import TrainRecipe
-from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
 from kinject.train.contexts import document_inputs, teacher_documents
 from kinject.train.data import exposures_by_document, summarize_exposures
@@ -81,13 +81,13 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
     checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
     if checkpoint is not None:
         trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
-    started, began = running_time(), work_seconds(trainer.args.device.type)
+    started, began = monotonic(), work_seconds(trainer.args.device.type)
     with disk_faults(recipe.run_dir), numbers_only(checkpoint):
         try:
             output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
             _close_screen(trainer)
-        seconds, work = running_time() - started, work_seconds(trainer.args.device.type) - began
+        seconds, work = monotonic() - started, work_seconds(trainer.args.device.type) - began
         check_trained(trainer)
         model_dir = _save_model(trainer, recipe)
     _publish_model(trainer, model_dir)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import yaml
@@ -24,7 +25,7 @@ from kinject.errors import KinjectError, TrainingError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.recipe.read import NOT_TRAINING
-from kinject.signals import exit_code, running_time, terminable
+from kinject.signals import exit_code, terminable
 from kinject.terminal import Progress, protect_streams, show
 
 RESULT = "result.json"
@@ -100,7 +101,7 @@ def run_process(
     write_text(path, yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True))
     command = [sys.executable, "-m", "kinject.train.short_run", str(path)]
     command += ["--longest-rows"] if longest_rows else []
-    end = running_time() + seconds
+    end = monotonic() + seconds
     with (
         (folder / LOG).open("wb") as log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
@@ -113,7 +114,7 @@ def run_process(
                     if progress is not None:
                         progress.advance(len(read_timing(folder)) - progress.done)
                     over_limit = limit is not None and (resident_memory(process.pid) or 0) > limit
-                    if over_limit or running_time() > end:
+                    if over_limit or monotonic() > end:
                         return None
         finally:
             process.kill()

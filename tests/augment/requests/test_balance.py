@@ -224,7 +224,7 @@ def seconds_for(
     """
     loop = VirtualTime()
     for module in ("sender", "balance"):
-        monkeypatch.setattr(f"kinject.requests.{module}.running_time", loop.time)
+        monkeypatch.setattr(f"kinject.requests.{module}.monotonic", loop.time)
     answered: Counter[int] = Counter()
     rng = Random(7)
 

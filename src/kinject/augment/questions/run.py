@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kinject.augment import sandbox
@@ -44,7 +45,6 @@ from kinject.requests.generator import request_seed
 from kinject.requests.limits import limits_of
 from kinject.requests.prompt_injection import has_injection, split_injection
 from kinject.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
-from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage, Tabular
 
@@ -192,12 +192,12 @@ async def _request_questions(
             progress.set_status(sender.status())
             progress.advance()
 
-        start = running_time()
+        start = monotonic()
         try:
             await run_workers(_passages_of(passages), process, sender, limits.concurrency)
         except EndpointError as error:
             raise EndpointError(f"{error} Every answer is stored; the same command resumes.", fatal=True) from error
-        sender.traffic.seconds = running_time() - start
+        sender.traffic.seconds = monotonic() - start
     return sender, failed
 
 
