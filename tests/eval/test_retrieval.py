@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from kinject.errors import InputError
+from kinject.eval.plan import expand_arms
 from kinject.eval.retrieval import fuse, make_retriever, measure_recall, read_contexts, read_passages
 from kinject.eval.retrievers import BGE_PREFIX, Bm25Retriever, DenseRetriever, rank_by_dot_product
-from kinject.recipe.eval_section import RetrievalSection
+from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
 
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
@@ -250,3 +251,17 @@ def test_contexts_that_a_question_has_twice_are_refused_with_both_lines(write_ro
     rows = [{"question_id": "q", "passages": ["a"]}, {"question_id": "q", "passages": ["b"]}]
     with pytest.raises(InputError, match=r":2: question 'q' is there twice, first on line 1\. Keep one\."):
         read_contexts(write_rows("x.jsonl", rows), [Question("q", "Where?", ("a", "b"), 0)])
+
+
+def test_retention_sets_get_passages_only_where_the_recipe_asks():
+    sets = {
+        "new": QuestionSetSection(path="q"), "known": QuestionSetSection(path="q", role="retention"),
+        "asked": QuestionSetSection(path="q", role="retention", retrieval=True),
+        "prepared": QuestionSetSection(path="q", role="retention", contexts="c"),
+        "without": QuestionSetSection(path="q", retrieval=False),
+    }  # fmt: skip
+    section = EvalSection(
+        models={"base": "m"}, questions=sets, formats=("texts",), retrieval=RetrievalSection(documents=("d",), k=(2,))
+    )
+    ks = {name: [arm.k for arm in expand_arms(section, item)] for name, item in sets.items()}
+    assert ks == {"new": [0, 2], "known": [0], "asked": [0, 2], "prepared": [0, 2], "without": [0]}

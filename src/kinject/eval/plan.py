@@ -130,13 +130,12 @@ def read_plan(recipe: EvalRecipe) -> Plan:
     return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), template, models)
 
 
-def expand_arms(section: EvalSection) -> tuple[EvalArm, ...]:
+def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm, ...]:
     """Return every arm in the order of results: formats, shots, models, K; the first model without context leads.
 
-    Baselines without the question get neither examples nor passages; one is added if
-    pmi needs it.
+    Baselines without the question get neither examples nor passages; one is added if pmi needs it.
     """
-    ks = section.retrieval.k if section.retrieval else ()
+    ks = section.retrieval.k if section.retrieval and item.gets_passages else ()
     formats: list[Format] = list(section.formats)
     has_choices = not GENERATED.issuperset(formats)
     if has_choices and "pmi" in section.scores and PMI_BASELINE not in formats:
@@ -250,7 +249,7 @@ def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[st
     if section.retrieval is None and (item.validation or item.contexts):
         extra = "validation" if item.validation else "contexts"
         yield f"{extra} is there, but eval.retrieval, which sets K, is missing."
-    if section.retrieval is not None and not section.retrieval.documents and not item.contexts:
+    if section.retrieval is not None and not section.retrieval.documents and item.gets_passages and not item.contexts:
         yield "has no contexts, and eval.retrieval names no documents to find them in. Give one or the other."
     if item.validation and item.contexts:
         yield "validation cannot use contexts that were prepared for other questions."
@@ -283,14 +282,14 @@ def _read_sets(
     if item.shots_from and max(section.shots):
         pool = tuple(read_questions(Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds))
     questions = questions[: section.limit]
-    k = max(section.retrieval.k) if section.retrieval else 0
+    k = max(section.retrieval.k) if section.retrieval and item.gets_passages else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
     if item.contexts:
         contexts = tuple(read_contexts(Path(item.contexts), questions))
-    elif retriever:
+    elif retriever and k:
         contexts = _retrieve(retriever, questions, k)
     heading_path = section.retrieval is not None and section.retrieval.heading_path
-    arms = expand_arms(section)
+    arms = expand_arms(section, item)
     bounds = Generation(section.max_new_tokens, section.stop)
     answered = next((question for question in questions if question.is_answerable), None)
     if item.role == "unanswerable" and answered is not None:

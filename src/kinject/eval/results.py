@@ -243,7 +243,7 @@ def make_report(
 
 def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
     """Yield the recall of the retrieval for each question set, validation splits too, and each K."""
-    for question_set in plan.sets:
+    for question_set in (item for item in plan.sets if item.contexts):
         for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
             recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
             if recall.n:

@@ -118,12 +118,12 @@ def make_retriever(section: RetrievalSection, pairs: Pairs) -> Retriever:
     """
     passages = [searched for searched, _ in pairs]
     retriever: Retriever
-    if section.kind == "lexical":
-        retriever = LexicalRetriever(passages, section.heading_path)
+    if section.kind == "bm25":
+        retriever = Bm25Retriever(passages, section.heading_path)
     elif section.kind == "dense":
         retriever = DenseRetriever(passages, section)
     else:
-        retriever = Bm25Retriever(passages, section.heading_path)
+        retriever = LexicalRetriever(passages, section.heading_path)
         if section.kind == "both":
             retriever = FusedRetriever(retriever, DenseRetriever(passages, section))
     if section.reranker is not None:

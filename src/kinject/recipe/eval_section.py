@@ -34,6 +34,15 @@ class QuestionSetSection:
     contexts: str | None = option(
         None, help="Prepared contexts (JSONL with question_id and passages) instead of retrieval.", path="file"
     )
+    retrieval: bool | None = option(
+        None, help="Whether the set is also asked with passages; default: unless its role is retention."
+    )
+
+    @property
+    def gets_passages(self) -> bool:
+        """Whether the questions are asked with passages as well, if the recipe retrieves."""
+        default = self.role != "retention" or self.contexts is not None
+        return default if self.retrieval is None else self.retrieval
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,8 @@ class RetrievalSection:
         False, help="Put the title and the headings above a passage before its text, in the search and in the prompt."
     )
     kind: Literal["bm25", "lexical", "dense", "both"] = option(
-        "bm25", help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (bm25 and dense, fused)."
+        "bm25",
+        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (lexical and dense, fused).",
     )
     embedder: str = option("BAAI/bge-large-en-v1.5", help="dense: sentence-transformers model, folder or hub name.")
     query_prefix: str | None = option(
