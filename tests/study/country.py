@@ -54,7 +54,8 @@ def write_study(folder: Path, model: Path, **study: Any) -> Path:
         "eval": {
             "models": {"any": str(model)},
             "questions": {
-                "new": str(folder / "new.jsonl"), "known": {"path": str(folder / "known.jsonl"), "role": "retention", "retrieval": True},
+                "new": str(folder / "new.jsonl"),
+                "known": {"path": str(folder / "known.jsonl"), "role": "retention", "retrieval": True},
             },
             "retrieval": {"documents": [str(folder / "documents.jsonl")], "k": [1, 2]},
         },
