@@ -75,7 +75,7 @@ def _recipes() -> Iterator[str]:
 def _keys() -> Iterator[str]:
     schema = json.loads((FOLDER / SCHEMA).read_text("utf-8"))
     yield "# Keys of a recipe\n"
-    yield "Written from the grammar that `kinject recipes check` reads by, as the schema for editors is (`kinject recipes schema`).\n"
+    yield "Written from the grammar that `kinject recipes check` reads by, as the schema for editors is.\n"
     yield from _table(schema, schema, skip=_SECTIONS)
     written: set[str] = set()
     for name in _SECTIONS:
