@@ -3,12 +3,11 @@
     python benchmarks/augment/refusals.py [DATA] [--part unseen] [--show] [--base-url URL --model NAME]
 
 DATA is a folder with documents.jsonl (id, title, language, text) and answers.jsonl (document_id, style, answer, faithful,
-and optionally complete, part and note; an answer that loses facts of a passage that it was to tell whole counts as
-unfaithful); without it the 59 answers of answers/, in eleven languages, are taken. For each style and
-each language it prints how many faithful answers are refused, how many unfaithful ones are accepted, and how many are in
-doubt: at the first check and, with a model, after a judge has read what the check accepts. `--show` names every faithful
-answer that is refused and every unfaithful one that is accepted. All texts here were written for
-kinject; half of answers/ ("unseen") and the four other folders were not looked at before they were measured.
+and optionally part and note); without it the 59 answers of answers/, in eleven languages, are taken. For each style and
+each language it prints how many faithful answers are refused and how many unfaithful ones accepted: at the first check
+and, with a model, after a judge has read what the check accepts. An answer is accepted if one of its texts
+is. `--show` names every faithful answer that is refused and every unfaithful one that is accepted. All texts here were
+written for kinject; half of answers/ ("unseen") and the four other folders were not looked at before they were measured.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from typing import Any
 
 from kinject.augment.checks.checker import Checker, Rules, Verdict
 from kinject.augment.checks.judge import Judge
+from kinject.augment.repair import repair
 from kinject.augment.styles import STYLES
 from kinject.recipe import GeneratorSection
 from kinject.requests.limits import limits_of
 from kinject.requests.sender import gather_answers, open_sender
-
-ABOUT_A_PART = Rules(complete=False, shortest=0.0, longest=6.0)
-"""The rules of a style that is not in the table (any more): it may lose facts."""
 
 
 @dataclass
@@ -48,15 +45,13 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether the reader found it faithful, and complete where the whole passage was to be told."""
-        return bool(self.answer["faithful"]) and self.answer.get("complete") is not False
+        """Whether the reader found it faithful."""
+        return bool(self.answer["faithful"])
 
     def outcome(self, final: bool) -> str:
-        """Return "refused", "doubt" or "accepted", after the judge if `final`."""
+        """Return "refused" or "accepted", after the judge if `final`."""
         verdict = self.judged if final and self.judged is not None else self.checked
-        if not verdict.accepted:
-            return "refused"
-        return "doubt" if self.checked.doubts and verdict is self.checked else "accepted"
+        return "accepted" if verdict.accepted else "refused"
 
 
 def read_results(data: Path, part: str) -> list[Result]:
@@ -69,10 +64,13 @@ def read_results(data: Path, part: str) -> list[Result]:
             continue
         document = documents[answer["document_id"]]
         style = STYLES.get(answer["style"])
-        text = style.parse(answer["answer"]) if style else answer["answer"]
-        rules = style.rules if style else ABOUT_A_PART
-        checked = Checker(document["text"], rules, context=document["title"]).check(text)
-        results.append(Result(index, answer, document, text, rules, checked))
+        rules = style.rules if style else Rules()
+        checker = Checker(document["text"], rules, context=document["title"])
+        read = style.read(answer["answer"], document["title"], document["text"]) if style else repair(answer["answer"])
+        texts = [checker.without_additions(text)[0] for text in read.texts]
+        verdicts = [checker.check(text) for text in texts] or [checker.check("")]
+        checked = next((verdict for verdict in verdicts if verdict.accepted), verdicts[0])
+        results.append(Result(index, answer, document, texts[0] if texts else "", rules, checked))
     return results
 
 
@@ -101,14 +99,14 @@ def render_table(results: Sequence[Result], key: str, final: bool) -> str:
         for row in (name, "all"):
             counts[row][result.good, result.outcome(final)] += 1
     lines = [
-        f"| {key} | faithful | refused | in doubt | unfaithful | refused | in doubt | accepted |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| {key} | faithful | refused | unfaithful | refused | accepted |",
+        "|---|---|---|---|---|---|",
     ]
     for name, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0])):
         good, bad = (sum(n for (faithful, _), n in count.items() if faithful is label) for label in (True, False))
-        refused, doubt = count[True, "refused"], count[True, "doubt"]
-        cells = [good, f"{refused} ({refused / good:.0%})" if good else "-", doubt, bad]
-        cells += [count[False, outcome] for outcome in ("refused", "doubt", "accepted")]
+        refused = count[True, "refused"]
+        cells = [good, f"{refused} ({refused / good:.0%})" if good else "-", bad]
+        cells += [count[False, outcome] for outcome in ("refused", "accepted")]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -118,9 +116,9 @@ def render_mistakes(results: Sequence[Result], final: bool) -> str:
     lines = []
     for result in results:
         outcome, faithful = result.outcome(final), result.good
-        if (outcome == "refused") is faithful or outcome == "doubt":
+        if (outcome == "refused") is faithful:
             verdict = result.judged if final and result.judged is not None else result.checked
-            why = f"{verdict.reason}: {verdict.detail}" if verdict.reason else str(list(verdict.doubts))
+            why = f"{verdict.reason}: {verdict.detail}"
             note = "" if faithful else f" [{result.answer.get('note', '')}]"
             label = "faithful" if faithful else "unfaithful"
             lines.append(

@@ -125,7 +125,8 @@ class Completion:
 class Variant:
     """One accepted paraphrase of a passage; `sample` counts the variants of one passage and style from 0.
 
-    `attempt` is the number of answers that were refused before it.
+    `attempt` is the number of answers that were refused before it. `more` are the other accepted texts of
+    the same answer. An accepted NONE has an empty text.
     """
 
     id: str
@@ -139,6 +140,12 @@ class Variant:
     usage: Usage
     checks: Mapping[str, Any] = field(default_factory=dict)
     attempt: int = 0
+    more: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts of the answer, none for NONE."""
+        return (self.text, *self.more) if self.text else ()
 
 
 @dataclass(frozen=True, slots=True)

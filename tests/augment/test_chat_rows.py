@@ -102,8 +102,8 @@ def test_a_question_stands_among_what_a_search_would_return(make_recipe: Make, p
 def test_a_quotation_must_stand_in_the_passage_word_for_word() -> None:
     style = STYLES["raft"]
     checker = Checker(PASSAGE, style.rules, style.literals)
-    assert checker.check(style.parse(ANSWER)).accepted
-    refused = checker.check(style.parse(ANSWER.replace("She built the", "She designed the")))
+    assert checker.check(style.read(ANSWER, "", PASSAGE).texts[0]).accepted
+    refused = checker.check(style.read(ANSWER.replace("She built the", "She designed the"), "", PASSAGE).texts[0])
     assert (refused.reason, refused.detail) == (
         "quotation", "'She designed the Falk Bridge' is not in the passage word for word",
     )  # fmt: skip

@@ -36,6 +36,9 @@ PIECES = (
 )  # fmt: skip
 
 
+SOURCE = "Arden was born in Lowmere in 1987, 5 km from Farrow."
+
+
 @pytest.mark.parametrize("begin", ["", "Q:", "Question:", "Sure", "```", "Verdict: "])
 def test_every_reader_of_answers_takes_linear_time(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not timed: of 100,000 characters a reader that is not linear takes minutes to ages, and the run ends nowhere.
@@ -46,8 +49,10 @@ def test_every_reader_of_answers_takes_linear_time(begin: str, monkeypatch: pyte
     for part in PIECES:
         answer = begin + part * (20_000 // len(part)) + "x"
         for style in ("paraphrase", "questions", "implications"):
-            STYLES[style].corpus_rows(STYLES[style].parse(answer), {}, 0)
-        Checker("Arden was born in Lowmere in 1987, 5 km from Farrow.").check(answer)
+            for text in STYLES[style].read(answer, "Arden", SOURCE).texts:
+                STYLES[style].corpus_rows(text, {}, 0)
+        checker = Checker(SOURCE)
+        checker.check(checker.without_additions(answer)[0])
         read_drafts(answer)
         asyncio.run(judge.verdict("", "p", "t"))
 

@@ -13,6 +13,7 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.checks.checker import Checker, Verdict
 from kinject.augment.plan import PassageFile, make_plan
+from kinject.augment.repair import Repaired
 from kinject.augment.styles import Style
 from kinject.corpus.documents import rows
 from kinject.disk import read_jsonl
@@ -50,13 +51,13 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(rows, "read_json_rows", count_read)
     monkeypatch.setattr("kinject.augment.plan.split_passages", count_split)
     monkeypatch.setattr(Checker, "check", count_check)
-    parse = Style.parse
+    parse = Style.read
 
-    def count_parse(self: Style, answer: str) -> str:
+    def count_parse(self: Style, answer: str, title: str, passage: str) -> Repaired:
         counts["parsed"] += 1
-        return parse(self, answer)
+        return parse(self, answer, title, passage)
 
-    monkeypatch.setattr(Style, "parse", count_parse)
+    monkeypatch.setattr(Style, "read", count_parse)
     return counts
 
 

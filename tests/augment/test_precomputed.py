@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from kinject.augment import augment, render_summary
+from kinject.augment import augment
 from kinject.augment.preview import preview
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
-from kinject.types import Completion
 
 DOCUMENTS = [
     {"id": "a", "text": "Zaronix opened a branch in Tianjin in 2017. It sells silicon."},
@@ -45,8 +44,9 @@ def make(tmp_path: Path) -> Make:
     return build
 
 
-def test_each_document_asks_for_no_more_than_is_given_and_what_drops_a_fact_is_refused(make: Make) -> None:
-    result = augment(make(GIVEN))
+def test_each_document_asks_for_no_more_than_is_given_and_what_adds_a_fact_is_refused(make: Make) -> None:
+    given = [*GIVEN[:2], {**GIVEN[2], "text": GIVEN[2]["text"].replace("silicon", "silicon in 41 shops")}]
+    result = augment(make(given))
     assert (result.asked, result.got, result.refused) == (3, 2, {"number": 1})
     texts = [row["text"] for _, row in read_jsonl(result.corpus_path)]
     assert texts == [
@@ -56,35 +56,8 @@ def test_each_document_asks_for_no_more_than_is_given_and_what_drops_a_fact_is_r
         GIVEN[0]["text"],
         DOCUMENTS[2]["text"],
     ]
-    assert augment(make(GIVEN)).corpus_path.read_text() == result.corpus_path.read_text()
-    assert preview(make(GIVEN)).n_requests == 0
-
-
-def test_what_is_in_doubt_is_accepted_and_counted_apart(make: Make) -> None:
-    rewritings = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
-    result = augment(make(rewritings))
-    assert (result.got, result.styles["paraphrase"].in_doubt) == (1, {"number": 1})
-    assert "in doubt, accepted (there is no judge): number 1" in render_summary(result)
-    assert [row["checks"]["in_doubt"] for _, row in read_jsonl(result.variants_path)] == [
-        [["number", "7 is not in the source"]]
-    ]
-    assert read_manifest(result.manifest_path)["counts"]["languages"]["en"] == {"texts": 1, "not_checked": []}
-
-
-@pytest.mark.parametrize(
-    ("verdict", "got", "refused"), [("FAITHFUL", 1, {}), ('[1] WRONG "seven players"\nUNFAITHFUL', 0, {"judge": 1})]
-)
-def test_the_judge_decides_about_a_doubt(
-    make: Make, monkeypatch: pytest.MonkeyPatch, verdict: str, got: int, refused: dict[str, int]
-) -> None:
-    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", lambda messages, seed: Completion(verdict))
-    rewritings = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
-    result = augment(make(rewritings, judge={"kind": "sandbox"}))
-    assert (result.got, result.refused) == (got, refused)
-    count = result.styles["paraphrase"]
-    assert (count.in_doubt, count.refused_in_doubt) == (({"number": 1}, {}) if got else ({}, {"number": 1}))
-    shown = "accepted (the judge found them faithful)" if got else "refused"
-    assert f"in doubt, {shown}: number 1" in render_summary(result)
+    assert augment(make(given)).corpus_path.read_text() == result.corpus_path.read_text()
+    assert preview(make(given)).n_requests == 0
 
 
 def test_a_changed_text_is_checked_anew(make: Make) -> None:

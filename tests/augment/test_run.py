@@ -99,16 +99,17 @@ def test_refused_answers_are_kept_apart_with_a_reason_and_asked_for_again(
     make_recipe: Make, serving: Callable[..., Any]
 ) -> None:
     seen = {"truncated": "truncated", "null": "no answer", "filtered": "filtered", "refusal": "refusal",
-            "wrapped": "wrapper", "trailing": "wrapper", "echo": "echo", "no_choices": "no answer",
-            "changed": "number"}  # fmt: skip
-    faults = dict.fromkeys(seen, 0.06)
+            "echo": "echo", "no_choices": "no answer", "changed": "number"}  # fmt: skip
+    faults = dict.fromkeys((*seen, "wrapped", "trailing"), 0.06)
     server = serving(faults=faults)
     result = augment(make_recipe(server.url, max_attempts=40))
     assert result.got == 36
     expected: dict[str, int] = {}
     for fault, n in server.state.met.items():
-        expected[seen[fault]] = expected.get(seen[fault], 0) + n
+        if fault in seen:  # what surrounds a text is taken off
+            expected[seen[fault]] = expected.get(seen[fault], 0) + n
     assert result.refused == expected
+    assert result.repairs == {"preamble": server.state.met["wrapped"], "closing": server.state.met["trailing"]}
     rejected = rows(result.rejected_path)
     assert len(rejected) == sum(expected.values())
     assert all(row["reason"] and "text" in row and row["variant_id"] for row in rejected)
@@ -123,7 +124,7 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
     assert (result.got, result.short, result.refused) == (0, True, {"refusal": 48})
     assert server.state.n_requests == 48
     summary = render_summary(result)
-    assert "paraphrase            24       0       48       0" in summary
+    assert "paraphrase            24       0       0       48       0" in summary
     assert "      48  refusal" in summary
     assert "Short by 24: refusal: take a model that does not decline" in summary
     assert augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2})).n_sent == 0
@@ -132,16 +133,16 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
 def test_a_style_pauses_for_a_passage_after_three_refusals_at_the_same_point(
     make_recipe: Make, serving: Callable[..., Any]
 ) -> None:
-    server = serving(faults={"wrapped": 1.0})
+    server = serving(faults={"refusal": 1.0})
     result = augment(make_recipe(server.url, max_attempts=5))
-    assert (result.got, result.refused, server.state.n_requests) == (0, {"wrapper": 36}, 36)
-    assert result.paused == {"paraphrase": {"wrapper": 12}}
+    assert (result.got, result.refused, server.state.n_requests) == (0, {"refusal": 36}, 36)
+    assert result.paused == {"paraphrase": {"refusal": 12}}
     summary = render_summary(result)
-    assert "12  passages paused: refused three times in a row at the same point (wrapper)" in summary
+    assert "12  passages paused: refused three times in a row at the same point (refusal)" in summary
     assert "max_attempts" not in summary
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
-    assert manifest["counts"]["paused"] == {"paraphrase": {"wrapper": 12}}
+    assert manifest["counts"]["paused"] == {"paraphrase": {"refusal": 12}}
     again = augment(make_recipe(server.url, max_attempts=5))
     assert (again.n_sent, again.paused) == (0, result.paused)
 
@@ -150,8 +151,8 @@ def test_a_style_does_not_pause_where_something_was_accepted_or_the_points_diffe
     make_recipe: Make, serving: Callable[..., Any]
 ) -> None:
     augment(make_recipe(serving().url))
-    more = augment(make_recipe(serving(faults={"wrapped": 1.0}).url, styles={"paraphrase": 4}, max_attempts=5))
-    assert (more.paused, more.refused) == ({}, {"wrapper": 60})
+    more = augment(make_recipe(serving(faults={"refusal": 1.0}).url, styles={"paraphrase": 4}, max_attempts=5))
+    assert (more.paused, more.refused) == ({}, {"refusal": 60})
 
 
 @pytest.mark.parametrize(
@@ -178,9 +179,9 @@ def test_with_several_styles_each_tells_its_own_reasons(make_recipe: Make, servi
     lines = render_summary(
         augment(make_recipe(server.url, styles={"paraphrase": 1, "plain": 2, "permuted": 1}, max_attempts=2))
     ).splitlines()
-    assert "paraphrase            12       0       24       0  refusal 24" in lines
-    assert "plain                 24       0       48       0  refusal 48" in lines
-    assert "permuted              12      12        0       0" in lines
+    assert "paraphrase            12       0       0       24       0  refusal 24" in lines
+    assert "plain                 24       0       0       48       0  refusal 48" in lines
+    assert "permuted              12      12      12        0       0" in lines
 
 
 def test_faults_that_pass_are_tried_again_until_all_is_there(make_recipe: Make, serving: Callable[..., Any]) -> None:

@@ -37,7 +37,7 @@ MODELS = {name: style for name, style in STYLES.items() if not style.mechanical}
 
 def prompts_of(style: Style, source: Source) -> dict[str, list[Message]]:
     """Every prompt of a style about one passage, by name, with made-up items."""
-    item: dict[str, Any] = {}
+    item: dict[str, Any] = {"entity": "Mara Lind"} if style.scope == "pair" else {}
     prompts = {}
     for step in style.prepare:
         prompts[f"preparation {step.name}"] = style.preparation(step, source, item)
@@ -168,9 +168,9 @@ def test_none_is_one_word() -> None:
 def test_questions_are_read_in_the_forms_that_models_write() -> None:
     text = "Q: Who?\nA: Mara.\n\n**Q2:** Where?\n**A2:** In Arvika.\n\nQuestion 3: When?\nAnswer: 1931"
     assert pairs_of(text) == [("Who?", "Mara."), ("Where?", "In Arvika."), ("When?", "1931")]
-    rows = STYLES["questions"].corpus_rows(STYLES["questions"].parse(text), {}, 0)
+    rows = STYLES["questions"].corpus_rows(STYLES["questions"].read(text, "", "").texts[0], {}, 0)
     assert rows[0] == {"prompt": "Who?", "completion": " Mara."}
-    assert STYLES["questions"].parse("no pairs") == ""
+    assert STYLES["questions"].read("no pairs", "", "").texts == ()
 
 
 def test_yes_must_come_first() -> None:
@@ -410,7 +410,7 @@ user: |
 
   Write a letter that tells the passage.
   {% include "language" %}
-rules: {complete: false, longest: 4.0}
+rules: {explains: false}
 """
 
 
@@ -423,7 +423,7 @@ def test_a_recipe_names_styles_of_its_own_and_their_text_is_a_part_of_the_ids(
     recipe = make_recipe(style_files=[str(path)], styles={"letter": 1})
     assert (augment(recipe).got, len(made.tasks)) == (12, 12)
     assert (augment(recipe).got, len(made.tasks)) == (12, 12)
-    path.write_text(OWN.replace("longest: 4.0", "longest: 5.0"))
+    path.write_text(OWN.replace("explains: false", "explains: true"))
     assert augment(recipe).got == 12
     assert len(made.tasks) == 12 + 12  # another style: its answers are requested anew
 
@@ -443,15 +443,15 @@ prepare:
   - {name: more, prompt: "{{ source }} {{ fact }}", for_each: facts}
 keeps: fac
 verify: "{% if %}"
-rules: {longer: 2}
+rules: {explain: true}
 """)
     with pytest.raises(RecipeError) as raised:
         read_style(path)
     assert str(raised.value).splitlines() == [
         f"{path}:3: users: unknown key. Did you mean user?",
-        f"{path}:13: rules.longer: unknown key. Did you mean longest?",
+        f"{path}:13: rules.explain: unknown key. Did you mean explains?",
     ]
-    path.write_text(path.read_text().replace("users: x\n", "").replace("rules: {longer: 2}\n", ""))
+    path.write_text(path.read_text().replace("users: x\n", "").replace("rules: {explain: true}\n", ""))
     with pytest.raises(RecipeError) as raised:
         read_style(path)
     assert sorted(str(raised.value).splitlines()) == sorted([

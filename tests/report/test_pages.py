@@ -58,7 +58,7 @@ def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
     """Write a run folder of kinject augment with `texts` for every name and text."""
     folder.mkdir()
     style = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "failed": 1, "nothing": 1, "skipped": {texts[0]: 1},
-             "in_doubt": dict.fromkeys(texts, 1), "refused_in_doubt": dict.fromkeys(texts, 1)}  # fmt: skip
+             "texts": 2}  # fmt: skip
     counts = {
         "n_documents": 2, "n_passages": 2, "n_rows": 3, "asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "failed":
         {texts[1]: 1}, "tokens_in": 10, "tokens_out": 10, "tokens_thinking": 5, "cost": 1.25, "cost_of_thinking": 0.5,
@@ -67,7 +67,8 @@ def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
         0, "retried": {texts[5]: 2}, "lost": 0, "usage_estimated": 0, "request_seconds": 1.5},
         "judge": {"planted": dict.fromkeys(texts, 4), "caught": dict.fromkeys(texts, 3), "good": 4, "refused_good": 1,
                   "precision": 0.75, "recall": 0.75, "recall_of_relations": None, "recall_by_kind": dict.fromkeys(texts, 0.75)},
-        "coverage": {"facts": 9, "short": 2, "quota": 3}, "contamination": {"questions": 5, "contaminated": 1},
+        "coverage": {"facts": 9, "short": 2, "quota": 3, "facts_in_five": 4},
+        "contamination": {"questions": 5, "contaminated": 1},
     }  # fmt: skip
     recipe = {"augment": {"documents": texts[0], "generator": {"model": texts[1]}, "judge": {"model": texts[2]}}}
     (folder / "manifest.json").write_text(json.dumps({
@@ -76,11 +77,8 @@ def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
     rows = [{"id": text, "document_id": text, "origin": "original", "text": text} for text in texts]
     write_jsonl(folder / "corpus.jsonl", rows)
     about = [{"id": f"r{text}", "passage_id": text, "document_id": text, "style": text, "reason": text, "detail": text,
-              "text": text, "in_doubt": [[text, text]]} for text in texts]  # fmt: skip
+              "text": text} for text in texts]  # fmt: skip
     write_jsonl(folder / "rejected.jsonl", about)
-    write_jsonl(
-        folder / "variants.jsonl", ({**row, "checks": {"in_doubt": [[row["id"], row["text"]]]}} for row in rows)
-    )
     write_jsonl(folder / "failures.jsonl", rows)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kinject.augment.checks.facts import compare_facts
 from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest
 from kinject.augment.store import Store
+from kinject.augment.top_up import QUOTA, PassageCoverage, coverage_of, requests_for, top_up_group
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
@@ -29,8 +29,8 @@ _TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 class StyleCount:
     """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without an answer.
 
-    `in_doubt` counts accepted texts that the checks could not decide, by the first reason, `refused_in_doubt` those
-    refused. `nothing` counts the answers NONE, `skipped` passages without a need of the style, by need.
+    `texts` counts the accepted texts, of which one answer may hold several. `nothing` counts the answers NONE, `skipped`
+    passages without a need of the style, by need.
     """
 
     asked: int
@@ -39,43 +39,51 @@ class StyleCount:
     failed: int
     nothing: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
-    in_doubt: Mapping[str, int] = field(default_factory=dict)
-    refused_in_doubt: Mapping[str, int] = field(default_factory=dict)
+    texts: int = 0
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Facts by number of accepted variants: `by_count` maps that number to facts. The file `path` lists every fact.
+    """Facts by number of accepted texts that carry them: `by_count` maps that number to facts. The file `path` lists every fact.
 
-    Each fact was to get `quota` variants. `short` holds the first facts with fewer (fact, variants). `without_facts` counts
-    passages without a list of facts, `incomplete` those whose list lacks a number, date, unit, quotation or name of the
-    passage, and `lost` holds the first of them (passage id, the missing detail).
+    Each fact should stand in `quota` texts, None for 5, or half of the passage's texts where these are fewer. `n_short` facts
+    stand in fewer; `short` holds the first of them (fact, texts). `n_texts` are the accepted texts, `n_topped_up` those of
+    them that were asked for by naming facts, and `tokens_out` what the writer wrote, refused answers included.
     """
 
     path: Path
-    quota: int
+    quota: int | None
     n_facts: int
     by_count: Mapping[int, int]
+    n_short: int
     short: Sequence[tuple[str, int]]
-    without_facts: int
-    incomplete: int
-    lost: Sequence[tuple[str, str]]
+    n_texts: int
+    n_topped_up: int
+    tokens_out: int
 
     @property
-    def n_short(self) -> int:
-        """Facts with fewer variants than the quota."""
-        return sum(n_facts for count, n_facts in self.by_count.items() if count < self.quota)
+    def n_covered(self) -> int:
+        """Facts that five texts or more carry."""
+        return sum(n_facts for count, n_facts in self.by_count.items() if count >= QUOTA)
+
+    @property
+    def tokens_per_text(self) -> float | None:
+        """Writer tokens for each accepted text, None without texts of a model."""
+        return self.tokens_out / self.n_texts if self.n_texts and self.tokens_out else None
+
+    @property
+    def tokens_per_fact(self) -> float | None:
+        """Writer tokens for each fact that stands in five texts, None where none does."""
+        return self.tokens_out / self.n_covered if self.n_covered and self.tokens_out else None
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "quota": self.quota,
-            "facts": self.n_facts,
-            "facts_by_rewritings": {str(count): n_facts for count, n_facts in sorted(self.by_count.items())},
-            "short": self.n_short,
-            "passages_without_facts": self.without_facts,
-            "passages_incomplete": self.incomplete,
-        }
+            "quota": self.quota, "facts": self.n_facts, "short": self.n_short, "texts": self.n_texts,
+            "topped_up": self.n_topped_up, "facts_in_five": self.n_covered,
+            "facts_by_texts": {str(count): n_facts for count, n_facts in sorted(self.by_count.items())},
+            "tokens_per_text": self.tokens_per_text, "tokens_per_fact": self.tokens_per_fact,
+        }  # fmt: skip
 
 
 @dataclass
@@ -84,19 +92,9 @@ class _Count:
     got: int = 0
     failed: int = 0
     nothing: int = 0
+    texts: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
-    in_doubt: Counter[str] = field(default_factory=Counter)
-    refused_in_doubt: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class _CoverageCount:
-    by_count: Counter[int] = field(default_factory=Counter)
-    short: list[tuple[str, int]] = field(default_factory=list)
-    lost: list[tuple[str, str]] = field(default_factory=list)
-    without_facts: int = 0
-    incomplete: int = 0
 
 
 class CorpusWriter:
@@ -124,13 +122,14 @@ class CorpusWriter:
         self._coverage_path = run_dir / "coverage.jsonl"
         self._plan, self._store, self._failures, self._contamination = plan, store, failures, contamination
         self._counts = {style: _Count() for style in plan.styles}
-        self._coverage = _CoverageCount()
-        self._quotas = [n for name, n in plan.styles.items() if plan.catalog[name].keeps and n]
+        self._by_count, self._short, self._n_short = Counter[int](), list[tuple[str, int]](), 0
+        self._n_topped_up = 0
         self.n_rows = self.n_sft_rows = 0
         self._origin: dict[str, Any] = {}
         self.failed = Counter[str]()
         self.tokens = Counter[str]()
         self.languages = Counter[str]()
+        self.repairs = Counter[str]()
 
     def write(self, documents: Iterable[PlannedDocument]) -> None:
         """Write the files: passages and their variants by style and sample, in the order of `documents`.
@@ -149,29 +148,33 @@ class CorpusWriter:
             write_failure = stack.enter_context(open_jsonl(self.failures_path))
             apart = makes_sft and not section.one_corpus
             write_sft = stack.enter_context(open_jsonl(self.sft_path)) if apart else None
-            write_fact = stack.enter_context(open_jsonl(self._coverage_path)) if self._quotas else None
-            files = (write_corpus, write_sft, write_fact, write_failure)
+            write_fact = stack.enter_context(open_jsonl(self._coverage_path))
+            files = (write_corpus, write_sft, write_failure)
             for document, passages in documents:
                 licence = document.meta.get("licence")
                 origin = {"source": document.source} if licence or "://" in document.source else {}
                 self._origin = origin | ({"licence": licence} if licence else {})
-                for passage in passages:
+                coverages = [coverage_of(passage) for passage in passages]
+                for passage, coverage in zip(passages, coverages, strict=True):
                     if section.include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}
                         self._write_row(row, write_corpus, write_sft)
-                    for group in self._plan.groups_of(document, passage):
-                        self._write_group(group, *files)
+                    groups = list(self._plan.groups_of(document, passage))
+                    for group in groups:
+                        self._write_group(group, [coverage], *files)
+                    self._write_top_up(top_up_group(groups), coverage, *files)
                 for group in self._plan.document_groups(document):
-                    self._write_group(group, *files)
+                    self._write_group(group, coverages, *files)
+                for coverage in coverages:
+                    self._write_coverage(coverage, write_fact)
+            self._origin = {}
+            for group in self._plan.pair_groups(documents):
+                self._write_group(group, [], *files)
 
     def _write_group(
-        self,
-        group: Group,
-        write_corpus: _Write,
-        write_sft: _Write | None,
-        write_fact: _Write | None,
+        self, group: Group, coverages: Sequence[PassageCoverage], write_corpus: _Write, write_sft: _Write | None,
         write_failure: _Write,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if group.skipped:
             self._counts[group.style.name].skipped[group.skipped] += 1
         if group.skipped or not group.n_samples:
@@ -180,23 +183,63 @@ class CorpusWriter:
         if items == []:
             self._counts[group.style.name].skipped["items"] += 1
         schedule = Schedule(self._plan, group, items) if items is not None else [self._plan.unprepared(group)]
-        got = Counter[str]()
         for requests in schedule:
             variants = self._store.variants(requests)
             self._count(group, requests, variants)
             for request in requests:
                 variant = variants.get(request.id)
-                if variant is not None and variant.text:
-                    got[str(request.item.get(group.style.keeps or ""))] += 1
-                    for row in self._variant_rows(group, request, variant):
-                        self._write_row(row, write_corpus, write_sft)
-                elif variant is None and request.id in self._failures:
+                if variant is not None:
+                    self._write_variant(group, request, variant, coverages, write_corpus, write_sft)
+                elif request.id in self._failures:
                     write_failure(self._failure_row(group, request))
             if isinstance(schedule, Schedule):
-                schedule.count(variant.text for variant in variants.values() if variant.text)
-        if write_fact is not None and group.style.keeps:
-            for fact_row in self._fact_rows(group, [str(item[group.style.keeps]) for item in items or ()], got):
-                write_fact(fact_row)
+                schedule.count(text for variant in variants.values() for text in variant.texts)
+
+    def _write_top_up(
+        self, group: Group | None, coverage: PassageCoverage, write_corpus: _Write, write_sft: _Write | None,
+        write_failure: _Write,
+    ) -> None:  # fmt: skip
+        """Write the texts that were asked for by naming facts."""
+        if group is None or self._section.coverage is None:
+            return
+        for request in requests_for(self._plan, group, coverage, self._section.coverage):
+            variants = self._store.variants([request])
+            if request.id in self._failures:
+                write_failure(self._failure_row(group, request))
+            if not variants:
+                return
+            self._count(group, [request], variants)
+            self._n_topped_up += len(variants[request.id].texts)
+            self._write_variant(group, request, variants[request.id], [coverage], write_corpus, write_sft)
+
+    def _write_variant(
+        self, group: Group, request: VariantRequest, variant: Variant, coverages: Sequence[PassageCoverage],
+        write_corpus: _Write, write_sft: _Write | None,
+    ) -> None:  # fmt: skip
+        own = variant.checks.get("facts", ())  # of the group's passage, which is a whole document for some styles
+        for coverage in coverages:
+            for text, facts in zip(variant.texts, own, strict=True):
+                coverage.add(facts if len(coverages) == 1 else coverage.carried(text))
+        rows = list(self._variant_rows(group, request, variant))
+        for index, row in enumerate(rows):
+            written = row.get("text") or f"{row.get('prompt', '')}{row.get('completion', '')}"
+            if len(rows) == len(own):
+                facts = own[index]
+            else:
+                facts = [fact for coverage in coverages for fact in coverage.carried(written)]
+            self._write_row(row | ({"facts": facts} if facts else {}), write_corpus, write_sft)
+
+    def _write_coverage(self, coverage: PassageCoverage, write_fact: _Write) -> None:
+        """Write and count the facts of a passage, each with its number of texts."""
+        quota = coverage.quota(self._section.coverage)
+        for fact, n in zip(coverage.facts, coverage.counts, strict=True):
+            self._by_count[n] += 1
+            if n < quota:
+                self._n_short += 1
+                if len(self._short) < _MOST_SHOWN:
+                    self._short.append((fact.text, n))
+            ids = {"document_id": coverage.passage.document_id, "passage_id": coverage.passage.id}
+            write_fact({**ids, "fact": fact.id, "text": fact.text, "texts": n})
 
     def _write_row(self, row: Row, write_corpus: _Write, write_sft: _Write | None) -> None:
         row |= self._origin
@@ -212,7 +255,12 @@ class CorpusWriter:
     def _variant_rows(self, group: Group, request: VariantRequest, variant: Variant) -> Iterator[Row]:
         """Yield the corpus rows of a variant."""
         chat = group.source if self._section.messages else None
-        for index, fields in enumerate(group.style.corpus_rows(variant.text, request.item, request.turn, chat)):
+        texts = (
+            fields
+            for text in variant.texts
+            for fields in group.style.corpus_rows(text, request.item, request.turn, chat)
+        )
+        for index, fields in enumerate(texts):
             row_id = content_id(variant.id, index) if index else variant.id
             if self._raft is not None and "quotation" in fields:
                 fields = self._raft.fields(group.passage, row_id, **fields)
@@ -227,16 +275,14 @@ class CorpusWriter:
         count.asked += len(requests) if group.target is None else len(variants)
         count.got += n_texts
         count.nothing += len(variants) - n_texts
+        count.texts += sum(len(variant.texts) for variant in variants.values())
         refusals = self._store.refusals(requests)
         self._store.check_refusals(variants, refusals)
         for refusal in refusals:
             count.refused[refusal["reason"]] += 1
             self.tokens.update(refusal["usage"])
-            if refusal.get("in_doubt"):
-                count.refused_in_doubt[refusal["in_doubt"][0][0]] += 1
         for variant in variants.values():
-            if variant.checks.get("in_doubt"):
-                count.in_doubt[variant.checks["in_doubt"][0][0]] += 1
+            self.repairs.update(variant.checks.get("repairs", ()))
             if "language" in variant.checks:
                 self.languages[variant.checks["language"]] += 1
             for name in _TOKENS:
@@ -251,41 +297,16 @@ class CorpusWriter:
             "style": group.style.name, "sample": request.sample, "error": error,
         }  # fmt: skip
 
-    def _fact_rows(self, group: Group, facts: Sequence[str], got: Mapping[str, int]) -> Iterator[Row]:
-        """Yield each fact of a passage with its number of variants."""
-        coverage = self._coverage
-        if not facts:
-            coverage.without_facts += 1
-            return
-        compared = compare_facts(group.passage.text, " ".join(facts))
-        if compared.reason:
-            coverage.incomplete += 1
-            if len(coverage.lost) < _MOST_SHOWN:
-                coverage.lost.append((group.passage.id, f"{compared.reason}: {compared.detail}"))
-        for fact in facts:
-            n = got.get(fact, 0)
-            coverage.by_count[n] += 1
-            if n < group.n_samples and len(coverage.short) < _MOST_SHOWN:
-                coverage.short.append((fact, n))
-            ids = {"document_id": group.passage.document_id, "passage_id": group.passage.id}
-            yield {**ids, "fact": fact, "asked": group.n_samples, "got": n}
-
     @property
     def styles(self) -> dict[str, StyleCount]:
         """The counts by style."""
         return {
             name: StyleCount(
-                count.asked,
-                count.got,
-                dict(count.refused.most_common()),
-                count.failed,
-                count.nothing,
-                dict(count.skipped),
-                dict(count.in_doubt.most_common()),
-                dict(count.refused_in_doubt.most_common()),
+                count.asked, count.got, dict(count.refused.most_common()), count.failed, count.nothing, dict(count.skipped),
+                count.texts,
             )
             for name, count in self._counts.items()
-        }
+        }  # fmt: skip
 
     @property
     def refused(self) -> dict[str, int]:
@@ -293,14 +314,11 @@ class CorpusWriter:
         return dict(sum((count.refused for count in self._counts.values()), Counter[str]()).most_common())
 
     @property
-    def coverage(self) -> Coverage | None:
-        """How many variants each fact got, None if no style lists facts."""
-        count = self._coverage
-        if not self._quotas:
-            return None
+    def coverage(self) -> Coverage:
+        """How many texts carry each fact."""
         return Coverage(
-            self._coverage_path, max(self._quotas), count.by_count.total(), dict(count.by_count), count.short,
-            count.without_facts, count.incomplete, count.lost,
+            self._coverage_path, self._section.coverage, self._by_count.total(), dict(self._by_count), self._n_short,
+            self._short, sum(count.texts for count in self._counts.values()), self._n_topped_up, self.tokens["tokens_out"],
         )  # fmt: skip
 
 
@@ -340,15 +358,23 @@ class _RaftRows:
 
 
 def render_coverage(coverage: Coverage) -> str:
-    """Return the table of facts by variants, with the first facts that are short or missing."""
-    lines = [f"facts, {coverage.quota} rewritings each: {coverage.n_facts} in {coverage.path}"]
-    lines += [
-        f"{n_facts:>8}  with {count} rewritings" for count, n_facts in sorted(coverage.by_count.items(), reverse=True)
+    """Return the distribution of the facts by texts, the first facts that are short, and what a fact costs."""
+    if not coverage.n_facts:
+        return "no passage has a number, date, name or quotation to count"
+    wanted = f"{coverage.quota} texts" if coverage.quota is not None else "5 texts, or half of them"
+    bins = [("none", 0, 0), ("1 or 2", 1, 2), ("3 or 4", 3, 4), ("5 to 9", 5, 9), ("10 or more", 10, 10**9)]
+    shares = (
+        (name, sum(n for count, n in coverage.by_count.items() if low <= count <= high)) for name, low, high in bins
+    )
+    spread = ", ".join(f"in {name} {n:,}" for name, n in shares if n)
+    lines = [
+        f"facts of the passages in accepted texts: {coverage.n_facts:,} ({spread}; each in {coverage.path})",
+        f"{coverage.n_short:>8,}  stand in fewer than {wanted}"
+        + (f", {coverage.n_topped_up:,} texts were asked for by naming them" if coverage.n_topped_up else ""),
     ]
-    lines += [f"          short: {fact!r} ({count})" for fact, count in coverage.short]
-    if coverage.without_facts:
-        lines.append(f"{coverage.without_facts:>8}  passages without a list of facts")
-    if coverage.incomplete:
-        lines.append(f"{coverage.incomplete:>8}  passages whose list of facts is incomplete, such as")
-        lines += [f"          {passage_id}  {detail}" for passage_id, detail in coverage.lost]
+    lines += [f"          {fact!r} ({count})" for fact, count in coverage.short]
+    per_text, per_fact = coverage.tokens_per_text, coverage.tokens_per_fact
+    if per_text is not None:
+        line = f"writer tokens: {per_text:,.0f} for each accepted text"
+        lines.append(line + (f", {per_fact:,.0f} for each fact that stands in five" if per_fact is not None else ""))
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from kinject.augment.checks.checker import Checker, normal_form
-from kinject.augment.prompts import Source, source_of
+from kinject.augment.prompts import Source, entities_of, source_of
 from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.augment.validation import augment_section
 from kinject.corpus.documents import read_documents
@@ -35,8 +36,9 @@ class Group:
     """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
 
     `target`, if there is one, is the number of tokens that the variants are to have together; else there are
-    `n_samples` of them. `texts` holds variants that a file provides; None if a generator writes them. `skipped` is the
-    need of the style that the passage lacks; then nothing is requested.
+    `n_samples` of them. `item` is known before any preparation: the name that the passages of a pair share.
+    `texts` holds variants that a file provides; None if a generator writes them. `skipped` is the need of the style that the
+    passage lacks; then nothing is requested.
     """
 
     document: Document
@@ -46,6 +48,7 @@ class Group:
     texts: tuple[str, ...] | None = None
     target: int | None = None
     skipped: str = ""
+    item: Item = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -136,6 +139,8 @@ _BLOCK = 64
 _MOST_HASHES = 100_000  # of prompts, remembered until the corpus is written: 20 MB
 _BARREN = 24
 """Requests in a row without a text after which a target of tokens is given up."""
+_MOST_SHARING = 10
+"""A name in more documents relates none of them in particular."""
 Notes = Callable[[str], tuple[str, ...] | None]
 """Id of `Plan.notes_id` -> the stored items, None if there are none yet."""
 
@@ -203,6 +208,9 @@ class Plan:
         """Most variants of one passage, in all styles."""
         return sum(min(n, _BLOCK) for n in self.styles.values())
 
+    def __iter__(self) -> Iterator[PlannedDocument]:
+        return self.read_passages()
+
     def read_passages(self) -> Iterator[PlannedDocument]:
         """Read and split the documents, in order.
 
@@ -237,7 +245,7 @@ class Plan:
             )
         for name, n_samples in self.styles.items():
             style = self.catalog[name]
-            if style.scope == "document":
+            if style.scope != "passage":
                 continue
             if self.precomputed is None or style.mechanical:
                 yield self._group(document, passage, style)
@@ -251,6 +259,20 @@ class Plan:
             for part in split_passages(document, LONGEST_DOCUMENT, spans_of(self.tokenizer)):
                 yield from (self._group(document, part, style) for style in styles)
 
+    def pair_groups(self, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
+        """Yield the groups of the styles for two passages of different documents that share a name; reads `documents` twice."""
+        styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "pair"]
+        if not styles:
+            return
+        for name, (document, first), (other, second) in _pairs(documents):
+            text = f"{first.shown}\n\n{second.shown}"
+            identity = content_id("pair", first.id, second.id, name)
+            passage = Passage(identity, document.id, 0, len(text), text)
+            titles = " / ".join(filter(None, (document.title, other.title)))
+            for style in styles:
+                group = self._group(replace(document, title=titles), passage, style)
+                yield replace(group, item={"entity": name})
+
     def _group(self, document: Document, passage: Passage, style: Style) -> Group:
         group = Group(document, passage, style, self.styles[style.name], target=self.targets.get(style.name))
         skipped = style.missing_need(group.source) if style.needs else ""
@@ -258,7 +280,7 @@ class Plan:
 
     def items(self, group: Group, notes: Notes) -> list[Item] | None:
         """Return the items of a group's prompts, from stored `notes`; None if a preparation is not answered yet."""
-        items: list[Item] = [{}]
+        items: list[Item] = [group.item]
         for step in group.style.prepare:
             answers = [notes(self.notes_id(group, step, item)) for item in items]
             if any(answer is None for answer in answers):
@@ -329,15 +351,37 @@ class Plan:
         return request_seed("seed", self.seed, prompt_hash, sample, attempt)
 
 
+def _pairs(
+    documents: Iterable[PlannedDocument],
+) -> Iterator[tuple[str, tuple[Document, Passage], tuple[Document, Passage]]]:
+    """Yield each name that a few documents share, with the first passages of two of them that have it."""
+    n_documents = Counter[str]()
+    for _, passages in documents:
+        n_documents.update({name for passage in passages for name in entities_of(passage.text)})
+    shared = {name for name, n in n_documents.items() if 1 < n <= _MOST_SHARING}
+    found: dict[str, list[tuple[Document, Passage]]] = {}
+    for document, passages in documents:
+        for passage in passages:
+            for name in shared.intersection(entities_of(passage.text)):
+                known = found.setdefault(name, [])
+                if len(known) < 2 and all(other.id != document.id for other, _ in known):
+                    known.append((document, passage))
+    for name in sorted(found):
+        first, second = found[name]
+        yield name, first, second
+
+
 def make_plan(recipe: AugmentRecipe) -> Plan:
     """Return the plan of a recipe. Raises `RecipeError` as `augment_section`, and as `read_precomputed`."""
     section = augment_section(recipe)
     generator = section.generator
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
+    targets = {name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)}
+    targets |= {name: round(fraction * section.mix_tokens) for name, fraction in (section.mix or {}).items()}
+    samples = {name: n for name, n in section.styles.items() if isinstance(n, int)}
     return Plan(
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
-        styles={name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()},
-        targets={name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)},
+        styles={name: samples.get(name, MAX_SAMPLES) for name in (*section.styles, *(section.mix or ()))}, targets=targets,
         catalog=read_styles(section.style_files), seed=recipe.seed,
         identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
     )  # fmt: skip
@@ -347,23 +391,13 @@ class PassageFile:
     """The documents of a run with their passages, in a temporary file of the run folder.
 
     Documents are read, split and hashed once and added here. Everything later iterates over this file, one document in
-    memory at a time; of `meta`, the licence stays. With `keep` the file stays, for a run over these documents in another
-    process (`shards`).
+    memory at a time; of `meta`, the licence stays.
     """
 
-    def __init__(self, run_dir: Path, *, keep: bool = False) -> None:
+    def __init__(self, run_dir: Path) -> None:
         """Open an empty file. Raises `DiskError` if it cannot be written."""
-        self._keep = keep
-        # `lock_dir` deletes a .part after a kill
-        self._path = run_dir / ("passages.jsonl" if keep else ".passages.part")
+        self._path = run_dir / ".passages.part"  # `lock_dir` deletes a .part after a kill
         self._file = self._open("w")
-
-    @classmethod
-    def read_stored(cls, run_dir: Path) -> Iterator[PlannedDocument]:
-        """Yield the documents of the file that an earlier run left in `run_dir`."""
-        file = cls.__new__(cls)
-        file._path = run_dir / "passages.jsonl"
-        return file._read()
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
@@ -382,9 +416,6 @@ class PassageFile:
             self._file.flush()
         except OSError as error:
             raise unwritable(self._path, error) from error
-        yield from self._read()
-
-    def _read(self) -> Iterator[PlannedDocument]:
         with self._open("r") as file:
             for line in file:
                 identity, title, text, source, licence, spans = json.loads(line)
@@ -409,5 +440,4 @@ class PassageFile:
         with contextlib.suppress(OSError):  # a full disk was reported by `add`
             self._file.close()
         with contextlib.suppress(OSError):
-            if not self._keep:
-                self._path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kinject.augment.checks.checker import Rules
 from kinject.augment.checks.names import SENTENCE_STARTERS
-from kinject.corpus.language import detect_language, find_script, language_name
 from kinject.corpus.passages import sentence_ends, sentences
+from kinject.language.detect import detect_language, find_script, language_name
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.requests.prompt_injection import escape_tags, has_injection
 from kinject.types import Document, Message, Passage

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
@@ -19,10 +20,6 @@ _FIX = (
     "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written again from the answers in "
     "cache.sqlite, where there is one, and nothing is paid twice."
 )
-
-
-SHARDS = "shards"
-"""Folder of a run folder with the run folders of its parts, while they run."""
 
 
 class Store:
@@ -56,7 +53,7 @@ class Store:
 
     def _variant(self, row: Row) -> Variant:
         try:
-            return Variant(**{**row, "usage": Usage(**row["usage"])})
+            return Variant(**{**row, "usage": Usage(**row["usage"]), "more": tuple(row.get("more", ()))})
         except (TypeError, KeyError) as error:
             raise InputError(f"{self.variants_path}: a row is no variant ({error}). {_FIX}") from error
 
@@ -76,15 +73,15 @@ class Store:
             raise InputError(f"{self.rejected_path}: rows are missing that {self.variants_path.name} counts. {_FIX}")
 
     def accept(
-        self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str, text: str,
-        verdict: Verdict,
+        self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str,
+        texts: Sequence[str], measures: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Store an accepted `text`; `attempt` answers were refused before it."""
+        """Store the accepted `texts` of an answer, none for NONE; `attempt` answers were refused before it."""
         variant = Variant(
             id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
-            sample=request.sample, text=text, generator=generator, prompt_hash=request.prompt_hash, usage=completion.usage,
-            checks={**verdict.measures, **_doubts(verdict)},
-            attempt=attempt,
+            sample=request.sample, text=texts[0] if texts else "", generator=generator, prompt_hash=request.prompt_hash,
+            usage=completion.usage, checks=measures, attempt=attempt,
+            more=tuple(texts[1:]),
         )  # fmt: skip
         self._variant_offsets.add(variant.id, self._variants.append(variant))
 
@@ -99,7 +96,7 @@ class Store:
             "id": identity, "variant_id": request.id, "passage_id": group.passage.id,
             "document_id": group.passage.document_id, "style": group.style.name, "sample": request.sample,
             "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
-            "usage": asdict(completion.usage), **_doubts(verdict),
+            "usage": asdict(completion.usage),
         }  # fmt: skip
         self._rejected_offsets.add(request.id, self._rejected.append(row))
 
@@ -123,11 +120,6 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
-
-
-def _doubts(verdict: Verdict) -> Row:
-    """Return the field of a row with its doubts, none without a doubt."""
-    return {"in_doubt": [list(doubt) for doubt in verdict.doubts]} if verdict.doubts else {}
 
 
 def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, OffsetIndex]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 
-from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, pairs_of, quoted_of
+from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, pairs_of, plain_text, quoted_of
 from kinject.augment.checks.checker import Rules
 from kinject.augment.prompts import (
     STYLE_FILES,
@@ -25,6 +25,7 @@ from kinject.augment.prompts import (
     render,
     shared_texts,
 )
+from kinject.augment.repair import Repaired, repair
 from kinject.disk import content_id
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.recipe.check import Checker as FieldChecker
@@ -79,7 +80,9 @@ class Style:
     system: str = option('{% include "system" %}', help="Template of the system message.")
     user: str = option("", help="Template of the user message. It must use {{ source }}, the passage in its tags.")
     variations: tuple[Variation | str, ...] = option((), help="Lines for {{ variation }}, one after the other.")
-    scope: Literal["passage", "document"] = option("passage", help="The text in one prompt.")
+    scope: Literal["passage", "document", "pair"] = option(
+        "passage", help="The text in one prompt; a pair are passages of two documents that share a name, {{ entity }}."
+    )
     needs: tuple[Literal["prose", "relations"], ...] = option((), help="Other passages are skipped.")
     prepare: tuple[Preparation, ...] = option((), help="Requests before those for the variants.")
     combine: tuple[int, ...] = option((), help="Prompts are about all subsets of these sizes of the items.", min=1)
@@ -104,9 +107,17 @@ class Style:
         """Return the need of this style that a passage lacks, "" if it has all."""
         return _missing(self.needs, source)
 
-    def parse(self, answer: str) -> str:
-        """Return the text of a variant in `answer`."""
-        return PARSERS[self.parser](answer)
+    def read(self, answer: str, title: str, passage: str) -> Repaired:
+        """Return the texts of variants in `answer`, without what surrounds them.
+
+        Alternatives are texts of their own where a text is one row.
+        """
+        if self.mechanical:
+            return Repaired((answer,))
+        splits = self.parser == "text" and self.rows == "text" and self.chat != "turns"
+        repaired = repair(plain_text(answer), title, passage, splits=splits, loops=self.parser == "text")
+        texts = (PARSERS[self.parser](text) for text in repaired.texts)
+        return Repaired(tuple(filter(None, texts)), repaired.repairs)
 
     def messages(self, source: Source, sample: int, item: Item) -> list[Message]:
         """Return the prompt for a sample, about an item of the preparations."""
@@ -221,11 +232,20 @@ def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str
             yield tuple(names[index] for index in subset)
 
 
+_DEFAULT_RULES = {
+    "complete": True, "refuse_echo": True, "refuse_near": True, "shortest": 0.35, "longest": 2.5, "explains": False,
+}  # fmt: skip
+"""The rules in ids as they were when the first ids were made: what a run folder holds is found again."""
+
+
 @lru_cache(maxsize=64)
 def _identity(style: Style) -> str:
     named = asdict(style)
-    if not named["rules"]["quotes"]:  # ids are those from before this rule
-        del named["rules"]["quotes"]
+    default = asdict(Rules())
+    changed = {name: value for name, value in named["rules"].items() if value != default[name]}
+    if changed.pop("complete", False):
+        changed["all_facts"] = True
+    named["rules"] = _DEFAULT_RULES | changed
     return content_id({key: value for key, value in named.items() if key not in ("about", "source", "chat")})
 
 
@@ -287,7 +307,7 @@ def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str
 
 def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
     """Yield the faults of templates, each with the line in the file."""
-    items: dict[str, Any] = {}
+    items: dict[str, Any] = {"entity": "Mara Lind"} if style.scope == "pair" else {}
     templates: list[tuple[tuple[str | int, ...], str, dict[str, Any], str]] = []
     for index, step in enumerate(style.prepare):
         templates.append((("prepare", index, "prompt"), step.prompt, dict(items), "source"))

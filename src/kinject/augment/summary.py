@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from kinject.augment.checks.facts import checks_off
 from kinject.augment.checks.judge import JudgeScore, render_judge_score
 from kinject.augment.contamination import Contamination, render_contamination
 from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
+from kinject.language.tables import language_of
 from kinject.requests.balance import render_endpoints
 from kinject.terminal import Progress
 from kinject.types import Tabular
@@ -66,8 +65,8 @@ class AugmentResult(Tabular):
     of `tokens_out` that a reasoning model's thinking took. `n_sent` and `n_cached` are of this run alone. `cost` is that of
     everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
     `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
-    None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
-    lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
+    None if there are none. `contamination` is None if the recipe names no probe set; `judge` is the judge's score on planted
+    errors. `repairs` counts what was taken off accepted answers. `endpoints` counts this run's answers by endpoint, where there
     are several. `paused` counts by style and reason the passages whose first answers were all refused at the same point.
     `n_cut` counts the passages that end inside a sentence, a table row or a code block.
     """
@@ -98,6 +97,7 @@ class AugmentResult(Tabular):
     cost_note: str = ""
     contamination: Contamination | None = None
     coverage: Coverage | None = None
+    repairs: Mapping[str, int] = field(default_factory=dict)
     judge: JudgeScore | None = None
     languages: Mapping[str, int] = field(default_factory=dict)
     endpoints: Mapping[str, Any] = field(default_factory=dict)
@@ -116,6 +116,7 @@ class AugmentResult(Tabular):
                 "style": name,
                 "asked": count.asked,
                 "got": count.got,
+                "texts": count.texts,
                 "refused": sum(count.refused.values()),
                 "failed": count.failed,
             }
@@ -129,10 +130,12 @@ def render_summary(result: AugmentResult) -> str:
         f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
         *filter(None, [cut_note(result.n_cut, result.n_passages, "augment.passage_tokens")]),
         "",
-        f"{'style':<16}{'asked':>8}{'got':>8}{'refused':>9}{'failed':>8}",
+        f"{'style':<16}{'asked':>8}{'got':>8}{'texts':>8}{'refused':>9}{'failed':>8}",
     ]
     for name, count in result.styles.items():
-        row = f"{name:<16}{count.asked:>8}{count.got:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
+        row = (
+            f"{name:<16}{count.asked:>8}{count.got:>8}{count.texts:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
+        )
         reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
         # With one style the list below has the same counts.
         lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
@@ -144,7 +147,12 @@ def render_summary(result: AugmentResult) -> str:
             lines.append(
                 f"{'':<16}{number:>8}  {_passages(number)} paused: refused three times in a row at the same point ({reason})"
             )
-    lines += _doubt_lines(result)
+    if result.repairs:
+        repairs = ", ".join(f"{_REPAIRS[name]} {n}" for name, n in result.repairs.items())
+        lines += ["", f"repaired answers: {repairs}"]
+    for code, number in result.languages.items():
+        if off := language_of(code).not_checked:
+            lines.append(f"not checked in {number} answers ({code or 'language not clear'}): {', '.join(off)}")
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
@@ -197,24 +205,14 @@ def _short_lines(result: AugmentResult) -> list[str]:
     return [f"Short by {n_short}" + (f": {fixes[0]}." if fixes else ".")]
 
 
-def _doubt_lines(result: AugmentResult) -> list[str]:
-    """Return the counts of texts in doubt, and the checks that are off in the languages of the texts."""
-    accepted, refused = Counter[str](), Counter[str]()
-    for count in result.styles.values():
-        accepted.update(count.in_doubt)
-        refused.update(count.refused_in_doubt)
-    by = "the judge found them faithful" if result.judge else "there is no judge"
-    lines = [
-        f"in doubt, {outcome}: {', '.join(f'{reason} {number}' for reason, number in counts.most_common())}"
-        for outcome, counts in ((f"accepted ({by})", accepted), ("refused", refused)) if counts
-    ]  # fmt: skip
-    for code, number in result.languages.items():
-        if off := checks_off(code):
-            lines.append(f"not checked in {number} texts ({code or 'language not clear'}): {', '.join(off)}")
-    return ["", *lines] if lines else []
+_REPAIRS: Mapping[str, str] = {
+    "fence": "code fence taken off", "preamble": "words before the text taken off", "closing": "words after it taken off",
+    "label": "label or title taken off", "split": "several texts in one answer parted", "loop": "repeated sentences taken off",
+    "item": "items that add a fact taken off",
+}  # fmt: skip
+"""Name of a repair -> its words in the summary."""
 
-
-_DRAW_AGAIN = "raise augment.max_attempts, or take a stronger model: another answer may keep what this one changed"
+_DRAW_AGAIN = "raise augment.max_attempts, or take a stronger model: another answer may add nothing"
 _ADVICE: Mapping[str, str] = {
     "truncated": "raise generator.max_tokens (thinking counts), or lower augment.passage_tokens",
     "filtered": "take another endpoint for these passages: its content filter stops them at each attempt",
@@ -229,7 +227,7 @@ _ADVICE: Mapping[str, str] = {
     "language": "take a model that writes the language of the documents",
     "echo": "raise generator.temperature: the model copies the passage",
     "duplicate": "request fewer samples of a passage, or raise generator.temperature: the texts repeat one another",
-    "length": "lower augment.passage_tokens: the model shortens or stretches passages of this length",
+    "length": "look at the prompt with `kinject styles`: the model writes a few words, or does not end",
     "inconsistent": "request fewer samples of such styles, or take a stronger model: it does not confirm its own statements",
     "injection": "take the text that speaks to a language model out of the documents",
     "judge": "read the judge's reasons in rejected.jsonl, and its precision above: it may be the judge that errs",

@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.checks.facts import checks_off
 from kinject.augment.plan import Group
-from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview, render_prompts
+from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
 from kinject.augment.styles import STYLES
+from kinject.augment.try_style import render_prompts
 from kinject.corpus.documents import is_hub_name, read_documents
 from kinject.corpus.documents.collect import DocumentsResult, collect, listing, named_languages
 from kinject.corpus.documents.rows import is_saved_dataset
 from kinject.corpus.documents.write import read_rows
-from kinject.corpus.language import language_name
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import file_name, path_exists, read_jsonl, write_jsonl, write_text
 from kinject.errors import DiskError
+from kinject.language.detect import language_name
+from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
 from kinject.recipe.shipped import write_own_recipes
 from kinject.terminal import duration
@@ -153,8 +154,8 @@ def render_survey(survey: Survey) -> str:
         ("tokens", f"{survey.n_tokens:,} ({_count_note(survey.tokenizer)})"),
         ("languages", listing(named_languages(survey.languages))),
         *(
-            ("", f"not checked in {language_name(code)}: {', '.join(checks_off(code))}")
-            for code in survey.languages if code and checks_off(code)
+            ("", f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}")
+            for code in survey.languages if code and language_of(code).not_checked
         ),
         *_listed("copies", [f"{a} of {b} ({alike:.0%} of the words)" for a, b, alike in survey.alike]),
         *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),

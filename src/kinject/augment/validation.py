@@ -46,7 +46,7 @@ def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
 
 
 def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
-    styles = read_styles(section.style_files)
+    styles, mix = read_styles(section.style_files), section.mix or {}
     for name, target in section.styles.items():
         if name not in styles:
             yield f"augment.styles.{name}", f"unknown style.{suggestion(name, styles)}"
@@ -55,7 +55,17 @@ def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
         elif not isinstance(target, int) and (styles[name].mechanical or section.generator.kind == "file"):
             yield f"augment.styles.{name}", "needs a number: a target of tokens is for styles that a model writes."
 
-    chosen = [styles[name] for name in section.styles if name in styles]
+    for name, fraction in mix.items():
+        if name not in styles or styles[name].mechanical:
+            yield f"augment.mix.{name}", f"no style that a model writes.{suggestion(name, styles)}"
+        elif not 0 < fraction <= 1 or name in section.styles:
+            yield (
+                f"augment.mix.{name}",
+                f"found {fraction}, allowed: above 0, up to 1, for a style that augment.styles lacks.",
+            )
+    if mix and abs(sum(mix.values()) - 1) > 0.001:
+        yield "augment.mix", f"the fractions add up to {sum(mix.values()):g}; they must add up to 1."
+    chosen = [styles[name] for name in (*section.styles, *mix) if name in styles]
     if section.messages and not any(style.writes_chat for style in chosen):
         names = ", ".join(name for name, style in styles.items() if style.writes_chat)
         yield "augment.messages", f"none of the styles writes conversations. Those that do: {names}."
@@ -74,7 +84,7 @@ def _file_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
     if len(styles) > 1:
         yield "augment.styles", f"found {len(styles)} styles, but the texts of kind: file are all of one style."
     for style in styles:
-        if style.prepare or style.verify or style.scope == "document":
+        if style.prepare or style.verify or style.scope != "passage":
             yield f"augment.styles.{style.name}", "needs a model to ask; kind: file has none."
 
 

@@ -18,13 +18,13 @@ Rewrite documents into a training corpus, passage by passage. In the recipe's ru
   failures.jsonl   requests without an answer, with the error; the next run repeats them
   corpus.jsonl     the input of kinject train
   manifest.json    inputs, settings and versions
-  report.html      yield by style and document, refusals with examples, doubts, cost
+  coverage.jsonl   every number, date, name and quotation of the passages, with the texts that carry it
+  report.html      yield by style and document, refusals with examples, cost
 
 examples:
   kinject augment
   kinject augment --dry-run    planned requests, cost and time; nothing is sent
   kinject augment recipes/augment.yaml augment.styles.paraphrase=4 run_dir=runs/augment-4
-  kinject augment recipes/augment-endpoints.yaml --jobs 8
   kinject augment 'augment.styles={paraphrase: 8, permuted: 2}' run_dir=runs/augment-mixed
   OPENAI_API_KEY=... kinject augment recipes/augment-openai.yaml augment.budget=5"""
 

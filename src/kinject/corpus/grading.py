@@ -14,15 +14,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kinject.corpus.retrieved import final_answer
 from kinject.errors import InputError
 from kinject.types import Question
-
-if TYPE_CHECKING:
-    from kinject.corpus.profiles import Grammar
-
 
 TextScore = Literal["match", "exact", "contains"]
 TextGrader = Callable[[str, Sequence[str]], bool]
@@ -51,10 +47,7 @@ _ABSTAINS = re.compile(
 """Phrases by which a text declines to answer. A short list: a text that declines in other words counts as an answer."""
 
 
-_WORDS = re.compile(r"[^\W\d_]+")
 _MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}$")
-_NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")
-_BESIDE_DATES = frozenset("of the st nd rd th de le el den der del du il den am au".split())  # noqa: SIM905 - a line of words
 
 
 def normalize_answer(text: str) -> str:
@@ -128,31 +121,20 @@ def same_value(text: str, accepted: Sequence[str]) -> bool:
     """
     if not any(map(_MAY_BE_VALUE.search, accepted)):
         return False
-    from kinject.corpus.language import detect_language, guess_language
-    from kinject.corpus.profiles import grammar_of
-    from kinject.corpus.quantities import extract_quantities
+    from kinject.language.detect import detect_language, guess_language
+    from kinject.language.values import is_value, read_values
 
     for code in dict.fromkeys((detect_language(text) or guess_language(text) or "en", "en")):
-        grammar, written = grammar_of(code), extract_quantities(text, code)
+        written = read_values(text, code)
         for other in accepted:
-            value = extract_quantities(other, code)
-            if not value.numbers or not _is_all_value(other, grammar):
+            value = read_values(other, code)
+            if not value.numbers or not is_value(other, code):
                 continue
             same_units = all(units <= written.numbers.get(number, set()) for number, units in value.numbers.items())
             same = value.numbers.keys() <= written.numbers.keys() and same_units
             if same and value.days <= written.days and value.months <= written.months:
                 return True
     return False
-
-
-def _is_all_value(text: str, grammar: Grammar) -> bool:
-    """Return whether `text` has nothing but numbers, names of months and units in it."""
-    if grammar.unspaced:
-        return not _NO_VALUE.search(text)
-    profile = grammar.profile
-    known = (profile.months, profile.unit_words, profile.unit_of, _BESIDE_DATES, profile.joins)
-    words = set(_WORDS.findall(text.lower()))
-    return all(any(word in table for table in known) or grammar.number_words_in([word]) for word in words)
 
 
 TEXT_SCORES: Mapping[str, TextGrader] = {
@@ -239,7 +221,7 @@ def _has(text: str, part: str) -> bool:
 
 
 def _language(text: str, code: str) -> bool:
-    from kinject.corpus.language import detect_language, guess_language
+    from kinject.language.detect import detect_language, guess_language
 
     return code in (detect_language(text), guess_language(text))
 

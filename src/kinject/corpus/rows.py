@@ -17,7 +17,7 @@ _SHAPES: dict[Shape, tuple[str, ...]] = {
     "text": ("text",), "messages": ("messages",), "completion": ("prompt", "completion"),
 }  # fmt: skip
 """Shape -> the keys that a row of it holds."""
-_BESIDE = frozenset({"id", "document_id", "origin", "source", "licence", "license", "title", "meta"})
+_BESIDE = frozenset({"id", "document_id", "origin", "source", "licence", "license", "title", "meta", "facts"})
 _OF_CHAT = ("tools", "chat_template_kwargs")
 _OF_MESSAGE = (
     "role", "content", "name", "reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id",

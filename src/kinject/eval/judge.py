@@ -15,11 +15,11 @@ from random import Random
 from typing import Any, Final
 
 from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
-from kinject.corpus.language import detect_language
 from kinject.disk import read_json, write_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
+from kinject.language.detect import detect_language
 from kinject.recipe import EvalRecipe, GeneratorSection
 from kinject.recipe.eval_section import EvalSection
 from kinject.requests.chat import judge_faults

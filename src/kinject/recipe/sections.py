@@ -246,6 +246,10 @@ class AugmentSection:
         help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
     )
     generator: GeneratorSection = option(help="The writer of the paraphrases.")
+    mix: Mapping[str, float] | None = option(
+        None, help="More styles, each with its fraction of mix_tokens, as in {paraphrase: 0.6, faq: 0.4}."
+    )
+    mix_tokens: int = option(2048, help="Tokens of the texts of all styles in the mix, for each passage.", min=1)
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     messages: bool = option(
         False, help="Write questions, dialogues, facts and instructions as conversations (rows with messages)."
@@ -262,6 +266,9 @@ class AugmentSection:
     max_attempts: int = option(4, help="Attempts at one paraphrase before it is given up.", min=1, max=100)
     budget: float | None = option(
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
+    )
+    coverage: int | None = option(
+        None, help="Texts in which each fact of a passage is to stand: facts in fewer are asked for by name.", min=1, max=1000
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
     contamination_check: tuple[str, ...] = option(

@@ -5,7 +5,7 @@ import pytest
 
 from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion, overlap
 from kinject.augment.styles import STYLES
-from kinject.corpus.language import compare_languages
+from kinject.language.detect import compare_languages
 from kinject.types import Completion
 
 PAGE = Path(__file__).parents[3] / "docs" / "augmentation.md"
@@ -18,7 +18,7 @@ def test_a_good_paraphrase_is_accepted_and_measured() -> None:
     verdict = Checker(SOURCE).check(GOOD)
     assert verdict.accepted
     assert verdict.measures == {
-        "length_ratio": 0.955, "source_overlap": 0.054, "sibling_overlap": 0.0, "language": "en"
+        "length_ratio": 0.955, "source_overlap": 0.054, "sibling_overlap": 0.0, "language": "en", "facts": []
     }  # fmt: skip
 
 
@@ -29,20 +29,12 @@ def test_a_good_paraphrase_is_accepted_and_measured() -> None:
         ("I'm sorry, but I can't rewrite this text for you.", "refusal"),
         ("I cannot assist with that request.", "refusal"),
         ("As an AI language model, I do not rewrite texts.", "refusal"),
-        (f"Sure, here is a paraphrase:\n\n{GOOD}", "wrapper"),
-        (f"Sure! {GOOD}", "wrapper"),
-        (f"Here's the rewritten passage: {GOOD}", "wrapper"),
-        (f"**Paraphrase:**\n{GOOD}", "wrapper"),
-        (f"Paraphrased text: {GOOD}", "wrapper"),
-        (f"{GOOD}\n\nLet me know if you would like another one.", "wrapper"),
-        (f"{GOOD} I hope this helps!", "wrapper"),
-        (f"{GOOD}\n\nNote: I rewrote the passage freely.", "wrapper"),
         (f"<passage>\n{GOOD}\n</passage>", "wrapper"),
         (f"{GOOD}<|im_end|>", "wrapper"),
         (SOURCE.upper() + "!", "echo"),
         (SOURCE.replace("corn", "grain"), "echo"),
-        ("The old mill.", "length"),
-        (f"{GOOD} " * 3, "length"),
+        ("The mill.", "length"),
+        (f"{GOOD} " * 120, "length"),
         (
             "Nach dem Brand wurde die alte Mühle am Fluss und das Tal mit Korn versorgt, was sie für das Tal auch ist.",
             "language",
@@ -150,28 +142,17 @@ def test_texts_too_short_for_a_triple_are_compared_whole() -> None:
     assert overlap(frozenset(), frozenset()) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("n_source", "n_text", "reason"),
-    [(12, 4, ""), (13, 4, "length"), (20, 7, ""), (20, 6, "length"), (20, 10, ""), (10, 25, ""), (10, 26, "length"), (4, 12, ""),
-     (4, 13, "length")],
-)  # fmt: skip
-def test_length_is_bounded_by_a_ratio_and_by_eight_words(n_source: int, n_text: int, reason: str) -> None:
-    verdict = Checker(_nonsense(0, n_source)).check(_nonsense(100, n_text))
-    assert verdict.reason == reason
-    assert not reason or verdict.detail == f"{n_text} words for {n_source}"
-
-
-def test_a_style_that_need_not_be_complete_may_lose_a_fact_and_still_not_invent_one() -> None:
+def test_a_lost_fact_is_a_fault_where_a_style_is_complete_and_a_new_one_everywhere() -> None:
     source, without = f"{_nonsense(0, 9)} 1931.", _nonsense(50, 9)
-    assert Checker(source).check(without).reason == "number"
-    assert Checker(source, Rules(complete=False)).check(without).accepted
-    assert Checker(source, Rules(complete=False)).check(f"{without} 1932.").reason == "number"
+    assert Checker(source).check(without).accepted
+    lost = Checker(source, Rules(complete=True)).check(without)
+    assert (lost.reason, lost.detail) == ("number", "1931 is lost")
+    assert Checker(source).check(f"{without} 1932.").reason == "number"
 
 
-def test_the_detail_quotes_sixty_characters() -> None:
-    text = f"Sure, {'very ' * 20}well: {GOOD}"
-    detail = Checker(SOURCE).check(text).detail
-    assert detail == f"found {text[:60]!r}"
+def test_neither_a_short_nor_a_long_text_is_at_fault() -> None:
+    assert Checker(_nonsense(0, 200)).check(_nonsense(300, 5)).accepted
+    assert Checker(_nonsense(0, 20)).check(_nonsense(100, 300)).accepted
 
 
 def test_a_text_without_any_common_word_has_no_language() -> None:
@@ -196,8 +177,6 @@ def test_a_plain_text_may_explain_a_hard_word_and_add_no_number() -> None:
     rules = STYLES["plain"].rules
     assert rules.explains
     verdict = Checker(source, rules).check(explained)
-    assert (verdict.reason, verdict.doubts) == ("", ())
+    assert verdict.reason == ""
     dated = f"{plain} Caissons are big boxes that keep water out. Workers have sunk them since 1850."
     assert Checker(source, rules).check(dated).reason == "number"
-    far_longer = f"{plain} {'Caissons are big boxes that keep the water of a river out. ' * 8}"
-    assert Checker(source, rules).check(far_longer).reason == "length"

@@ -11,7 +11,6 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.checker import Rules, normal_form
-from kinject.augment.checks.facts import Comparison
 from kinject.augment.checks.judge import (
     Judge,
     make_trials,
@@ -177,7 +176,7 @@ def test_words_that_are_not_in_the_text_are_asked_for_again() -> None:
 
 
 def test_a_text_that_may_leave_facts_out_is_not_searched_for_lost_ones() -> None:
-    rules = (Rules(), Rules(complete=False), Rules(explains=True))
+    rules = (Rules(complete=True), Rules(), Rules(explains=True))
     whole, part, explaining = (judge_messages("", SOURCE, TEXT_OF, one)[-1]["content"] for one in rules)
     assert ("LOST" in whole, "LOST" in part) == (True, False)
     assert "may leave facts out" in part
@@ -205,9 +204,7 @@ def test_the_judge_sees_source_and_rewriting_and_nothing_in_them_is_an_instructi
 def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_kept(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "kinject.augment.checks.checker.compare_with", lambda *_, **__: Comparison()
-    )  # leave it all to the judge
+    monkeypatch.setattr("kinject.augment.checks.checker.find_addition", lambda *_: None)  # leave it all to the judge
     server, second = serving(faults={"changed": 0.3}), serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
     result = augment(make_recipe(server.url, max_attempts=20, judge=model))

@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from kinject.augment.answers import quoted_of
-from kinject.augment.checks.facts import compare_with, source_facts
-from kinject.corpus.language import compare_languages
+from kinject.augment.checks.additions import find_addition, source_facts, without_additions
+from kinject.augment.checks.coverage import carried, facts_of, find_missing
+from kinject.language.detect import compare_languages
 from kinject.requests.prompt_injection import has_injection, split_injection
 from kinject.types import Completion
 
@@ -21,20 +22,6 @@ _REFUSAL = re.compile(
     r"|I['’]m (?:unable|not able)|as an (?:AI|artificial|assistant|language model)|I do(?: not|n['’]t) have)",
     re.IGNORECASE,
 )
-_OPENING = re.compile(
-    r"\A\W*(?:(?:sure|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem)\b[^\n]{0,120}?[!:.\n]"
-    r"|here(?:['’]s| is| are)\b[^\n]{0,120}?(?:[:\n]|paraphras|rewrit|version)"
-    r"|(?:the )?(?:paraphrased?|rewritten|rephrased|reworded|revised)(?: (?:text|passage|version))?\W{0,4}[:\n]"
-    r"|(?:paraphrase|version|rewrite)\s*\d*\W{0,3}[:\n])",
-    re.IGNORECASE,
-)
-_CLOSING = re.compile(
-    r"(?:\n|\.\s)\W{0,12}(?:I hope (?:this|that)|(?:please )?let me know|feel free to|would you like"
-    r"|if you(?:['’]d| would)? (?:like|need|want)|is there anything else"
-    r"|note(?: that|:)[^\n]{0,300}(?:paraphras|rewr[io]t|original|passage)|this (?:paraphrase|version|rewrite|rewritten))"
-    r"[^\n]{0,500}\Z",
-    re.IGNORECASE,
-)
 _TAGS = (
     "a|abbr|article|audio|b|base|blockquote|body|br|button|canvas|code|dd|div|dl|dt|em|embed|font|footer|form|frame|h[1-6]|head"
     "|header|hr|html|i|iframe|img|input|li|link|main|math|meta|nav|object|ol|option|p|picture|pre|script|section|select|small"
@@ -43,16 +30,15 @@ _TAGS = (
 _TAG = re.compile(rf"<[/!]?({_TAGS}|doctype)\b[^<>]{{0,300}}>|\bjavascript:", re.IGNORECASE)
 _MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
 
-_SURROUNDINGS = (("refusal", _REFUSAL), ("wrapper", _OPENING), ("wrapper", _CLOSING), ("wrapper", _MARKUP))
+_SURROUNDINGS = (("refusal", _REFUSAL), ("wrapper", _MARKUP))
 
 MAX_OVERLAP = 0.7
 """Two texts that share more of their word triples (Jaccard similarity) count as copies of each other."""
 _NGRAM = 6
 """Words in a row that two texts do not share by chance."""
-_CHARACTERS_PER_CHARACTER, _ALWAYS_READ = 3, 10_000
-"""A longer text is refused unread: characters per character of the source, times `Rules.longest`; but at least these."""
-_TABLE_LENGTH = 2
-"""One word of a table may become a clause in a sentence: its rewriting may be longer by this factor."""
+_LONGEST, _ALWAYS_READ = 20, 10_000
+"""A text is read up to so many characters per character of its passage, but at least these."""
+_FEWEST_WORDS = 3
 _MAX_INJECTED_TRIPLES = 2
 """Word triples that a rewriting may share with the prompt injection in its source."""
 _MIN_SOURCE_WORDS = 0.25
@@ -70,16 +56,16 @@ REASONS: Mapping[str, str] = {
     "wrapper": "the text is surrounded by words to the user",
     "inconsistent": "asked again, the model does not confirm that the text follows from the passage",
     "injection": "the text follows or repeats prompt injection in the source",
-    "judge": "the judge found a changed, lost or invented fact",
+    "judge": "the judge found a changed or invented fact",
     "language": "the text is in another language than the source",
     "echo": "the text is (nearly) the source itself",
     "duplicate": "the text is (nearly) the same as another paraphrase of the passage",
-    "length": "the text is far shorter or longer than the source",
-    "number": "a number of the source is lost, or a number is new",
-    "date": "a date of the source is lost, or a date is new",
+    "length": "the text has under a few words, or twenty times the characters of the source",
+    "number": "a number that the source lacks; with rules.complete, also a lost one",
+    "date": "a date that the source lacks; with rules.complete, also a lost one",
     "unit": "a number has another unit than in the source",
-    "quotation": "a quotation of the source is lost, or a quotation is new",
-    "name": "a proper name of the source is lost, or a name is new",
+    "quotation": "a quotation that the source lacks; with rules.complete, also a lost one",
+    "name": "a proper name that the source lacks; with rules.complete, also a lost one",
 }
 """Reason of a refusal -> its meaning."""
 
@@ -88,36 +74,28 @@ Shingles = frozenset[tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Requirements of a style's texts.
+    """Requirements of a style's texts, beside that no checkable fact may be new.
 
-    `complete`: no checkable fact of the source is lost (no fact may ever be new). `refuse_echo`: the text must not be
-    (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
-    always refused).
-    `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
-    `explains`: it may add explanations of words; the judge's prompt mentions it. `quotes`: each of its quotations (``QUOTE:``) is
-    in the source word for word.
+    `complete`: no checkable fact of the source is lost. `refuse_echo`: the text must not be (nearly) the source.
+    `refuse_near`: it must not be nearly another accepted text (the same words in the same order are always refused).
+    `explains`: it may add explanations of words; the judge's prompt mentions it. `quotes`: each of its quotations
+    (``QUOTE:``) is in the source word for word.
     """
 
-    complete: bool = True
+    complete: bool = False
     refuse_echo: bool = True
     refuse_near: bool = True
-    shortest: float = 0.35
-    longest: float = 2.5
     explains: bool = False
     quotes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is the evidence.
-
-    `doubts` of an accepted text are (reason, evidence) of facts that the checks cannot decide.
-    """
+    """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is the evidence."""
 
     reason: str = ""
     detail: str = ""
     measures: Mapping[str, Any] = field(default_factory=dict)
-    doubts: tuple[tuple[str, str], ...] = ()
 
     @property
     def accepted(self) -> bool:
@@ -184,13 +162,14 @@ class Checker:
         self._prompt_ngrams, self._prompt_triples = _ngrams_of(instructions)
         self._source = source
         self._rules = rules or Rules()
-        self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
+        self._max_characters = max(_ALWAYS_READ, _LONGEST * len(source))
         is_written = (
             self._rules.refuse_echo or self._rules.quotes
         )  # by a model; else by a function, which obeys no text
         clean, self._injection = split_injection(source) if is_written else (source, "")
         self._quotable = " ".join(clean.split()) if self._rules.quotes else ""
-        self._facts = source_facts(clean, context)
+        self.facts = source_facts(clean, context)
+        self._countable = facts_of(self.facts)
         self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
         self._accepted: list[Shingles] = []
@@ -201,6 +180,13 @@ class Checker:
         form, shingles = _form_and_shingles(text)
         self._accepted_forms.add(form)
         self._accepted.append(shingles)
+
+    def without_additions(self, text: str) -> tuple[str, int]:
+        """Return a list, or a text of several paragraphs, without the parts that add a fact, and the number of these."""
+        if len(text) > self._max_characters:
+            return text, 0
+        kept, added = without_additions(self.facts, text)
+        return kept, len(added)
 
     def check(self, text: str) -> Verdict:
         """Return whether `text` is a valid rewriting of the passage, different from the accepted ones. The first fault counts."""
@@ -228,20 +214,22 @@ class Checker:
         nearest = self._nearest_accepted(form, shingles)
         if nearest > MAX_OVERLAP:
             return _duplicate(nearest)
-        n_words, n_source = form.count(" ") + 1, self._form.count(" ") + 1
-        ratio = n_words / n_source
-        longest = self._rules.longest * (_TABLE_LENGTH if "\n|" in self._source else 1)
-        if abs(n_words - n_source) > 8 and not self._rules.shortest <= ratio <= longest:
-            return Verdict("length", f"{n_words} words for {n_source}")
-        compared = compare_with(self._facts, text, complete=self._rules.complete)
-        if compared.reason:
-            return Verdict(compared.reason, compared.detail)
+        n_words = form.count(" ") + 1
+        if n_words <= _FEWEST_WORDS < self._form.count(" ") and self._rules.refuse_echo:
+            return Verdict("length", f"{n_words} words")
+        addition = find_addition(self.facts, text)
+        if addition is None and self._rules.complete:
+            addition = find_missing(self.facts, text)
+        if addition is not None:
+            return Verdict(addition.reason, addition.detail)
         injected = self._find_injected(text, form, shingles) if self._injection else ""
         if injected:
             return Verdict("injection", injected)
+        ratio = n_words / (self._form.count(" ") + 1)
         measures = {"length_ratio": ratio, "source_overlap": echo, "sibling_overlap": nearest}
         rounded: dict[str, Any] = {name: round(value, 3) for name, value in measures.items()}
-        return Verdict(measures=rounded | {"language": self._facts.code}, doubts=compared.doubts)
+        facts = [fact.id for fact in carried(self._countable, self.facts, text)]
+        return Verdict(measures=rounded | {"language": self.facts.code, "facts": facts})
 
     def _find_prompt(self, form: str) -> str:
         """Return words of the prompts in a row that a text has and its source has not, "" without any."""

@@ -19,9 +19,9 @@ from random import Random
 from kinject.augment.checks.checker import Rules, Verdict, normal_form
 from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, find_names, plant_error, reword
 from kinject.augment.prompts import judge_messages
-from kinject.corpus.language import detect_language
 from kinject.corpus.passages import sentences
 from kinject.disk import content_id
+from kinject.language.detect import detect_language
 from kinject.requests.chat import split_thinking
 from kinject.requests.generator import request_seed
 from kinject.requests.judges import Confusion

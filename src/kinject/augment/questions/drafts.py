@@ -13,9 +13,9 @@ from typing import Any
 
 from kinject.augment.answers import plain_text, says_none
 from kinject.augment.checks.checker import new_markup, normal_form
-from kinject.corpus.language import compare_languages
 from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
+from kinject.language.detect import compare_languages
 from kinject.recipe import QuestionsSection
 from kinject.requests.generator import json_in
 from kinject.requests.prompt_injection import has_injection

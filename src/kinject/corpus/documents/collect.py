@@ -34,7 +34,6 @@ from kinject.corpus.documents.parse import (
 )
 from kinject.corpus.documents.personal_data import check_region
 from kinject.corpus.documents.write import HeapFile, HeapWriter
-from kinject.corpus.language import language_name
 from kinject.disk import (
     check_output,
     content_id,
@@ -47,6 +46,7 @@ from kinject.disk import (
     write_rows,
 )
 from kinject.errors import DiskError, InputError
+from kinject.language.detect import language_name
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress

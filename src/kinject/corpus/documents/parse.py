@@ -30,9 +30,9 @@ from kinject.corpus.documents.copies import edited, min_hash, repeats, shared_li
 from kinject.corpus.documents.files import shown
 from kinject.corpus.documents.personal_data import count_personal_data
 from kinject.corpus.documents.readers import ReadOptions, read_file
-from kinject.corpus.language import detect_language, guess_language
 from kinject.disk import content_id, open_to_read, unreadable
 from kinject.errors import DiskError, InputError, KinjectError
+from kinject.language.detect import detect_language, guess_language
 from kinject.process import is_shortage
 from kinject.recipe import DocumentsSection
 from kinject.types import Document
@@ -319,7 +319,7 @@ def readers_version() -> str:
     here = Path(__file__).parent
     code = [
         hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted([*here.glob("*.py"), here.parent / "language.py"])
+        for path in sorted([*here.glob("*.py"), here.parents[1] / "language" / "detect.py"])
     ]
     versions = []
     for name in _LIBRARIES:

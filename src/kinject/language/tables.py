@@ -1,0 +1,304 @@
+"""The data of each language: its family of scripts, numbers, months, units, common words and places.
+
+Months, units, places, languages and the decimal sign come from CLDR (through Babel), common words from wordfreq.
+languages.yaml adds what both lack: number words, and more spellings of units.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib.util
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgpack
+import yaml
+
+Family = Literal["capitals", "nouns", "unspaced", "caseless"]
+"""How a language marks names: by capitals; not at all, since every noun has one (German); it has no spaces between words
+(Chinese, Japanese, Thai); it has spaces and no capitals (Arabic, Hindi, Korean)."""
+
+_UNSPACED = frozenset(("zh", "ja", "th", "km", "lo", "my"))
+_CASELESS = frozenset("ar he fa ur hi bn ta te ka am ko mr pa gu kn ml si ne yi".split())  # noqa: SIM905 - a line of words
+_SCALE = re.compile(r"0[\s\u00a0](?P<word>[^\W\d_]{2,})\.?")
+_NUMBER = re.compile(r"[\d\u200e\u200f\u061c\u00a0\u202f]+")
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CLDR_UNITS = {
+    "length-kilometer": "km", "length-meter": "m", "length-centimeter": "cm", "length-millimeter": "mm",
+    "length-mile": "mile", "length-foot": "foot", "length-inch": "inch", "length-yard": "yard", "mass-kilogram": "kg",
+    "mass-gram": "g", "mass-milligram": "mg", "mass-tonne": "tonne", "mass-metric-ton": "tonne", "mass-pound": "lb",
+    "mass-ounce": "oz", "volume-liter": "litre", "volume-milliliter": "ml", "area-hectare": "hectare", "area-acre": "acre",
+    "area-square-kilometer": "km2", "area-square-mile": "mile2", "area-square-meter": "m2", "area-square-foot": "foot2",
+    "temperature-celsius": "celsius", "temperature-fahrenheit": "fahrenheit", "speed-kilometer-per-hour": "km/h",
+    "speed-mile-per-hour": "mph", "duration-second": "second", "duration-minute": "minute", "duration-hour": "hour",
+    "duration-day": "day", "duration-week": "week", "duration-month": "month", "duration-year": "year",
+    "duration-decade": "decade", "duration-century": "century", "power-watt": "w", "power-kilowatt": "kw",
+    "power-megawatt": "mw", "power-gigawatt": "gw", "electric-volt": "volt", "digital-byte": "byte",
+    "digital-megabyte": "mb", "digital-gigabyte": "gb", "concentr-percent": "%", "volume-cubic-meter": "m3",
+    "energy-kilowatt-hour": "kwh", "energy-kilocalorie": "kcal",
+}  # fmt: skip
+"""CLDR's name of a unit -> ours."""
+_SYMBOLS = {
+    "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml", "cl": "cl",
+    "dl": "dl", "kwh": "kwh", "kcal": "kcal", "kj": "kj", "hectare": "ha", "km2": "km²|km2", "m2": "m²|m2", "m3": "m³|m3",
+    "celsius": "°c|° c|℃", "fahrenheit": "°f|° f", "degree": "°", "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms",
+    "second": "s|sec", "minute": "min", "hour": "h", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
+    "kw": "kw", "mw": "mw", "gw": "gw", "volt": "v", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "%": "%|％",
+    "dollar": "dollar|dollars|usd|$|dólar|dólares|dollari|us-dollar|美元|ドル", "sterling": "gbp|£",
+    "euro": "euro|euros|eur|€|欧元|ユーロ", "yen": "yen|jpy|日元|円|yens", "yuan": "yuan|cny|元|人民币|元人民币",
+}  # fmt: skip
+SHARED_UNITS = {spelling: unit for unit, text in _SYMBOLS.items() for spelling in text.split("|")}
+"""Spelling -> unit, in every language."""
+
+
+def read_yaml_table(name: str) -> dict[str, Any]:
+    """Return the tables of a YAML file beside this one."""
+    text = Path(__file__).with_name(f"{name}.yaml").read_text("utf-8")
+    loaded: dict[str, Any] = yaml.load(text, Loader=_SafeLoader)  # noqa: S506 (it is safe)
+    return loaded
+
+
+@lru_cache(maxsize=1)
+def _entries() -> dict[str, Any]:
+    return read_yaml_table("languages")
+
+
+class Language:
+    """The data of one language, each table made at its first use. `code` is its ISO 639-1 code, "" for an unknown one."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        entry = _entries().get(code, {})
+        self._entry = entry
+        self.joins = frozenset(entry.get("joins", ()))
+        self.compound = bool(entry.get("compound"))
+        """Whether number words are written as one word."""
+        self.ambiguous = frozenset(entry.get("ambiguous", ()))
+        """Number words with another, common meaning."""
+        self.ordinal = str(entry.get("ordinal", ""))
+        self.added_to = frozenset((60, 80) if code == "fr" else ())
+        """Tens to which 10 to 19 are added: soixante-dix."""
+        nouns = code in ("de", "lb")
+        self.family: Family = (
+            "nouns" if nouns else "unspaced" if code in _UNSPACED else "caseless" if code in _CASELESS else "capitals"
+        )
+
+    @property
+    def is_unspaced(self) -> bool:
+        """Whether no spaces part its words."""
+        return self.family == "unspaced"
+
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """The checks that are off in this language, for the manifest and the summary."""
+        off = []
+        if self.family == "caseless":
+            off.append("names in letters other than Latin")
+        elif self.code in ("zh", "ja"):
+            off.append("names of persons in Chinese characters")
+        if not self.number_words and self.code not in ("zh", "ja"):
+            off.append("numbers in words")
+        return tuple(off)
+
+    @cached_property
+    def number_words(self) -> dict[str, int]:
+        """Word -> value."""
+        return {word: int(value) for value, word in self._pairs("numbers")}
+
+    @cached_property
+    def scale_words(self) -> dict[str, int]:
+        """Word -> factor: hundred, thousand."""
+        return {word: int(value) for value, word in self._pairs("scales")}
+
+    @cached_property
+    def implied(self) -> dict[str, set[str]]:
+        """Word -> numbers that it may stand for: both, a dozen."""
+        numbers: dict[str, set[str]] = {}
+        for value, word in self._pairs("implied"):
+            numbers.setdefault(word, set()).add(value)
+        return numbers
+
+    @cached_property
+    def vague(self) -> re.Pattern[str]:
+        """Words for a quantity without a number: half, the rest, the next year. They may stand for a number of another text."""
+        words = "|".join(str(self._entry.get("vague", "")).split()) or r"\Z."
+        return re.compile(words if self.is_unspaced else rf"\b(?:{words})\b", re.IGNORECASE)
+
+    def _pairs(self, key: str) -> Iterator[tuple[str, str]]:
+        """Yield (value, word) of a table ``value word word ...; ...``; a word that ends in ~ takes each of the endings."""
+        endings = self._entry.get("endings", ())
+        for entry in filter(None, (part.split() for part in str(self._entry.get(key, "")).split(";"))):
+            for word in entry[1:]:
+                for ending in endings if word.endswith("~") else ("",):
+                    yield entry[0], word.removesuffix("~") + ending
+
+    @cached_property
+    def _locale(self) -> Any:
+        """CLDR's data, None for an unknown language. Babel takes a quarter of a second to import."""
+        from babel import Locale, UnknownLocaleError
+
+        try:
+            return Locale.parse(self.code)
+        except (UnknownLocaleError, ValueError):
+            return None
+
+    @cached_property
+    def digit_scales(self) -> dict[str, int]:
+        """Word or abbreviation after a number in digits -> factor: 3 Mio., 654 тысячи."""
+        scales = {}
+        for forms in self._locale.compact_decimal_formats.values() if self._locale and self.code != "en" else ():
+            for patterns in forms.values():
+                for factor, pattern in patterns.items():
+                    if match := _SCALE.fullmatch(pattern.pattern.replace("'", "")):
+                        scales[match["word"].lower()] = int(factor)
+        return scales | self.scale_words
+
+    @cached_property
+    def month_names(self) -> dict[str, int]:
+        """Name of a month in lower case -> 1 to 12."""
+        return self._months("wide")
+
+    @cached_property
+    def months(self) -> dict[str, int]:
+        """Name or abbreviation of a month in lower case -> 1 to 12."""
+        return self._months("abbreviated") | self.month_names | ({"sept": 9} if self.code == "en" else {})
+
+    def _months(self, width: str) -> dict[str, int]:
+        names = self._locale.months["format"][width] if self._locale else {}
+        return {name.lower().rstrip("."): number for number, name in names.items() if not name[0].isdigit()}
+
+    @cached_property
+    def decimal_sign(self) -> str:
+        """The sign before the decimals."""
+        return str(self._locale.number_symbols["latn"]["decimal"]) if self._locale else "."
+
+    @cached_property
+    def unit_of(self) -> dict[str, str]:
+        """Spelling of a unit in lower case -> unit."""
+        spellings = dict(SHARED_UNITS)
+        for unit, word in self._cldr_units() if self.code != "en" else ():
+            # "m." is a month in French, and a metre at the end of a sentence; "in" is a German inch, and a preposition.
+            if len(word) == 2 and word not in SHARED_UNITS and word in self.frequent:
+                continue
+            if (len(word) > 1 and SHARED_UNITS.get(word.rstrip("."), unit) == unit) or self.is_unspaced:
+                spellings.setdefault(word, unit)
+                if self.family == "nouns" and len(word) > 3:  # the dative plural: mit 5 Kilometern
+                    spellings.setdefault(f"{word}n", unit)
+        for unit, words in self._entry.get("units", {}).items():
+            spellings.update(dict.fromkeys(words.split("|"), unit))
+        spellings.update({word.replace("’", "'"): unit for word, unit in spellings.items() if "’" in word})
+        spellings.pop("", None)
+        return spellings
+
+    def _cldr_units(self) -> Iterator[tuple[str, str]]:
+        """Yield (unit, spelling in lower case)."""
+        if self._locale is None:
+            return
+        from babel.units import UnknownUnitError, format_unit
+
+        for key, unit in _CLDR_UNITS.items():
+            for number in (1, 2, 5):
+                with contextlib.suppress(UnknownUnitError):  # CLDR lacks some units in some languages
+                    for length in ("long", "short"):
+                        text = format_unit(number, key, length, locale=self._locale)
+                        yield unit, _NUMBER.sub("", text).strip().lower()
+
+    @cached_property
+    def unit_words(self) -> frozenset[str]:
+        """Words of the spellings of units, and of a million and the like."""
+        return frozenset(word for spelling in (*self.unit_of, *self.digit_scales) for word in spelling.split())
+
+    @cached_property
+    def places(self) -> frozenset[str]:
+        """Countries, languages and large cities, in this language and in lower case."""
+        if self._locale is None:
+            return frozenset()
+        names = [name for code, name in self._locale.territories.items() if code not in ("001", "ZZ")]
+        names += [name for code, name in self._locale.languages.items() if len(code) == 2]
+        names += [zone["city"] for zone in self._locale.time_zones.values() if "city" in zone]
+        names += str(self._entry.get("regions", "")).split()
+        if self.family in ("capitals", "nouns"):  # CLDR names a city only where a language has a name of its own for it
+            from babel.core import get_global
+
+            names += [zone.rpartition("/")[2] for zone in get_global("zone_territories")]
+        return frozenset(name.casefold() for name in names if len(name) > 1)
+
+    @cached_property
+    def demonyms(self) -> dict[str, set[str]]:
+        """Country -> its languages, and language -> its countries, as `plain` words: Polonia, polaco."""
+        if self._locale is None:
+            return {}
+        from babel.languages import get_official_languages
+
+        related: dict[str, set[str]] = {}
+        for territory, country in self._locale.territories.items():
+            for code in get_official_languages(territory, de_facto=True):
+                language = self._locale.languages.get(code)
+                if language:
+                    related.setdefault(plain(country), set()).add(plain(language))
+                    related.setdefault(plain(language), set()).add(plain(country))
+        return related
+
+    @cached_property
+    def common(self) -> frozenset[str]:
+        """Words of at least one occurrence in a million, in lower case; none for a language without a list."""
+        return frozenset(_word_list(self.code))
+
+    @cached_property
+    def frequent(self) -> frozenset[str]:
+        """The 200 most frequent words, which are no names."""
+        return frozenset(_word_list(self.code)[:200])
+
+    @cached_property
+    def compound_parts(self) -> frozenset[str]:
+        """Words of which compounds are made: common ones, of three letters only frequent ones."""
+        words = _word_list(self.code)
+        return frozenset([word for word in words if len(word) > 3] + [word for word in words[:4000] if len(word) == 3])
+
+
+@lru_cache(maxsize=128)
+def language_of(code: str) -> Language:
+    """Return the data of a language. One without an entry has names by capitals or by script, and numbers in digits."""
+    return Language(code)
+
+
+@lru_cache(maxsize=16)
+def _word_list(code: str) -> list[str]:
+    """Return wordfreq's small list, most frequent words first. It is read without importing wordfreq, which takes 0.4 s."""
+    spec = importlib.util.find_spec("wordfreq")
+    if spec is None or spec.origin is None:
+        raise ImportError("wordfreq is not installed. Install kinject again: pip install kinject")
+    code = {"hr": "sh", "sr": "sh", "bs": "sh", "no": "nb", "nn": "nb"}.get(code, code)
+    path = Path(spec.origin).parent / "data" / f"small_{code}.msgpack.gz"
+    if not path.is_file():
+        return []
+    with gzip.open(path) as file:
+        _, *buckets = msgpack.load(file, raw=False)
+    return [word for bucket in buckets for word in bucket]
+
+
+@lru_cache(maxsize=65536)
+def plain(word: str) -> str:
+    """Return `word` in lower case without accents, dots and possessive ending."""
+    text = word.casefold()
+    if not text.isascii():
+        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return text.replace("’", "'").replace(".", "").removesuffix("'s").removesuffix("'")
+
+
+_NUMERALS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
+
+
+def roman_value(numeral: str) -> int:
+    """Return the value of a Roman numeral of kings, popes, wars and centuries (2 to 89), 0 for other text."""
+    numeral = numeral.lower()
+    if not 2 <= len(numeral) <= 8 or not set(numeral) <= _NUMERALS.keys():
+        return 0
+    values = [_NUMERALS[letter] for letter in numeral]
+    value = sum(-digit if digit < after else digit for digit, after in zip(values, [*values[1:], 0], strict=True))
+    return value if value < 90 else 0

@@ -1,0 +1,107 @@
+"""What a text adds to its passage is found; what it says in another form, and what it leaves out, is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kinject.augment.checks.additions import find_addition, source_facts, without_additions
+from kinject.augment.checks.planted_errors import FACT_KINDS, LANGUAGES, find_names, plant_error
+
+PASSAGES = [
+    json.loads(line)
+    for line in Path(__file__).parents[3].joinpath("benchmarks/augment/passages.jsonl").read_text("utf-8").splitlines()
+]
+
+
+def _found(source: str, text: str, title: str = "") -> tuple[str, str]:
+    addition = find_addition(source_facts(source, title), text)
+    return (addition.reason, addition.detail) if addition else ("", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("Mara Lind built it in 1931.", "It was built."),  # what is left out is no addition
+        ("The wheel weighs 1,200 kg.", "The wheel has a weight of 1.2 tonnes, i.e. twelve hundred kilograms."),
+        ("It began on March 3, 1931.", "It began on the 3rd of March 1931, in the 1930s, in the 20th century."),
+        ("He was born in 1483 and died in 1546.", "He lived for 63 years."),
+        ("There are 489 Catholic and 214 other schools with 63,519 teachers.", "The 703 others have some 64,000 teachers."),
+        ("The Mongols of Mongolia fought.", "The Mongol army fought, and Mongolian riders did."),
+        ("He left Poland.", "The Polish officer left."),
+        ("NHTSA rules apply.", "The National Highway Traffic Safety Administration has rules that apply."),
+        ("The World Health Organization met.", "The WHO met."),
+        ("Louis XIV ruled.", "Louis the 14th ruled."),
+        ("It sells silicon.", "## Great Sales of Silicon\n\n**Strong Growth:** silicon is sold."),  # titles have capitals
+        ("It sells silicon.", "1. It sells silicon.\n2. Silicon is sold.\n3. Sold is silicon."),
+        ("The song is new.", 'The "hit" is new.'),  # a term in quotation marks
+        ("A writer of three books.", "Three books have one writer, and two of them sold."),  # a small count
+        ("Die Brücke steht in Arvika.", "In Arvika befindet sich das Bauwerk, eine Straßenbrücke."),
+        ("La tour mesure 120 m.", "C'est une tour de 120 mètres."),
+        ("门票60元，老人半价。", "门票为60元，老人30元。"),
+        ("水車の重さは4トンである。", "水車は四トンの重さがある。"),
+    ],
+)  # fmt: skip
+def test_the_same_facts_in_another_form_are_no_addition(source: str, text: str) -> None:
+    assert _found(source, text) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "reason", "detail"),
+    [
+        ("Mara Lind built it in 1931.", "Mara Lind built it in 1932.", "number", "1932 is not in the source"),
+        ("She has three cats.", "She has four cats.", "number", "4 is not in the source"),
+        ("It was in May 1931.", "It was in June 1931.", "date", "June is not in the source"),
+        ("On 3 May it rained.", "On 5 May it rained.", "number", "5 is not in the source"),
+        ("They met on 3 May and 5 June.", "They met on 5 May.", "date", "5 May is not in the source"),
+        ("It is 12 km away.", "It is 12 miles away.", "unit", "12 mile: the source has 12 with km"),
+        ("Mara Lind built it.", "Mara Lind built it with Karin Ekberg.", "name", "Karin is not in the source"),
+        ("It flew.", "The A220 flew.", "name", "A220 is not in the source"),
+        ("He agreed.", 'He said, "We shall never surrender to them."', "quotation",
+         "'We shall never surrender to them.' is not in the source"),
+        ("Es steht in Arvika.", "Es steht in Kelmstadtby.", "name", "Kelmstadtby is not in the source"),
+        ("Elle vit à Lyon.", "Elle vit à Marseille.", "name", "Marseille is not in the source"),
+        ("他在柏林工作了很多年。", "他在巴黎工作了很多年。", "name", "巴黎 is not in the source"),
+        ("彼は東京に住む。", "彼はスペインに住む。", "name", "スペイン is not in the source"),
+        ("Он жил в Москве.", "Он жил в Лондоне.", "name", "Лондоне is not in the source"),
+    ],
+)  # fmt: skip
+def test_an_addition_is_named(source: str, text: str, reason: str, detail: str) -> None:
+    assert _found(source, text) == (reason, detail)
+
+
+def test_the_title_that_the_writer_saw_is_no_addition() -> None:
+    assert _found("It opened.", "Falk Bridge opened in 1931.", "The Falk Bridge, 1931") == ("", "")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_planted_errors_are_found(language: str) -> None:
+    texts = [row["text"] for row in PASSAGES if row["language"] == language]
+    names = [name for text in texts for name in find_names(text, language)]
+    n_planted = n_found = 0
+    for text in texts:
+        assert _found(text, text) == ("", "")
+        for kind in (*FACT_KINDS, "invention"):
+            for seed in range(6):
+                others = [name for name in names if name not in text]
+                wrong = plant_error(kind, text, Random(seed), others, language)
+                if wrong is not None:
+                    n_planted += 1
+                    n_found += _found(text, wrong) != ("", "")
+    assert n_found >= 0.88 * n_planted
+
+
+def test_the_items_of_a_list_that_add_something_are_taken_off_and_a_paragraph_is_left_whole() -> None:
+    source = source_facts("Mara Lind built the Falk Bridge in 1931.")
+    text = "1. Mara Lind built a bridge.\n2. It is in Paris.\n3. The bridge is of 1931.\n"
+    kept, added = without_additions(source, text)
+    assert (kept, [item.detail for item in added]) == (
+        "1. Mara Lind built a bridge.\n3. The bridge is of 1931.", ["Paris is not in the source"],
+    )  # fmt: skip
+    paragraph = "Mara Lind built a bridge. It is in Paris."
+    assert without_additions(source, paragraph) == (paragraph, [])
+    mostly = "1. It is in Paris.\n2. It is in Rome.\n3. Mara Lind built it."
+    assert without_additions(source, mostly) == (mostly, [])

@@ -1,0 +1,136 @@
+"""Facts of a passage are counted in its accepted texts, and those that too few carry are asked for by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.augment import augment, render_summary
+from kinject.augment.checks.additions import source_facts
+from kinject.augment.checks.coverage import carried, facts_of, find_missing
+from kinject.augment.preview import preview
+from kinject.augment.prompts import passage_of
+from kinject.disk import read_jsonl, read_manifest
+from kinject.errors import RecipeError
+from kinject.recipe import Recipe, read_recipe
+from kinject.types import Completion, Message, Usage
+
+Make = Callable[..., Recipe]
+PASSAGE = 'Mara Lind built the Falk Bridge on 3 May 1931. It is 120 m long. She called it "my long stride".'
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(path)]
+
+
+def test_the_facts_of_a_passage_and_those_that_a_text_carries() -> None:
+    source = source_facts(PASSAGE)
+    facts = facts_of(source)
+    assert {fact.id for fact in facts} == {
+        "number:3", "number:1931", "number:120", "date:05-03", "name:lind", "name:falk bridge", "quotation:my long stride",
+    }  # fmt: skip
+    text = (
+        "The bridge of Lind is one hundred and twenty metres long; Falk is its name, and my long stride she called it."
+    )
+    assert {fact.id for fact in carried(facts, source, text)} == {
+        "number:120", "name:lind", "name:falk bridge", "quotation:my long stride",
+    }  # fmt: skip
+    missing = find_missing(source, text)
+    assert missing is not None
+    assert (missing.reason, missing.detail) == ("number", "3 is lost")
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A writer that leaves the year out, unless it is asked for facts by name; returns the prompts."""
+    prompts: list[str] = []
+
+    def answer(messages: list[Message], seed: int) -> Completion:
+        prompt = messages[-1]["content"]
+        prompts.append(prompt)
+        sentences = passage_of(messages).removesuffix(".").split(". ")
+        if "left some of its facts out" not in prompt:
+            sentences = [sentence for sentence in sentences if not any(map(str.isdigit, sentence))]
+        kept = ". ".join(
+            f"As is told {seed % 1000}x".rstrip("x0123456789 ") + f", {text}" for text in reversed(sentences)
+        )
+        return Completion(f"{kept}.", usage=Usage(10, 100))
+
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
+    return prompts
+
+
+def test_the_summary_and_the_manifest_show_which_facts_few_texts_carry(
+    make_recipe: Make, forgetful: list[str], exact_copies_only: None
+) -> None:
+    result = augment(make_recipe(styles={"paraphrase": 1}, max_attempts=1))
+    assert (result.got, result.coverage.n_topped_up) == (12, 0)
+    years = [row for row in _rows(result.coverage.path) if row["fact"].startswith("number:")]
+    assert len(years) == 12
+    assert all(row["texts"] == 0 for row in years)
+    assert result.coverage.n_short >= 12
+    summary = render_summary(result)
+    assert "stand in fewer than 5 texts, or half of them" in summary
+    assert "writer tokens: 100 for each accepted text" in summary
+    manifest = read_manifest(result.manifest_path)
+    assert manifest is not None
+    counts = manifest["counts"]["coverage"]
+    assert (counts["short"], counts["facts"], counts["tokens_per_text"]) == (
+        result.coverage.n_short, result.coverage.n_facts, 100.0,
+    )  # fmt: skip
+    variants = [row for row in _rows(result.corpus_path) if row["origin"] == "variant"]
+    assert all(row["facts"] and not any(fact.startswith("number:") for fact in row["facts"]) for row in variants)
+
+
+def test_what_is_short_is_asked_for_by_name_until_the_quota_and_never_twice(
+    make_recipe: Make, forgetful: list[str], exact_copies_only: None
+) -> None:
+    recipe = make_recipe(styles={"paraphrase": 1}, max_attempts=1, coverage=1)
+    result = augment(recipe)
+    assert result.coverage.n_topped_up == 12
+    assert result.coverage.n_short == 0
+    named = [prompt for prompt in forgetful if "left some of its facts out" in prompt]
+    assert len(named) == 12
+    assert all("\n- 19" in prompt or "\n- 18" in prompt or "\n- 20" in prompt for prompt in named)
+    assert result.n_rows == 12 * 3
+    again = augment(recipe)
+    assert (again.n_sent, again.n_rows, again.coverage) == (0, result.n_rows, result.coverage)
+
+
+def test_texts_over_two_documents_that_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["Mara Lind built the Falk Bridge.", "Later on, the Falk Bridge burned down.", "Nobody lives in Arvika."]
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps({"id": t[:4], "text": t}) + "\n" for t in texts))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"run_dir: {tmp_path}/run\naugment: {{documents: {tmp_path}/documents.jsonl, styles: {{related: 1}}, "
+        "generator: {kind: sandbox}}\n"
+    )
+    prompts: list[str] = []
+
+    def answer(messages: list[Message], seed: int) -> Completion:
+        prompts.append(messages[-1]["content"])
+        return Completion("What Mara Lind had built, the Falk Bridge, is no more since it burned.")
+
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
+    recipe = read_recipe(path, verb="augment")
+    assert preview(recipe).n_requests == 1
+    result = augment(recipe)
+    (prompt,) = prompts
+    assert f"{texts[0]}\n\n{texts[1]}" in prompt
+    assert "both tell something about Falk Bridge" in prompt
+    assert (result.asked, result.got, result.n_rows) == (1, 1, 4)
+
+
+def test_a_mix_divides_the_tokens_of_a_passage_by_fraction(make_recipe: Make, exact_copies_only: None) -> None:
+    recipe = make_recipe(styles={}, mix={"paraphrase": 0.75, "dialogue": 0.25}, mix_tokens=800, include_originals=False)
+    result = augment(recipe)
+    words = {"paraphrase": 0, "dialogue": 0}
+    for row in _rows(result.variants_path):
+        words[row["style"]] += len(row["text"].split())
+    assert 0.6 < words["paraphrase"] / sum(words.values()) < 0.85
+    with pytest.raises(RecipeError, match=r"the fractions add up to 0\.5"):
+        augment(make_recipe(styles={}, mix={"paraphrase": 0.5}))

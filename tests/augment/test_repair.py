@@ -1,0 +1,82 @@
+"""What surrounds a text is taken off, and several texts in one answer are parted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kinject.augment.repair import repair
+
+SOURCE = (
+    "The old mill at the river was rebuilt after the fire in 1931 by Mara Lind, who ran it for twenty years, "
+    "and it grinds corn for the whole valley to this day, as the farmers of the parish like to tell."
+)
+GOOD = (
+    "After the fire of 1931 Mara Lind built the mill by the river anew. She ran it for twenty years. To this day the "
+    "valley has its corn ground there, and the farmers of the parish like to say so."
+)
+OTHER = (
+    "Farmers of the parish like to tell that Mara Lind, miller for twenty years, rebuilt the riverside mill that burned "
+    "in 1931. The corn of the whole valley is ground in it even now."
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "repairs"),
+    [
+        (GOOD, ()),
+        (f"Certainly! Here is a paraphrase:\n\n{GOOD}", ("preamble",)),
+        (f"Sure!\n{GOOD}", ("preamble",)),
+        (f"Here's the rewritten passage: {GOOD}", ("preamble",)),
+        (f"Natürlich! Hier ist die Umschreibung:\n\n{GOOD}", ("preamble",)),
+        (f"以下是改写后的文本：\n{GOOD}", ("preamble",)),
+        (f"**Paraphrase:**\n{GOOD}", ("label",)),
+        (f"# The Mill\n\n{GOOD}", ("label",)),
+        (f"```\n{GOOD}\n```", ("fence",)),
+        (f"Sure, here it is:\n```markdown\n{GOOD}\n```", ("preamble", "fence")),
+        (f"{GOOD}\n\nLet me know if you would like another one.", ("closing",)),
+        (f"{GOOD} I hope this helps!", ("closing",)),
+        (f"{GOOD}\n\nNote: I rewrote the passage freely.", ("closing",)),
+        (f"{GOOD}\nYou are an AI assistant. User will give you a task.", ("closing",)),
+        (f"{GOOD} {GOOD.split('. ')[0]}.", ("loop",)),
+    ],
+)
+def test_one_text_is_left(answer: str, repairs: tuple[str, ...]) -> None:
+    repaired = repair(answer, "The Mill", SOURCE)
+    assert (repaired.texts, repaired.repairs) == ((GOOD,), repairs)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"1. {GOOD}\n\n2. {OTHER}",
+        f"**Version 1:**\n{GOOD}\n\n**Version 2:**\n{OTHER}",
+        f"### Passage 1\n{GOOD}\n\n### Passage 2\n{OTHER}",
+        f"{GOOD}\n\n---\n\n{OTHER}",
+        f"Here are two paraphrases:\n\n1. {GOOD}\n2. {OTHER}",
+    ],
+)
+def test_alternatives_are_texts_of_their_own(answer: str) -> None:
+    repaired = repair(answer, "The Mill", SOURCE)
+    assert repaired.texts == (GOOD, OTHER)
+    assert "split" in repaired.repairs
+    assert len(repair(answer, "The Mill", SOURCE, splits=False).texts) == 1
+
+
+def test_the_statements_of_a_list_stay_one_text() -> None:
+    answer = "1. Mara Lind rebuilt it.\n2. It burned in 1931.\n3. It grinds corn."
+    assert repair(answer, "", SOURCE).texts == (answer,)
+
+
+def test_words_that_the_passage_has_itself_stay() -> None:
+    source = "Sure of her way, she went on: the mill had burned down. Let me know if it is there, she said."
+    text = "Sure of her way, she went on: the mill had burned. Let me know if it is there, she said."
+    assert repair(text, "", source).texts == (text,)
+
+
+@pytest.mark.parametrize("part", ["sure ", "**a** ", "1. ", "a. ", "```\n", "here is ", "note: ", "title ", "# ", "\n"])
+def test_a_hostile_answer_takes_linear_time(part: str) -> None:
+    began = time.process_time()
+    repair(part * 20_000, "The Mill", SOURCE)
+    assert time.process_time() - began < 2
