@@ -90,12 +90,13 @@ class LocalExecutor:
     If a worker dies, only its task fails, and a new worker replaces it. Workers end with this process, however it ends.
     They receive no signal of the terminal: this process sends them SIGTERM, so that a task can store its requests in
     flight. With `preload` (names of modules), workers are forked from one process that has imported them; none of these may
-    initialise a GPU.
+    initialise a GPU. With `fresh` a worker runs one task, so that none has the memory of another.
 
     Each worker's number of threads is its fraction of the cores, unless the user has set OMP_NUM_THREADS.
     """
 
-    def __init__(self, n_workers: int, n_gpus: int, preload: Sequence[str] = ()) -> None:
+    def __init__(self, n_workers: int, n_gpus: int, preload: Sequence[str] = (), *, fresh: bool = False) -> None:
+        self._fresh = fresh
         self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
         if preload:
             self._context.set_forkserver_preload(list(preload))
@@ -138,7 +139,12 @@ class LocalExecutor:
     def _receive(self, worker: _Worker, task: Task) -> Outcome:
         worker.task = None
         try:
-            return Outcome(task, *worker.pipe.recv())
+            outcome = Outcome(task, *worker.pipe.recv())
+            if self._fresh:
+                worker.pipe.close()  # it exits
+                worker.process.join()
+                self._workers[self._workers.index(worker)] = self._start(worker.devices)
+            return outcome
         except (EOFError, ConnectionResetError):
             worker.process.join()
             code = worker.process.exitcode
@@ -191,7 +197,8 @@ def executor_factory(n_jobs: int | None) -> Callable[[], LocalExecutor]:
 
     def start() -> LocalExecutor:
         n_gpus = _count_gpus()
-        return LocalExecutor(n_jobs or n_gpus or min(core_count(), 8), n_gpus, () if n_gpus else CPU_PRELOAD)
+        n_workers = n_jobs or n_gpus or min(core_count(), 8)
+        return LocalExecutor(n_workers, n_gpus, () if n_gpus else CPU_PRELOAD, fresh=not n_gpus)
 
     return start
 

@@ -200,15 +200,6 @@ def peak_memory(device: str = "cpu") -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def reset_peak_memory() -> None:
-    """Let `peak_memory` count from now on, on Linux. Without the permission it counts from the process's start."""
-    if sys.platform == "linux":
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except PermissionError:
-            return  # the peak is then too high, never too low
-
-
 def _read_kilobytes(path: Path, name: str) -> int | None:
     """Return the value of `name` in a file of /proc in bytes; None if there is no such file or name."""
     try:

@@ -303,7 +303,7 @@ class Choice:
     `key` is the recipe key, or ``k``. `candidates` are (value, accuracy on validation questions, their number); `at_edge`:
     the best lies at an end of the grid; `best_on_test` is the value that the test questions would have chosen (None where
     the test was not asked with each). It is only shown, never used. `inherited_by` names the other arms that took the value
-    over. `reported_seeds` are the seeds of `arm` whose very models made the choice and are reported too.
+    over.
     """
 
     model: str
@@ -315,7 +315,6 @@ class Choice:
     at_edge: bool
     best_on_test: Any | None = None
     inherited_by: tuple[str, ...] = ()
-    reported_seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,11 @@ def test_arc_is_read_as_published_and_as_on_the_hub(write_rows):
     published = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
     rows = [
         {"id": "a", "question": {"stem": "Which grows?", "choices": published}, "answerKey": "3"},
-        {"id": "b", "question": "Which grows?", "choices": {"text": texts, "label": labels}, "answerKey": "3"},
+        {"id": "b", "question": "What grows?", "choices": {"text": texts, "label": labels}, "answerKey": "3"},
     ]
     first, second = read_questions(write_rows("arc.jsonl", rows))
     assert (first.question, first.choices, first.answer) == ("Which grows?", tuple(texts), 2)
-    assert (second.question, second.choices, second.answer) == ("Which grows?", tuple(texts), 2)
+    assert (second.question, second.choices, second.answer) == ("What grows?", tuple(texts), 2)
 
 
 SQUAD = [

@@ -69,6 +69,14 @@ def test_the_same_question_twice_is_refused(write_rows):
         read_questions(write_rows("q.jsonl", [GOOD, GOOD]))
 
 
+def test_a_question_under_other_ids_and_with_other_spaces_counts_once(write_rows, capsys):
+    row = {"question": "Who wrote it?", "choices": ["Ann", "Bo"], "answer": 0}
+    rows = [{**row, "id": f"q{i}", "question": f"Who  wrote it?{' ' * i}", "document_id": f"d{i}"} for i in range(12)]
+    rows.append({**row, "id": "other", "choices": ["Ann", "Cy"]})
+    assert [question.id for question in read_questions(write_rows("q.jsonl", rows))] == ["q0", "other"]
+    assert "q.jsonl: 11 questions repeat another one under another id; each counts once" in capsys.readouterr().err
+
+
 def test_all_faults_come_at_once_and_no_more_than_twenty(write_rows):
     path = write_rows("q.jsonl", [{**GOOD, "id": str(i), "answer": 9} for i in range(25)])
     with pytest.raises(InputError) as error:

@@ -155,13 +155,12 @@ def test_what_went_wrong_is_never_passed_over() -> None:
 
 def test_limits_tell_of_choices_seeds_and_documents_that_count_as_fewer() -> None:
     choice = Choice("sandbox", "trainer.learning_rate", "ft-par", "new", ((1e-4, 0.4, 99), (1e-3, 0.8, 99)), 1e-3, True,
-                    inherited_by=("ft-reg",), reported_seeds=(0,))  # fmt: skip
+                    inherited_by=("ft-reg",))  # fmt: skip
     whole = make_small(choices=(choice,))
     text = " ".join(limitations(View(whole)))
     for words in (
         "One training of each arm",
         "end of its grid",
-        "Optimism",
         "was tuned for ft-par and taken over by ft-reg",
     ):
         assert words in text

@@ -94,8 +94,8 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
     assert result.failures == ()
     assert max(Counter(stage.id for stage in executor.submitted).values()) == 1
     kinds = Counter(stage.kind for stage in executor.submitted)
-    # two rates with seed 0 (one of them is an arm's), then ft with seed 1, rep; one merge
-    assert kinds["train"] == 4
+    # two rates with a seed that is not reported, then ft with both seeds, rep; one merge
+    assert kinds["train"] == 5
     assert kinds["merge"] == 1
     assert kinds["augment"] == 2
     assert {score.arm for score in result.results} == {"base", "ft", "rep", "half"}
@@ -104,7 +104,7 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
         ("rep", 0): 1,
         ("half", 0): 1,
     }
-    assert all(cost.seconds > 0 and cost.peak_bytes > 2**26 for cost in result.costs if cost.stage == "train")
+    assert all(cost.seconds > 0 for cost in result.costs if cost.stage == "train")
     assert {cost.arm for cost in result.costs if cost.stage == "train"} >= {"ft", "rep"}
     text = render_summary(result)
     assert "A small study" in text
@@ -148,7 +148,7 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
     assert rate.chosen == best[0]
-    assert (rate.reported_seeds, rate.inherited_by) == ((0,), ("rep", "half"))
+    assert rate.inherited_by == ("rep", "half")
     assert manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"]["learning_rate"] == rate.chosen
     chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
     for score in result.results:
@@ -254,8 +254,8 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
     changed, _, _ = run_study(read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor)
     assert [claim.declared_late for claim in changed.claims] == [True]
     shutil.rmtree(tmp_path / "study")
-    without, _, _ = run_study(read_recipe(whole, (), "study"), lambda: executor)
-    assert [claim.declared_late for claim in without.claims] == [True]
+    without, _, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
+    assert {claim.name: claim.declared_late for claim in without.claims} == {"c": False, "late": True}
 
 
 def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, finished):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from country import write_study
 
-from kinject.errors import InputError
+from kinject.errors import InputError, RecipeError
 from kinject.recipe import read_recipe
 from kinject.study.arms import drop_output_folders, expand_arms
-from kinject.study.stages import ArmRun, Planner
+from kinject.study.stages import ArmRun, Planner, run_stage
 
 
 def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
@@ -89,6 +91,30 @@ def test_an_arm_matched_in_seconds_needs_its_own_unmatched_training_too(tmp_path
     assert matched is not None
     assert {train.id, unmatched.id} < set(matched.dependencies)
     assert matched.parameters == {"match_seconds_of": str(train.folder), "unmatched": str(unmatched.folder)}
+
+
+def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(tmp_path, tiny_model):
+    stage = planned(write_study(tmp_path, tiny_model))["ft", 0].stages[0]
+    stage.folder.mkdir(parents=True)
+    done, results = {"id": stage.id, "kind": stage.kind, "seconds": 3.0}, []
+    with (stage.folder / ".stage.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=lambda: results.append(run_stage(stage)))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        stage.marker.write_text(json.dumps(done))
+    waiting.join(30)
+    assert results == [done]
+
+
+def test_a_seed_that_is_reported_chooses_nothing(tmp_path, tiny_model):
+    tune = {"rate": {"key": "trainer.learning_rate", "values": [0.1], "arm": "ft", "question_sets": "new"}}
+    recipe = read_recipe(write_study(tmp_path, tiny_model, tune=tune), (), "study")
+    assert [arm.seeds for grid in expand_arms(recipe).grids.values() for _, arm in grid] == [(2,)]
+    tune["rate"]["seeds"] = [1]
+    with pytest.raises(RecipeError, match="found 1, which the study reports too"):
+        expand_arms(read_recipe(write_study(tmp_path, tiny_model, tune=tune), (), "study"))
 
 
 def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):

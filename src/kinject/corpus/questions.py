@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ from kinject.corpus.documents.rows import csv_rows
 from kinject.corpus.grading import GoldIndex, plain_text
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError
+from kinject.terminal import show
 from kinject.types import Message, Question
 
 Layout = Literal["auto", "native", "mmlu", "arc", "squad", "open"]
@@ -52,7 +55,8 @@ def read_questions(
     choice, other keys are not read. An open question has ``answers``, the accepted texts, instead of choices (or beside them),
     or ``checks`` of its answer (an object); ``messages`` are the turns of a chat before it, as ``{role, content}``.
     A question without an id gets the hash of its text, choices and answer. `golds` has
-    the golds of files that belong to this one. Raises `DiskError` when the file cannot be read and `InputError` with every
+    the golds of files that belong to this one. A question that repeats another one's text and choices under another id is left
+    out. Raises `DiskError` when the file cannot be read and `InputError` with every
     fault (file:line, the first 20) when it holds no question, an unusable one, or one question with two golds.
     """
     reader = _Reader(path, golds or GoldIndex())
@@ -66,6 +70,8 @@ def read_questions(
         raise InputError("\n".join([*reader.faults, *more]))
     if not reader.questions:
         raise InputError(f"{path}: holds no questions. Each row needs question, and choices and answer, or answers.")
+    if reader.n_repeated:
+        _warn_of_repeated(path, reader.n_repeated)
     return reader.questions
 
 
@@ -77,6 +83,8 @@ class _Reader:
     golds: GoldIndex
     questions: list[Question] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
+    contents: set[Any] = field(default_factory=set)
+    n_repeated: int = 0
     faults: list[str] = field(default_factory=list)
     n_more: int = 0
 
@@ -131,10 +139,27 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         messages=before,
     )
     conflict = "" if checks or before else reader.golds.conflict(item, location)
+    content = _content(item)
     if conflict:
         reader.add_faults(f"{location}: {conflict}")
+    elif content in reader.contents:
+        reader.n_repeated += 1
     else:
+        reader.contents.add(content)
         reader.questions.append(item)
+
+
+def _content(question: Question) -> Any:
+    """Return what makes two questions one, whatever their ids and documents: the text and the choices as people read them."""
+    texts = frozenset(plain_text(text).casefold() for text in question.choices or question.answers)
+    turns = tuple(turn["content"] for turn in question.messages)
+    return plain_text(question.question).casefold(), texts, turns, repr(question.checks)
+
+
+@cache
+def _warn_of_repeated(path: Path, n: int) -> None:
+    """Print once that questions of a file repeat others."""
+    show(f"{path}: {n} questions repeat another one under another id; each counts once", file=sys.stderr)
 
 
 def _text(row: Row, key: str, report: Callable[[str], None], *, needed: bool = False) -> str:

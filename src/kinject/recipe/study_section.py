@@ -76,7 +76,10 @@ class TuneSection:
     question_sets: str | tuple[str, ...] = option(
         help="Question set whose validation questions compare the values; several count as one.", nonempty=True
     )
-    seeds: tuple[int, ...] = option((0,), help="Seeds of the comparison.", min=0, nonempty=True)
+    seeds: tuple[int, ...] | None = option(
+        None, help="Seeds of the comparison, none that is reported; default: one more than the largest of these.", min=0,
+        nonempty=True,
+    )  # fmt: skip
     arms: tuple[str, ...] | None = option(
         None, help="Arms that take the chosen value; default: all that do not set the key."
     )

@@ -172,18 +172,12 @@ def _coverage(view: View) -> Iterator[str]:
 
 
 def _choices(view: View) -> Iterator[str]:
-    """Yield choices at an end of their grid, by reported models, and taken over by other arms."""
+    """Yield choices at an end of their grid, and taken over by other arms."""
     for choice in view.report.choices:
         setting = f"{format_name(choice.key)} {format_name(str(choice.chosen))}"
         arm = format_name(choice.arm)
         if choice.at_edge:
             yield f"{setting} for {arm} was chosen at an end of its grid: a better value may lie beyond, so widen it."
-        if choice.reported_seeds:
-            seeds = join_words([str(seed) for seed in choice.reported_seeds])
-            yield (
-                f"Optimism: {setting} was chosen because seed {seeds} of {arm} did best with it on validation questions, and "
-                "that very training is reported too; expect a little less of other seeds."
-            )
         if choice.inherited_by:
             heirs = [format_name(name) for name in choice.inherited_by]
             yield f"{setting} was tuned for {arm} and taken over by {_listed(heirs)}: a difference may be one of tuning."

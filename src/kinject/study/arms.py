@@ -114,7 +114,7 @@ def expand_arms(recipe: StudyRecipe, tuned: Mapping[tuple[str, str], Any] = Mapp
             if parent is not None:
                 sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms)
         every += arms
-    return StudyArms(tuple(every), sweeps, _expand_grids(section))
+    return StudyArms(tuple(every), sweeps, _expand_grids(recipe, {seed for arm in every for seed in arm.seeds}))
 
 
 def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -> tuple[SweepArm, ...]:
@@ -130,11 +130,16 @@ def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -
     return tuple(points)
 
 
-def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
-    grids = {}
+def _expand_grids(recipe: StudyRecipe, reported: set[int]) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
+    """Return the arms of each grid. A model that won the choice by its luck would be reported with it: other seeds choose."""
+    grids, section = {}, recipe.study
     for model in section.models:
         for name, item in (section.tune or {}).items():
-            arm = replace(_make_arm(section, model, item.arm, section.arms[item.arm], {}), seeds=item.seeds, rag=False)
+            seeds = item.seeds or (max(reported) + 1,)
+            if reported & set(seeds):
+                message = f"found {', '.join(map(str, seeds))}, which the study reports too. Take seeds that it does not report."
+                raise recipe.error(("study", "tune", name, "seeds"), message)
+            arm = replace(_make_arm(section, model, item.arm, section.arms[item.arm], {}), seeds=seeds, rag=False)
             grids[model, name] = tuple((value, _with_value(arm, item.key, value, "")) for value in item.values)
     return grids
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from kinject.eval.plan import role_of
 from kinject.executors import LOG
 from kinject.models import read_header
 from kinject.recipe import StudyRecipe, is_model
-from kinject.recipe.study_section import StudySection
+from kinject.recipe.study_section import ClaimSection, StudySection
 from kinject.report.files import read_report, write_report
 from kinject.results import ArmResult, Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import (
@@ -41,7 +42,7 @@ from kinject.study.analysis import (
     question_results,
     summarize_arms,
 )
-from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
+from kinject.study.arms import RAG, Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
 from kinject.study.records import Records, changed_answers, read_context_passages
 from kinject.study.scheduler import (
@@ -78,9 +79,9 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         check_shared_recipes(recipe, study.expanded)
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
-        started = monotonic()
+        started, declared = monotonic(), _declare(study)
         with study.fresh_copy(start_executor) as study:
-            _run_phases(study, _before_test)
+            _run_phases(study, lambda study: _before_test(study, declared))
         records, questions = (
             _read_records(study),
             {item.name: _read_questions(item.test) for item in study.question_sets},
@@ -119,24 +120,46 @@ def _fingerprint(study: Study) -> str:
     return content_id("study 1", study.recipe.raw, list(study.evaluation.scores), outcomes)
 
 
-def _before_test(study: Study) -> None:
-    """Write the choices, and the claims declared before any test question was answered, to choices.json.
+def _declare(study: Study) -> dict[str, float]:
+    """Return when each claim was declared first, by any study with these stages: a file beside them records it.
 
-    A claim that is not in an earlier choices.json, or is another one there, was declared later. Without that file all
-    claims are, if a test question was answered already.
+    A claim is its fields without the words, with the arms and the sweep that it names.
     """
-    path = study.recipe.run_dir / "choices.json"
-    declared = study.recipe.study.claims or {}
-    claims = {name: content_id(asdict(replace(claim, statement="", source=""))) for name, claim in declared.items()}
-    if path.is_file():
-        before = read_json(path, "Delete it, and the claims count as declared after the answers.")["claims"]
-    elif any(_on_test(study, run).evaluations[-1].read_done() is not None for run in study.runs if run.arm.trained):
-        before = {}
-    else:
-        before = claims
-    study.late_claims = frozenset(name for name, claim in claims.items() if before.get(name) != claim)
+    section, declared = study.recipe.study, {}
+    for name, claim in (section.claims or {}).items():
+        arms = {
+            arm: section.arms.get(arm.removesuffix(RAG)) for arm in (claim.arm, claim.baseline) if isinstance(arm, str)
+        }
+        sweeps = {sweep: (section.sweeps or {})[sweep] for sweep in _sweeps_of(claim)}
+        meant = (replace(claim, statement="", source=""), *arms.values(), *sweeps.values())
+        fields = [asdict(item) for item in meant if item is not None]
+        path = study.planner.cache_dir / "claims" / f"{content_id('claim', section.eval, fields)}.json"
+        if not path.is_file():
+            write_json(path, {"declared": time.time()})
+        declared[name] = float(read_json(path, "Delete it, and its claim counts as declared now.")["declared"])
+    return declared
+
+
+def _sweeps_of(claim: ClaimSection) -> list[str]:
+    """Return the sweeps whose points a claim compares."""
+    points = [name for arm in (claim.arm, claim.baseline) if isinstance(arm, Mapping) for name in arm]
+    return [*points, *([claim.sweep] if claim.sweep else [])]
+
+
+def _before_test(study: Study, declared: Mapping[str, float]) -> None:
+    """Find the claims that were declared when all arms that they compare had answered; write choices.json."""
+    late, section = set(), study.recipe.study
+    model = next(iter(section.models))
+    for name, claim in (section.claims or {}).items():
+        names = {arm.removesuffix(RAG) for arm in (claim.arm, claim.baseline) if isinstance(arm, str)}
+        names |= {point.arm for sweep in _sweeps_of(claim) for point in study.expanded.sweeps.get((model, sweep), ())}
+        runs = [run for run in study.runs if run.arm.model == model and run.arm.name in names]
+        markers = [_on_test(study, run).evaluations[-1].marker for run in runs]
+        if markers and all(marker.is_file() and marker.stat().st_mtime < declared[name] for marker in markers):
+            late.add(name)
+    study.late_claims = frozenset(late)
     choices = [asdict(choice) for choice in study.choices]
-    write_json(path, {"choices": choices, "claims": before})
+    write_json(study.recipe.run_dir / "choices.json", {"choices": choices, "declared": dict(declared)})
 
 
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
@@ -223,7 +246,7 @@ def _tune(study: Study) -> None:
             raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
     if study.tuned:
         study.expanded = expand_arms(study.recipe, study.tuned)
-        study.add_consequences()
+        study.add_heirs()
 
 
 def _plan_arms(study: Study) -> None:

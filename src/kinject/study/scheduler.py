@@ -163,21 +163,12 @@ class Study:
                 self._executor = self._exit_stack.enter_context(self.start_executor())
             run_stages(pending, self.status, self._executor, title)
 
-    def add_consequences(self) -> None:
-        """Add to each tuned choice the arms that take it over, and the seeds whose models made it and are reported."""
+    def add_heirs(self) -> None:
+        """Add to each tuned choice the arms that take it over."""
         tuned = [grid for grid in self.expanded.grids if grid in self.tuned]
         for i, ((model, name), choice) in enumerate(zip(tuned, self.choices, strict=True)):
             arms = [arm for arm in self.arms if arm.model == model]
-            best = next(arm for value, arm in self.expanded.grids[model, name] if value == choice.chosen)
-            final = next(arm for arm in arms if arm.name == choice.arm)
-            runs = [(seed, self.plan_run(best, seed), self.plan_run(final, seed)) for seed in best.seeds]
-            reported = tuple(
-                seed for seed, best_run, final_run in runs
-                if seed in final.seeds and best_run.train is not None and final_run.train is not None
-                and best_run.train.id == final_run.train.id
-            )  # fmt: skip
-            heirs = find_heirs(self.recipe.study, name, arms)
-            self.choices[i] = replace(choice, inherited_by=heirs, reported_seeds=reported)
+            self.choices[i] = replace(choice, inherited_by=find_heirs(self.recipe.study, name, arms))
 
     def fresh_copy(self, start_executor: StartExecutor) -> Study:
         """Return the same study with nothing planned or tuned yet, to be run by an executor."""

@@ -7,6 +7,8 @@ it as finished.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import random
@@ -34,7 +36,7 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.models import model_hash
-from kinject.process import core_count, peak_memory, reset_peak_memory
+from kinject.process import core_count, peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.sandbox import (
     BASE,
@@ -315,16 +317,34 @@ def run_stage(stage: Stage) -> dict[str, Any]:
 
     Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user can fix.
     """
-    reset_peak_memory()
-    started = monotonic()
-    counts = _RUN[stage.kind](stage)
-    record = {
-        "id": stage.id, "kind": stage.kind, "seconds": round(monotonic() - started, 3),
-        **{name: counts.get(name, 0) for name in _COSTS},
-        "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
-    }  # fmt: skip
-    write_json(stage.marker, record)
-    return record
+    with _held(stage):
+        done = stage.read_done()
+        if done is not None:  # by another study, while this one waited
+            return done
+        is_first = not _ran
+        _ran.append(stage.id)
+        started = monotonic()
+        counts = _RUN[stage.kind](stage)
+        record = {
+            "id": stage.id, "kind": stage.kind, "seconds": round(monotonic() - started, 3),
+            **{name: counts.get(name, 0) for name in _COSTS},
+            "peak_bytes": peak_memory() if is_first and sys.platform == "linux" else 0,
+        }  # fmt: skip
+        write_json(stage.marker, record)
+        return record
+
+
+_ran: list[str] = []
+"""The stages that this process ran: the memory that one leaves behind would count in the peak of the next."""
+
+
+@contextlib.contextmanager
+def _held(stage: Stage) -> Iterator[None]:
+    """Hold the stage while the block runs, on this machine; wait while the process of another study does."""
+    stage.folder.mkdir(parents=True, exist_ok=True)
+    with (stage.folder / ".stage.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # it ends with the process
+        yield
 
 
 def _run_setup(stage: Stage) -> dict[str, Any]:
