@@ -129,15 +129,8 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         reader.add_faults(f"{location}: {problem}, the first on line {first}. Each needs an id of its own.")
         return
     item = Question(
-        identity,
-        question,
-        tuple(choices),
-        answer,
-        **labels,
-        answers=tuple(accepted or ()),
-        checks=checks,
-        messages=before,
-    )
+        identity, question, tuple(choices), answer, **labels, answers=tuple(accepted or ()), checks=checks, messages=before
+    )  # fmt: skip
     conflict = "" if checks or before else reader.golds.conflict(item, location)
     content = _content(item)
     if conflict:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +34,7 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.models import model_hash
-from kinject.process import core_count, peak_memory
+from kinject.process import peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.sandbox import (
     BASE,
@@ -368,26 +366,7 @@ def _run_train(stage: Stage) -> dict[str, Any]:
         overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_matching_epochs(recipe, manifest)!r}"]
     if "match_seconds_of" in stage.parameters:
         overrides += _matching_steps(read_recipe(Path(stage.recipe), overrides, "train"), stage.parameters)
-    recipe = read_recipe(Path(stage.recipe), overrides, "train")
-    if "processes" in stage.parameters:
-        _train_in_processes(stage, int(stage.parameters["processes"]))
-        return {}
-    return _train_recipe(recipe)
-
-
-def _train_in_processes(stage: Stage, n_processes: int) -> None:
-    """Train with DDP in processes that torchrun starts, among which the cores are divided. Raises `InputError` if one fails."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
-    command += ["-m", "kinject.cli", "train", stage.recipe, *stage.overrides, "--resume"]
-    n_threads = int(os.environ.get("OMP_NUM_THREADS", core_count()))
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, n_threads // n_processes))}
-    with subprocess.Popen(command, env=environment) as launcher:
-        try:
-            code = launcher.wait()
-        finally:
-            launcher.terminate()  # it ends its processes
-    if code:
-        raise InputError(f"training in {n_processes} processes ended with code {code}")
+    return _train_recipe(read_recipe(Path(stage.recipe), overrides, "train"))
 
 
 def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
