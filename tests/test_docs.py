@@ -328,3 +328,22 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     assert 'id="qwen306b-lora"' in pages["recipes"]
     assert 'href="keys.html"' in pages["glossary"]
     assert "kinject recipes" in pages["commands"]
+
+
+def _accuracies(cell: str) -> str:
+    return (re.match(r"[\d.]+(?=%)", cell.strip()) or [""])[0]
+
+
+def test_the_pairs_of_new_and_known_facts_in_methods_and_models_are_those_of_the_findings() -> None:
+    """But for one seed on other people, which no study has."""
+    findings = (ROOT / "docs" / "findings.md").read_text("utf-8")
+    rows = [line.split("|") for line in findings.splitlines() if line.startswith("| ")]
+    measured = {(_accuracies(row[2]), _accuracies(row[3])) for row in rows if len(row) > 3}
+    measured |= {(_accuracies(row[2]), _accuracies(row[4])) for row in rows if len(row) > 5}
+    measured |= {(new, known) for new, known in re.findall(r"new ([\d.]+)%, known ([\d.]+)%", findings)}
+    measured |= {(new, known) for new, known in re.findall(r"full: ([\d.]+)%, ([\d.]+)%", findings)}
+    for page in ("methods.md", "models.md"):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        named = {pair for line in text.splitlines() if "other people" not in line
+                 for pair in re.findall(r"(\d+\.\d) / (\d+\.\d)", line)}  # fmt: skip
+        assert named <= measured, page
