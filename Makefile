@@ -15,11 +15,13 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 # The tests are about this checkout, whatever the shell that starts them points to.
 unexport PYTHONPATH
-# The package index alone gives Linux a torch with CUDA. Without a GPU, take PyTorch's CPU build, unless pip was given an index of its own.
-ifeq ($(shell command -v nvidia-smi; $(PYTHON) -m pip config list 2>/dev/null | grep index-url)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),)
-CPU_TORCH := --extra-index-url https://download.pytorch.org/whl/cpu
-endif
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt $(CPU_TORCH)
+# The package index alone gives Linux a torch with CUDA. Without a GPU, take PyTorch's CPU build, unless pip was given an index of its
+# own, or PyTorch's index does not answer within five seconds: pip would ask it for every package, and wait for minutes.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+CPU_TORCH = $(shell command -v nvidia-smi >/dev/null || $(PYTHON) -m pip config list 2>/dev/null | grep -q index-url || \
+  test -n "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL" || \
+  $(PYTHON) -c "import urllib.request as u; u.urlopen('$(CPU_INDEX)/', timeout=5); print('--extra-index-url $(CPU_INDEX)')" 2>/dev/null)
+PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt $(CPU_TORCH)
 
 # An older pip takes three times as long to find out what to install.
 .venv/pip: constraints.txt
