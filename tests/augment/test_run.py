@@ -349,7 +349,8 @@ def test_what_a_rerun_finds_does_not_count_for_the_rate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    for module in ("terminal", "augment.summary"):
+        monkeypatch.setattr(f"kinject.{module}.monotonic", lambda: clock[0])
     with AugmentProgress(100) as meter:
         meter.watch(lambda: "9 tokens in")
         meter.count_stored(60)

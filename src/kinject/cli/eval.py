@@ -125,7 +125,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 _REPORT = """\
 Draw the report of a finished run (again): of kinject eval from its report.json and the training
 logs of its models, of kinject train from its log.jsonl, of kinject study from its report.json, of
-kinject augment from its manifest and its texts (yield, refusals with examples, doubts, cost).
+kinject augment from its manifest and its texts (yield, refusals with examples, cost).
 
 examples:
   kinject report runs/eval
