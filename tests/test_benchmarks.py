@@ -149,24 +149,6 @@ def test_retrieval(material: Path, run_here: Callable[..., str]) -> None:
             )
 
 
-def test_heap(tmp_path: Path) -> None:
-    printed = _run_apart("documents/heap.py", "40", "--processes", "1", "--keep", tmp_path / "kept")
-    (row,) = re.findall(r"^\| 40 \| (.*) \|$", printed, re.MULTILINE)
-    documents, read, skipped, untold, *_, opened, _, _, again = row.split(" | ")
-    assert int(read) + int(skipped) >= 40
-    assert (untold, opened.split(", ")[1], again) == ("0", "1", "0")
-    assert int(documents) > 30
-
-
-def test_duplicates(run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "documents"))  # as when the program is started
-    printed = run_here("documents/duplicates.py", "--pairs", "4", "--lengths", "100")
-    rows = re.findall(r"^\| 100 \| (\w+) \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)%", printed, re.MULTILINE)
-    assert {row[0] for row in rows} == {"words", "part", "cut"}
-    assert all(float(percent) == 100 for row in rows for percent in row[1:])
-    assert "wrongly left out: 0 of 144 documents" in printed
-
-
 @pytest.mark.skipif(not shutil.which("chromium"), reason="a browser prints the PDFs")
 def test_readers_of_documents(run_here: Callable[..., str]) -> None:
     printed = run_here("documents/readers.py", "2")

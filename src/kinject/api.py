@@ -83,7 +83,7 @@ def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
 def documents(
     *paths: str | Path, run_dir: str | Path | None = None, options: DocumentsSection | None = None
 ) -> DocumentsResult:
-    """Collect folders, patterns, lists or files into documents.jsonl, and write documents.html; see `kinject documents`.
+    """Collect folders, patterns or files into documents.jsonl, and write documents.html; see `kinject documents`.
 
     `run_dir` is the folder of the results (None: runs/NAME/documents), `options` are those of a recipe's section documents.
 

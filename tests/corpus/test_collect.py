@@ -23,7 +23,7 @@ import pytest
 from kinject import executors
 from kinject.api import documents
 from kinject.cli import main
-from kinject.corpus.documents import copies, document_hashes, parse, personal_data, read_documents
+from kinject.corpus.documents import copies, document_hashes, parse, read_documents
 from kinject.corpus.documents.collect import DocumentsResult, collect
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
@@ -38,7 +38,7 @@ NOTICE = "This text is confidential and must not leave the house."
 def prose(seed: int, n: int = 80) -> str:
     """Return `n` words of no language."""
     rng = random.Random(seed)
-    return " ".join(f"{rng.choice(WORDS)}{rng.randrange(1000)}" for _ in range(n))
+    return " ".join(f"{rng.choice(WORDS)}{rng.choice(WORDS)}" for _ in range(n))
 
 
 def rows_of(result: DocumentsResult, name: str) -> list[dict[str, Any]]:
@@ -97,6 +97,9 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
     (heap / "sub" / "loop").symlink_to("..")
     (heap / "gone.txt").symlink_to("nowhere")
     (heap / "link.txt").symlink_to("a.txt")
+    (heap / "self").symlink_to("self")
+    Path("secret.txt").write_text(prose(9))
+    (heap / "notes.txt").symlink_to("../secret.txt")
     result = collect([heap])
     files = {row["file"]: (row["documents"], row["copies"], row["skipped"]) for row in result.files()}
     assert {name: numbers for name, numbers in files.items() if numbers != (0, 0, 1)} == {
@@ -105,7 +108,8 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
     skipped = {row["where"].partition(":")[0]: row for row in result.skipped()}
     reasons = {
         "empty.txt": "an empty file", ".DS_Store": "hidden", "Thumbs.db": "the system's", "photo.jpg": "", "pipe.txt": "a pipe",
-        "broken.pdf": "", "sub/loop": "without end", "gone.txt": "No such file", ".git": "hidden", "rows.jsonl": "text",
+        "broken.pdf": "", "sub/loop": "a link to a folder", "gone.txt": "No such file", "self": "Too many levels",
+        "notes.txt": "a link to a file elsewhere", ".git": "hidden", "rows.jsonl": "text",
         "~$b.docx": "",
     }  # fmt: skip
     assert skipped.keys() == reasons.keys()
@@ -125,44 +129,32 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
     assert [row["file"] for row in result.to_rows()] == [row["file"] for row in result.files()]
 
 
-def test_what_did_not_change_is_neither_opened_nor_parsed_again(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_did_not_change_is_not_parsed_again(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         (heap / f"{number}.txt").write_text(prose(number))
-        os.utime(heap / f"{number}.txt", (1e9, 1e9))
     first = collect([heap])
     assert (first.n_parsed, first.already_done) == (5, False)
     stored = {path: path.stat().st_mtime_ns for path in Path("runs/parsed").rglob("??/*.jsonl")}
     assert len(stored) == 5
     with monkeypatch.context() as patched:
-        patched.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("nothing is to be opened"))
-        again = collect([heap])
-        assert again.already_done
+        patched.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("nothing is to be parsed"))
+        assert collect([heap]).already_done
         assert document_hashes(heap) == {"heap": first.fingerprint}
         assert len(list(read_documents(heap))) == 5
         other = collect([heap], folder=Path("other"))
-    assert (other.folder / "documents.jsonl").read_bytes() == first.documents_path.read_bytes()
-
-    os.utime(heap / "0.txt", (2e9, 2e9))  # touched
-    shutil.move(heap / "1.txt", heap / "moved.txt")
-    shutil.copy(heap / "2.txt", heap / "copied.txt")
+        assert (other.folder / "documents.jsonl").read_bytes() == first.documents_path.read_bytes()
+        os.utime(heap / "0.txt", (1e9, 1e9))  # touched
+        shutil.move(heap / "1.txt", heap / "moved.txt")
+        shutil.copy(heap / "2.txt", heap / "copied.txt")
+        moved = collect([heap])
+    names = ["0.txt", "2.txt", "3.txt", "4.txt", "moved.txt"]
+    assert [row["source"] for row in rows_of(moved, "documents.jsonl")] == names
+    assert rows_of(moved, "documents.jsonl")[-1]["title"] == "moved"
     (heap / "3.txt").write_text(prose(99))
-    changed = collect([heap])
+    assert collect([heap]).n_parsed == 1
     assert {path: path.stat().st_mtime_ns for path in stored} == stored
-    assert len(list(Path("runs/parsed").rglob("??/*.jsonl"))) == 6
-    assert [row["source"] for row in rows_of(changed, "documents.jsonl")] == [
-        "0.txt",
-        "2.txt",
-        "3.txt",
-        "4.txt",
-        "moved.txt",
-    ]
-    assert rows_of(changed, "documents.jsonl")[-1]["title"] == "moved"
     assert document_hashes(heap) != {"heap": first.fingerprint}
-
-    next(iter(stored)).write_bytes(b"torn")
     first.documents_path.write_text("changed by hand")
-    shutil.copytree(heap, "twin")
-    assert len(rows_of(collect([Path("twin")]), "documents.jsonl")) == 5
     assert len(rows_of(collect([heap]), "documents.jsonl")) == 5
 
 
@@ -172,7 +164,7 @@ def _odd_reader(path: Path, stream: Any, options: Any) -> Iterator[Any]:
     while "hang" in path.name:
         zlib.crc32(b"x" * 100_000)
     if "eat" in path.name:
-        bytearray(2**31)
+        bytearray(2**32)
     if "bug" in path.name:
         raise KeyError("not foreseen")
     yield from parse.read_file.__wrapped__(path, stream, options)  # type: ignore[attr-defined]
@@ -188,14 +180,13 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
     for number, name in enumerate(names):
         (heap / f"{name}.txt").write_text(prose(number))
     monkeypatch.setattr(parse, "SECONDS", 0.3)
-    monkeypatch.setattr(parse, "MEMORY", 0.3)
     section = DocumentsSection(processes=1)
     result = collect([heap], section)
     assert [row["source"] for row in rows_of(result, "documents.jsonl")] == ["a.txt", "c.txt", "g.txt"]
     details = {row["file"]: row["detail"] for row in result.skipped()}
     assert f"signal {signal.SIGSYS:d}" in details["b-crash.txt"]
     assert "takes more than 0.3 s" in details["d-hang.txt"]
-    assert "takes more than 0.3 GiB" in details["e-eat.txt"]
+    assert "takes more than 3 GiB" in details["e-eat.txt"]
     assert "KeyError" in details["f-bug.txt"]
     began = time.process_time()
     assert collect([heap], section).already_done  # what kills a process is known by now
@@ -209,8 +200,6 @@ def _mixed(heap: Path) -> None:
         text = prose(number % 36)
         (folder / f"{number}.txt").write_text(f"{text}\n\n{NOTICE}\n" if number % 2 else text)
     (heap / "bad.jsonl").write_text("[]\n")
-    for file in filter(Path.is_file, heap.rglob("*")):
-        os.utime(file, (1e9, 1e9))  # a file that has just changed is opened again
 
 
 def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +230,6 @@ def test_strict_stops_at_the_first_file_that_cannot_be_read(heap: Path) -> None:
     with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):
         collect([heap], DocumentsSection(strict=True))
     assert collect([heap]).n_skipped == 1
-    os.utime(heap / "b.jsonl", (1e9, 1e9))
-    collect([heap])
     with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):  # also where it is known by then
         collect([heap], DocumentsSection(strict=True))
 
@@ -250,14 +237,14 @@ def test_strict_stops_at_the_first_file_that_cannot_be_read(heap: Path) -> None:
 def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> None:
     text = prose(1, 200)
     words = text.split()
-    near = " ".join(f"other{i}" if i % 10 == 3 else word for i, word in enumerate(words))
-    far = " ".join(f"other{i}" if i % 4 == 3 else word for i, word in enumerate(words))
+    near = " ".join(f"other{WORDS[i % 40]}" if i % 10 == 3 else word for i, word in enumerate(words))
+    far = " ".join(f"other{WORDS[i % 40]}" if i % 4 == 3 else word for i, word in enumerate(words))
     for name, content in {"a": text, "exact": text.upper().replace(" ", "\n"), "far": far, "near": near}.items():
         (heap / f"{name}.txt").write_text(content)
     passage = prose(2, 50)
     (heap / "within.md").write_text(f"# One\n\n{passage}\n\n# Two\n\n{prose(3)}\n\n{passage}\n\nThe end of it.\n")
     log = "".join(
-        f"2026-11-22 10:{i % 60:02d}:{i % 7:02d} INFO request {i} served in {i % 90} ms\n" for i in range(2000)
+        f"2026-11-22 10:{i % 60:02d}:{i % 7:02d} INFO request {i} served in {i % 40} ms\n" for i in range(2000)
     )
     (heap / "server.txt").write_text(f"Start of the server of Arvika.\n{log}The disk of Arvika was full.\n")
     for number in range(12):
@@ -267,15 +254,14 @@ def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> N
     duplicates = rows_of(result, "duplicates.jsonl")
     assert {(row["dropped"], row["kept"], row["how"]) for row in duplicates} == {
         ("exact.txt", "a.txt", "exact"), ("near.txt", "a.txt", "near"), ("within.md", "within.md", "passage"),
-        ("server.txt", "server.txt", "passage"),
+        ("server.txt", "server.txt", "line of a log"), ("11 documents", "z00.md", "line"),
     }  # fmt: skip
     near_row = next(row for row in duplicates if row["how"] == "near")
     assert near_row["overlap"] == 0.9
-    assert near_row["words_only_here"][:2] == ["other3", "other13"]
+    assert near_row["words_only_here"][:2] == [f"other{WORDS[3]}", f"other{WORDS[13]}"]
     assert texts["within.md"] == f"# One\n\n{passage}\n\n# Two\n\n{prose(3)}\n\nThe end of it.\n"
     assert texts["server.txt"].count("\n") == 3
-    (line,) = rows_of(result, "boilerplate.jsonl")
-    assert (line["line"], line["kept_in"], line["documents"]) == (NOTICE, "z00.md", 11)
+    assert duplicates[-1]["line"] == NOTICE.lower()
     assert texts["z00.md"].endswith(f"{NOTICE}\n\n- 0\n")
     assert texts["z01.md"] == f"# Summary\n\n{prose(101)}\n\n- 1\n"
     everything = collect([heap], DocumentsSection(near_duplicates=None, boilerplate=None))
@@ -309,87 +295,107 @@ def test_offsets_of_pages_move_with_the_text() -> None:
     assert meta["x"] == 1
 
 
-FINDS = {
-    "mail address": ["mara.lind+x@post.example.org", "a@b.de"],
-    "phone number": ["+49 30 901820", "+1 (650) 253-0000"],
-    "key": ["sk-proj-aB3dE5fG7hJ9kL1mN3pQ5rS7", "ghp_" + "a1B2" * 9, "AKIAIOSFODNN7EXAMPLE",
-            "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"],
-    "bank account": ["DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432"],
-    "card": ["4111 1111 1111 1111", "378282246310005"],
-}  # fmt: skip
-NO_FINDS = [
-    "DE88 3704 0044 0532 0130 00", "4111 1111 1111 1112", "2026-11-22", "1234567890123456", "user@localhost", "@name",
-    "+1 555", "ISBN 978-3-16-148410-0", "3.14159265358979", "sk-learn", "10.1000/182.1.2",
-]  # fmt: skip
+def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap: Path) -> None:
+    kept, facts = (
+        set(),
+        (("30", "28"), ("Linz", "Graz"), ("1 May 2025", "1 July 2025"), ("MR-12", "MR-14"), ("4.5", "4.6")),
+    )
+    for number in range(20):
+        old, new = facts[number % len(facts)]
+        words = prose(number, 120)
+        for year, fact in ((2025, old), (2026, new)):
+            (heap / f"rule{number:02d}-{year}.txt").write_text(
+                f"{words} at most {fact} each. {old} and {new} are elsewhere."
+            )
+            kept.add(f"rule{number:02d}-{year}.txt")
+        text = f"{words[::-1]} of 40 guests"
+        (heap / f"copy{number:02d}-2025.txt").write_text(f"{text} and more")
+        (heap / f"copy{number:02d}-2026.md").write_text(
+            text if number % 2 else f"{text}, says Kelm. {prose(number, 5)}"
+        )
+        kept.add(f"copy{number:02d}-2026.md")
+        old_path, new_path = heap / f"dated{number:02d}-a.txt", heap / f"dated{number:02d}-b.txt"
+        old_path.write_text(f"{prose(500 + number)} once")
+        new_path.write_text(prose(500 + number))
+        os.utime(heap / (new_path if number % 2 else old_path).name, (1e9, 1e9))
+        kept.add((old_path if number % 2 else new_path).name)
+    result = collect([heap])
+    assert {row["source"] for row in rows_of(result, "documents.jsonl")} == kept
+    assert result.counts["duplicates"] == {"exact": 0, "near": 40}
 
 
-@pytest.mark.parametrize("kind", FINDS)
-def test_personal_data_is_found_and_masked(kind: str) -> None:
-    for text in FINDS[kind]:
-        sentence = f"Write to ({text}), please."
-        assert [(sentence[start:end], name) for start, end, name in personal_data.find_personal_data(sentence)] == [
-            (text, kind)
-        ]
-        edits = personal_data.mask_edits(sentence)
-        assert copies.edited(sentence, edits, {})[0] == f"Write to ({personal_data.MASKS[kind]}), please."
+def test_a_list_that_a_program_wrote_is_cut_and_told(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"{a}{b}" for a in WORDS for b in WORDS]
+    lines = [f"account {name} was opened by the office of Arvika" for name in (names * 15)[:24_000]]
+    (heap / "list.txt").write_text("\n".join(["The accounts of the house.", *lines, "Ask Mara for others."]))
+    (heap / "prose.txt").write_text("\n".join(prose(number, 12) for number in range(9_000)))
+    assert main(["documents", "heap"]) == 0
+    assert "list.txt: left out 23,999 lines that differ" in capsys.readouterr().out
+    texts = {document.source: document.text for document in read_documents(heap)}
+    assert texts["list.txt"].count("\n") == 2
+    assert texts["prose.txt"].count("\n") == 8_999
 
 
-def test_numbers_that_are_no_personal_data_are_left_alone() -> None:
-    assert personal_data.find_personal_data("\n".join(NO_FINDS)) == []
-    assert personal_data.count_personal_data("030 901820", "DE") == {"phone number": 1}
-    assert personal_data.count_personal_data("030 901820") == {}
-
-
-def test_personal_data_is_flagged_or_masked_and_the_licence_passed_on(heap: Path) -> None:
-    (heap / "a.txt").write_text(f"{prose(1)} mara@example.org and +49 30 901820")
-    (heap / "b.jsonl").write_text(json.dumps({"text": prose(2), "licence": "CC0-1.0"}) + "\n")
-    flagged = collect([heap], DocumentsSection(licence="CC-BY-4.0"))
-    first, second = rows_of(flagged, "documents.jsonl")
-    assert first["meta"]["personal_data"] == {"mail address": 1, "phone number": 1}
-    assert (first["meta"]["licence"], second["meta"]["licence"]) == ("CC-BY-4.0", "CC0-1.0")
-    assert flagged.counts["personal_data"] == {"mail address": [1, 1], "phone number": [1, 1]}
-    (heap / "b.jsonl").write_text(json.dumps({"text": prose(2), "source": "letter of mara@example.org"}) + "\n")
-    masked = rows_of(collect([heap], DocumentsSection(personal_data="mask")), "documents.jsonl")
-    assert masked[0]["text"].endswith("[mail address] and [phone number]")
-    assert masked[1]["source"] == "letter of [mail address]"
-    ignored = collect([heap], DocumentsSection(personal_data="ignore"))
-    assert "personal_data" not in rows_of(ignored, "documents.jsonl")[0]["meta"]
-
-
-def test_patterns_lists_and_several_paths_are_heaps(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patterns_and_several_paths_are_heaps_and_a_text_never_names_paths(
+    heap: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (heap / "sub").mkdir()
     for number, name in enumerate(("a.txt", "sub/b.txt", "sub/c.md")):
         (heap / name).write_text(prose(number))
-    Path("list.txt").write_text("heap/a.txt\nheap/sub/c.md\nheap/absent.txt\n")
 
     def names(*sources: str) -> list[str]:
         return [row["source"] for row in rows_of(collect([Path(source) for source in sources]), "documents.jsonl")]
 
     assert names("heap/**/*.txt") == ["a.txt", "sub/b.txt"]
-    assert names("list.txt") == ["heap/a.txt", "heap/sub/c.md"]
     assert names("heap/sub", "heap/a.txt") == ["heap/a.txt", "heap/sub/b.txt", "heap/sub/c.md"]
     assert names("heap/a.txt") == ["a.txt"]
-    assert len(list(read_documents(Path("heap/**/*.txt")))) == len(list(read_documents(Path("list.txt")))) == 2
-    assert main(["documents", "list.txt"]) == 1
-    assert "heap/absent.txt: cannot be read: No such file" in capsys.readouterr().out
+    Path("list.txt").write_text("/etc/passwd\nheap/a.txt\n")
+    assert [document.text for document in read_documents(Path("list.txt"))] == ["/etc/passwd\nheap/a.txt\n"]
     for words, message in (
         (["nowhere"], "nowhere: nothing is there"), (["heap/*.pdf"], "no file fits this pattern"), (["/"], "the root"),
-        (["heap", "documents.phone_region=Germany"], "found 'Germany', expected a country code"),
+        (["/proc/self"], "devices of the system"), (["/sys"], "devices of the system"),
         (["heap", "documents.strct=true"], "unknown key. Did you mean strict?"),
     ):  # fmt: skip
         assert main(["documents", *words]) == 2
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("source", ["heap", "heap/**/*.txt"])
+def test_folders_that_link_to_one_another_end(heap: Path, source: str) -> None:
+    for number in range(10):
+        (heap / f"{number}").mkdir()
+        (heap / f"{number}" / "a.txt").write_text(prose(number))
+        for other in range(10):
+            (heap / f"{number}" / f"to{other}").symlink_to(f"../{other}")
+    assert collect([Path(source)]).counts["n_documents"] == 10
+
+
+def test_each_reason_is_shown_and_true_of_its_files(heap: Path) -> None:
+    (heap / "a.txt").write_text(prose(1))
+    for number in range(12):
+        (heap / f"{number:02d}.jsonl").write_text('{"text": ""}\n' * 2 if number < 3 else f'{{"key{number}": 1}}\n')
+    result = collect([heap])
+    lines = result.render_skipped()
+    assert (
+        lines[0]
+        == "00.jsonl:1, 00.jsonl:2, 01.jsonl:1 and 3 more: empty document. Each must hold some text; take it out or fill it."
+    )
+    assert all(
+        f"{number:02d}.jsonl:1: no key 'text' (found 'key{number}')" in lines[number - 2] for number in range(3, 11)
+    )
+    (heap / "12.jsonl").write_text('{"key12": 1}\n')
+    assert collect([heap]).render_skipped()[-1] == f"1 more for 1 other reasons: {result.skipped_path} has each"
+
+
 def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (heap / "a.txt").write_text(f"{prose(1)} mara@example.org")
-    assert main(["documents", "heap", "documents.personal_data=mask"]) == 0
+    (heap / "a.txt").write_text(prose(1))
+    assert main(["documents", "heap", "documents.licence=CC0-1.0"]) == 0
     out = capsys.readouterr().out
     assert "read        1 documents from 1 of 1 files (.txt 1)" in out
     text = Path("runs/heap/documents/documents.jsonl").read_text()
-    assert "[mail address]" in text
-    assert documents("heap", options=DocumentsSection(personal_data="mask")).already_done
-    Path("recipe.yaml").write_text("run_dir: r\ndocuments: {personal_data: mask}\naugment: {documents: heap}\n")
+    assert "CC0-1.0" in text
+    assert documents("heap", options=DocumentsSection(licence="CC0-1.0")).already_done
+    Path("recipe.yaml").write_text("run_dir: r\ndocuments: {licence: CC0-1.0}\naugment: {documents: heap}\n")
     assert main(["documents", "heap", "--recipe", "recipe.yaml", "run_dir=mine"]) == 0
     assert Path("mine/documents.jsonl").read_text() == text
     capsys.readouterr()
@@ -399,15 +405,14 @@ def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: p
 
 def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Path) -> None:
     evil = "<script>alert(1)</script>"
-    (heap / f"{evil.replace('/', ' ')}.txt").write_text(f"{evil} {prose(1)}")
+    (heap / f"{evil.replace('/', ' ')}.jpg").write_bytes(b"\xff\xd8")
     (heap / "b.txt").write_text(f"{'x' * 400} {prose(2)}")
     (heap / "c.txt").write_text(f"{prose(2)} {'x' * 400}")
-    (heap / "d.jpg").write_bytes(b"\xff\xd8")
     result = documents("heap")
     page = (result.folder / "documents.html").read_text()
     assert "alert(1)</script>" not in page
     assert "&lt;script&gt;alert(1)" in page
-    for text in ("a word of 400 characters", "Skipped", "c.txt", "d.jpg", "1 document left out", "passage"):
+    for text in ("Skipped", "c.txt", "Copies"):
         assert text in page
     assert main(["report", str(result.folder)]) == 0
     assert replace(result).folder == result.folder

@@ -106,7 +106,7 @@ def test_an_augmentations_page_shows_the_yield_and_refusals_with_examples(tmp_pa
 
 
 def test_the_page_of_a_collection_names_every_skipped_file_with_its_own_reason(tmp_path: Path) -> None:
-    counts = {"skipped": {"empty": 2}, "duplicates": {"same": 1}, "n_documents": 3, "n_read": 4, "n_files": 6}
+    counts = {"skipped": 2, "duplicates": {"same": 1}, "n_documents": 3, "n_read": 4, "n_files": 6}
     write_manifest(tmp_path, "documents", counts)
     skipped = [{"where": f"f{i}.pdf", "detail": f"reason {i}", "left_out": False} for i in range(30)]
     write_jsonl(tmp_path / "skipped.jsonl", skipped)

@@ -43,19 +43,18 @@ def _try(arguments: argparse.Namespace) -> int:
 
 _DOCUMENTS = """\
 Collect a heap of files into documents.jsonl: each file is read once, in parallel, and every unreadable file
-is listed with its reason instead of ending the run. A second run reads only changed files.
-PATH is a folder, a pattern in quotes, a file, or a text file that lists a path a line. In the run folder:
+is listed with its reason instead of ending the run. A second run parses only new content.
+PATH is a folder, a pattern in quotes, or a file. In the run folder:
   documents.jsonl    a row for each document; augment, questions and eval read it
   skipped.jsonl      every file, page or row that was not read, with the reason
-  duplicates.jsonl   copies that were left out, exact and near, and of what
-  boilerplate.jsonl  lines that many documents share, left out of all but the first
-  documents.html     counts, languages, skipped files, largest and strangest documents, a sample
+  duplicates.jsonl   what was left out because it is there already: copies, passages, lines that many share
+  documents.html     counts, languages, skipped files, copies
 Exit code 0: all was read; 1: something was skipped; 2: nothing could be read, or documents.strict.
 
 examples:
   kinject documents handbook/
   kinject documents 'archive/**/*.pdf' run_dir=runs/archive/documents
-  kinject documents handbook/ documents.personal_data=mask documents.licence=CC-BY-4.0
+  kinject documents handbook/ documents.licence=CC-BY-4.0
   kinject documents handbook/ --recipe recipes/handbook/augment.yaml    its section documents"""
 
 
@@ -67,7 +66,7 @@ def add_documents(verbs: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "arguments", nargs="+", metavar="PATH [documents.key=value ...]",
-        help="folder, pattern, file or list; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
+        help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
     )  # fmt: skip
     parser.add_argument("--recipe", dest="recipe_file", metavar="FILE", help="recipe whose section documents is used")
     parser.set_defaults(run=_documents)

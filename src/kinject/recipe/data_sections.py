@@ -11,7 +11,7 @@ from kinject.recipe.sections import option
 
 @dataclass(frozen=True)
 class DocumentsSection:
-    """Turns a heap of files (a folder, a pattern, a list) into documents: reading, filters and flags."""
+    """Turns a heap of files (a folder, a pattern) into documents: how they are read, and what is left out."""
 
     strict: bool = option(False, help="Stop at the first file that cannot be read, instead of leaving it out.")
     fields: Mapping[Literal["text", "title", "id"], str] | None = option(
@@ -19,19 +19,13 @@ class DocumentsSection:
     )
     ocr: bool = option(False, help="Read scanned pages by OCR (an extra).")
     near_duplicates: float | None = option(
-        0.85, help="A document that shares so large a part of its words with an earlier one is left out; null keeps it.",
+        0.85, help="A document that shares so large a part of its words with another, and its facts, is left out; null keeps it.",
         min=0.5, max=1.0,
     )  # fmt: skip
     boilerplate: float | None = option(
         0.02, help="A line that so large a part of the documents (and at least 10) share stays in the first only; null keeps it.",
         above=0.0, max=1.0,
     )  # fmt: skip
-    personal_data: Literal["flag", "mask", "ignore"] = option(
-        "flag", help="Mail addresses, phone numbers, keys, bank accounts and cards: count them, mask them, or neither."
-    )
-    phone_region: str | None = option(
-        None, help="Country code (DE, US) whose phone numbers count without +; default: only those with +."
-    )
     licence: str | None = option(None, help="Licence of the documents that name none; it goes to the corpus.")
     processes: int | None = option(None, help="Processes that read; default: one for each core.", min=1, max=256)
     cache_dir: str = option(

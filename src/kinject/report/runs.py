@@ -166,7 +166,7 @@ def _rewritten(counts: Mapping[str, Any], _: Mapping[str, Any], __: TrainingLog 
 
 
 def _collected(counts: Mapping[str, Any], _: Mapping[str, Any], __: TrainingLog | None) -> str:
-    skipped, copies = sum(counts["skipped"].values()), sum(counts["duplicates"].values())
+    skipped, copies = counts["skipped"], sum(counts["duplicates"].values())
     text = f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files"
     text += f"; {skipped:,} files or parts of one could not be read" if skipped else "; everything could be read"
     return text + (f"; {copies:,} copies were left out." if copies else ".")
@@ -204,7 +204,7 @@ def _skipped(run_dir: Path) -> Iterator[TableBlock]:
     yield from _table("Skipped", "skipped.jsonl has all", ("file", "why"), lines)
     copies = [
         line(format_name(row["dropped"], 100), format_name(str(row.get("kept", "")), 100), str(row["how"]),
-             format_name(" ".join(row.get("words_only_here", ())), 120))
+             format_name(row.get("line") or " ".join(row.get("words_only_here", ())), 120))
         for row in _rows(run_dir, "duplicates.jsonl")
     ]  # fmt: skip
     columns = ("left out", "kept", "how", "words only in the copy")

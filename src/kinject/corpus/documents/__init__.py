@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 def read_documents(path: Path, section: DocumentsSection | None = None) -> Iterator[Document]:
     """Yield the documents in the file or heap `path`, in order (a heap: by the names of its files).
 
-    A heap (a folder, a pattern, a list of paths) is collected first, as `collect` does, and its files are parsed only if
-    they changed; unreadable files are left out, with a warning. A file of rows (JSONL, CSV, Parquet, a folder saved by
+    A heap (a folder, a pattern) is collected first, as `collect` does, and its files are parsed only if their content is
+    new; unreadable files are left out, with a warning. A file of rows (JSONL, CSV, Parquet, a folder saved by
     `datasets`, a data set on the hub by its name) holds ``{text, id?, title?, source?, meta?}``; other keys go to `meta`.
     There, a document without an id gets the hash of its title and text. Only a hash of each id stays in memory.
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 import zlib
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinject.disk import content_id
@@ -50,7 +49,9 @@ _LONGEST_LINE = 2_000
 _FEWEST_LINE_WORDS = 3
 _MOST_REPEATS = 20
 """Times that a line of a log may be there."""
-_DIGITS = re.compile(r"\d+")
+_WORD_WITH_DIGIT = re.compile(r"(?<![^\W_])[^\W\d_]*+\d[\w.:-]*")
+_LARGE = 1_000_000
+"""Characters from which a text is looked at for a list that a program wrote."""
 
 
 def word_hashes(text: str) -> Words:
@@ -112,56 +113,56 @@ def text_hash(text: str) -> str:
 
 
 class Copy(NamedTuple):
-    """The number of the original, the overlap with it, and exact or near."""
+    """The number of the text that is kept, the overlap with it, and exact or near."""
 
-    original: int
+    kept: int
     overlap: float
     kind: str
 
 
 class CopyFinder:
-    """Finds for each text, in order, the first one before it of which it is a copy. Only originals are kept for comparison.
+    """Finds for each text, in order, the first one before it of which it is a copy. Only kept texts are compared.
 
-    `words_of` returns the words of an original by its number. Memory: about 4 KiB for an original.
+    `text_of` returns a kept text by its number. Memory: about 4 KiB for each.
     """
 
-    def __init__(self, threshold: float | None, words_of: Callable[[int], Words]) -> None:
+    def __init__(self, threshold: float | None, text_of: Callable[[int], str]) -> None:
         """`threshold` is the overlap from which a text is a near-copy, None for exact copies only."""
-        self._threshold, self._words_of = threshold, words_of
+        self._threshold, self._text_of = threshold, text_of
         self._exact: dict[str, int] = {}
-        self._bands: dict[int, int | list[int]] = {}
+        self._bands: defaultdict[int, list[int]] = defaultdict(list)
         self._hashes: dict[int, bytes] = {}
 
-    def find(self, exact: str, sketch: bytes, words: Callable[[], Words]) -> Copy | None:
-        """Return the original of which the text (by `text_hash`, `min_hash`) is a copy; None if it is new."""
+    def find(self, number: int, exact: str, sketch: bytes) -> Copy | None:
+        """Return the kept text of which the text (by `text_hash`, `min_hash`) is a copy; None, and keep it, if it is new."""
         if exact in self._exact:
             return Copy(self._exact[exact], 1.0, "exact")
-        if self._threshold is None or not sketch:
-            return None
-        overlaps = [(number, overlap(words(), self._words_of(number))) for number in self._candidates(sketch)]
-        best = max(overlaps, key=lambda candidate: (candidate[1], -candidate[0]), default=(0, 0.0))
-        return Copy(*best, "near") if best[1] >= self._threshold else None
+        near = self._near(number, sketch) if self._threshold is not None and sketch else None
+        if near is None:
+            self._exact[exact] = number
+            self._hashes[number] = sketch
+            for band in _bands(sketch):
+                self._bands[band].append(number)
+        return near
 
-    def add(self, number: int, exact: str, sketch: bytes) -> None:
-        """Keep an original under `number`."""
-        self._exact[exact] = number
-        if self._threshold is None or not sketch:
-            return
-        self._hashes[number] = sketch
-        for band in _bands(sketch):
-            entries = self._bands.setdefault(band, number)
-            if isinstance(entries, list):
-                entries.append(number)
-            elif entries != number:
-                self._bands[band] = [entries, number]
+    def _near(self, number: int, sketch: bytes) -> Copy | None:
+        candidates = self._candidates(sketch)
+        if not candidates:
+            return None
+        text = self._text_of(number)
+        words = word_hashes(text)
+        best: Copy | None = None
+        for other in candidates:
+            other_text = self._text_of(other)
+            share = overlap(words, word_hashes(other_text))
+            if share >= (self._threshold or 1) and (best is None or share > best.overlap):
+                best = best if facts_differ(text, other_text) else Copy(other, share, "near")
+        return best
 
     def _candidates(self, sketch: bytes) -> list[int]:
         import numpy as np
 
-        numbers = set[int]()
-        for band in _bands(sketch):
-            entries = self._bands.get(band, ())
-            numbers.update(entries if isinstance(entries, list | tuple) else (entries,))
+        numbers = {number for band in _bands(sketch) for number in self._bands.get(band, ())}
         mine = np.frombuffer(sketch, np.uint32)
         alike = {n: np.count_nonzero(mine == np.frombuffer(self._hashes[n], np.uint32)) for n in numbers}
         return sorted(n for n in numbers if alike[n] >= _LEAST_ESTIMATE * N_HASHES)
@@ -170,6 +171,33 @@ class CopyFinder:
 def _bands(sketch: bytes) -> Iterator[int]:
     size = 4 * _ROWS
     return (hash((start, sketch[start : start + size])) for start in range(0, len(sketch), size))
+
+
+def facts_differ(text: str, other: str) -> bool:
+    """Return whether a place of two texts holds different numbers, dates or names, as two versions of a rule do.
+
+    Facts are words with a digit or a capital; several in a row are one. Two of them have one place if the words before and
+    after are the same. What only one of the texts has in addition makes no difference.
+    """
+    places, other_places = _facts(text), _facts(other)
+    return any(
+        place in other_places and facts - other_places[place] and other_places[place] - facts
+        for place, facts in places.items()
+    )
+
+
+def _facts(text: str) -> dict[tuple[str, str], Counter[str]]:
+    """Return (word before, word after) -> the runs of facts between them."""
+    places: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    before, run = "", list[str]()
+    for word in [*_WORD.findall(text), ""]:
+        if any(map(str.isdigit, word)) or word[:1].isupper():
+            run.append(word.lower())
+            continue
+        if run:
+            places[before, word.lower()][" ".join(run)] += 1
+        before, run = word.lower(), []
+    return places
 
 
 # Lines.
@@ -182,112 +210,75 @@ def _code_spans(text: str) -> list[Span]:
     return list(zip(fences[::2], ends, strict=True))
 
 
-def shared_lines(text: str) -> Iterator[tuple[int, Span]]:
-    """Yield (hash, span) of each line that may be boilerplate: prose of three words or more, outside code.
+def shared_lines(text: str) -> Iterator[tuple[str, Span]]:
+    """Yield (line, span) of each line that may be boilerplate: prose of three words or more, outside code.
 
     Headings, tables, lists and ``key: value`` lines are content of a document, even if others have the same.
     """
     code = _code_spans(text)
     for match in _LINE.finditer(text):
         line = match[0]
-        if len(line) > _LONGEST_LINE or _STRUCTURE.match(line):
+        if len(line) > _LONGEST_LINE or _STRUCTURE.match(line) or len(_WORD.findall(line)) < _FEWEST_LINE_WORDS:
             continue
-        if any(start <= match.start() < end for start, end in code) or len(_WORD.findall(line)) < _FEWEST_LINE_WORDS:
-            continue
-        plain = " ".join(line.lower().split()).encode("utf-8", "surrogatepass")
-        yield zlib.crc32(plain) | zlib.adler32(plain) << 32, match.span()
-
-
-@dataclass
-class Boilerplate:
-    """Lines that many documents share. The first document keeps each; `lines` maps a hash to (line, documents that lost it)."""
-
-    counts: Mapping[int, int]
-    least: int
-    lines: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
-
-    def cuts(self, name: str, text: str) -> list[Edit]:
-        """Return the edits that take the lines out of the document `name`."""
-        edits = []
-        for number, (start, end) in shared_lines(text):
-            if self.counts.get(number, 0) < self.least:
-                continue
-            first_use = self.lines.get(number)
-            if first_use is None:
-                self.lines[number] = (text[start:end].strip(), [name])
-            elif first_use[1][0] != name:
-                first_use[1].append(name)
-                edits.append((start, min(end + 1, len(text)), ""))
-        return edits
-
-
-def count_lines(documents: Sequence[Any], fraction: float | None, fewest: int = 10) -> Boilerplate:
-    """Return the boilerplate of documents, each given as an array of the hashes of its lines (`shared_lines`), each once."""
-    import numpy as np
-
-    least = max(fewest, round((fraction or 2.0) * len(documents)))
-    if fraction is None or len(documents) < least:
-        return Boilerplate({}, least)
-    numbers, counts = np.unique(np.concatenate(documents), return_counts=True)
-    common = counts >= least
-    return Boilerplate(dict(zip(numbers[common].tolist(), counts[common].tolist(), strict=True)), least)
+        if not any(start <= match.start() < end for start, end in code):
+            yield " ".join(line.lower().split()), match.span()
 
 
 # Within one document.
 
 
-def repeats(text: str, threshold: float | None) -> list[tuple[Span, float]]:
-    """Return the passages (paragraphs of 20 words or more) that an earlier one of the same text equals, with the overlap.
+def repeats(text: str) -> tuple[list[Edit], bool]:
+    """Return the edits that take out what the text has twice, and whether it is a log or a generated list.
 
-    Of a log (most of its lines differ from others in digits only), each such line after the first is a repeat.
+    These are paragraphs of 20 words or more that an earlier one equals; in a log each line that differs from another
+    in its keys only.
     """
-    log = _log_lines(text)
-    if log:
-        return [(span, 1.0) for span in log]
-    spans = [match.span() for match in _PARAGRAPH.finditer(text)]
-    if len(spans) < 2:
-        return []
+    lines = _log_lines(text)
+    if lines:
+        return lines, True
     code = _code_spans(text)
-    known: dict[int, Words] = {}
-    finder = CopyFinder(threshold, known.__getitem__)
-    repeated = []
-    for number, (start, end) in enumerate(spans):
-        passage = text[start:end]
-        if passage.startswith(("|", "#")) or any(first <= start < last for first, last in code):
+    known, repeated = set[str](), list[Edit]()
+    for match in _PARAGRAPH.finditer(text):
+        passage, start = match[0], match.start()
+        if passage.startswith(("|", "#")) or len(_WORD.findall(passage)) < _FEWEST_REPEATED:
             continue
-        words = word_hashes(passage)
-        if len(words) < _FEWEST_REPEATED:
+        if any(first <= start < last for first, last in code):
             continue
-        exact, sketch = text_hash(passage), min_hash(words)
-        copy = finder.find(exact, sketch, lambda words=words: words)  # type: ignore[misc]
-        if copy is not None:
-            repeated.append(((start, end), copy.overlap))
-        else:
-            finder.add(number, exact, sketch)
-            known[number] = words
-    return repeated
+        exact = text_hash(passage)
+        if exact in known:
+            repeated.append((start, match.end(), ""))
+        known.add(exact)
+    return repeated, False
 
 
-def _log_lines(text: str) -> list[Span]:
-    """Return the repeated lines of a text that is a log, [] for any other."""
-    if text.count("\n") < 10 * _MOST_REPEATS:
+def _log_lines(text: str) -> list[Edit]:
+    """Return the edits that take the repeated lines out of a log or a generated list, [] for any other text.
+
+    It is one if half of its lines have the shape of more than 20 others: but for the words with digits, and, of a text
+    of over a million characters, those that are rare in it, as long as half of the words are left.
+    """
+    lines = [match for match in _LINE.finditer(text) if match[0].strip() and not match[0].startswith("|")]
+    if len(lines) < 10 * _MOST_REPEATS:
         return []
-    shapes: list[tuple[str, Span]] = []
-    for match in _LINE.finditer(text):
-        line = match[0].strip()
-        if line and not line.startswith("|"):
-            shapes.append((_DIGITS.sub("0", line), match.span()))
-    counts = Counter(shape for shape, _ in shapes)
-    often = {shape for shape, n in counts.items() if n > _MOST_REPEATS}
-    if 2 * sum(counts[shape] for shape in often) < len(shapes):
+    shapes = [_WORD_WITH_DIGIT.sub("0", line[0]) for line in lines]
+    if len(text) > _LARGE:
+        counts = Counter(word for shape in shapes for word in set(shape.split()))
+        shapes = [_constant_part(shape.split(), counts, len(lines) / 100) or shape for shape in shapes]
+    often = {shape for shape, n in Counter(shapes).items() if n > _MOST_REPEATS}
+    if 2 * sum(shape in often for shape in shapes) < len(lines):
         return []
-    seen = set[str]()
-    repeated = []
-    for shape, (start, end) in shapes:
+    seen, repeated = set[str](), list[Edit]()
+    for line, shape in zip(lines, shapes, strict=True):
         if shape in often and shape in seen:
-            repeated.append((start, min(end + 1, len(text))))
+            repeated.append((line.start(), min(line.end() + 1, len(text)), ""))
         seen.add(shape)
     return repeated
+
+
+def _constant_part(words: Sequence[str], counts: Mapping[str, int], least: float) -> str:
+    """Return a line without its rare words, "" if these are more than half of it."""
+    constant = [word if counts[word] >= least else "#" for word in words]
+    return " ".join(constant) if 2 * constant.count("#") <= len(words) else ""
 
 
 # Changes of a text.

@@ -1,326 +1,243 @@
-"""Writes documents.jsonl from the parsed files, without copies and boilerplate; reads it back. Two passes over the records.
-
-The first pass counts lines, the second decides and writes one document after the other. Beside the text of one document,
-memory holds some 5 KiB for each.
-"""
+"""Writes documents.jsonl from the parsed files, without copies and boilerplate; reads it back."""
 
 from __future__ import annotations
 
-import heapq
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from kinject.corpus.documents.copies import (
-    Boilerplate,
-    CopyFinder,
-    count_lines,
-    edited,
-    min_hash,
-    only_words,
-    text_hash,
-    word_hashes,
-)
+from kinject.corpus.documents.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
 from kinject.corpus.documents.files import FoundFile
-from kinject.corpus.documents.parse import Parsed, read_record, unpacked
-from kinject.corpus.documents.personal_data import mask_edits
-from kinject.disk import atomic_file, open_jsonl, read_jsonl, write_jsonl
+from kinject.corpus.documents.parse import Parsed, parsed_of
+from kinject.disk import open_to_read, read_jsonl, write_jsonl
+from kinject.errors import InputError
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress
 from kinject.types import Document
 
-_MOST_KEPT = 20
-"""Documents in each list of the page."""
-_MANY_OTHERS, _LONG, _MOST_REPEATS = 0.35, 60, 5
-_MAIN_LANGUAGE = 0.8
-_NUMBERS = re.compile(r"(?<![\w-])\d[\d,.]*")
-_PARTS = re.compile(r"[:.;,](?:\s|$)|\s[(\['\"]|['\"]")
-_MOST_WORDS = 12
-_MOST_NAMES = 50
-
-
-@dataclass(frozen=True, slots=True)
-class HeapFile:
-    """A file with the `key` of its record, or the `fault`, or the name of the file that it links to."""
-
-    file: FoundFile
-    key: str
-    sha256: str
-    fault: str
-    link_to: str
-
-
-def reason_of(fault: str) -> str:
-    """Return the reason in a fault: its first words, without names, numbers and examples, by which files are counted."""
-    words: list[str] = []
-    for part in _PARTS.split(fault):
-        words += _NUMBERS.sub("N", part).split()
-        if len(words) > 1:
-            break
-    return " ".join(words[:_MOST_WORDS]) or "not readable"
+_LEAST_SHARING = 10
+"""Documents that must have a line for it to be boilerplate."""
+_DATE_IN_NAME = re.compile(r"(?<!\d)((?:19|20)\d\d)(?:[-_. ]?(0[1-9]|1[0-2])(?:[-_. ]?([0-2]\d|3[01]))?)?(?!\d)")
 
 
 def read_rows(path: Path) -> Iterator[Document]:
-    """Yield the documents of a documents.jsonl that `HeapWriter` has written."""
+    """Yield the documents of a documents.jsonl that `collect` has written."""
     for _, row in read_jsonl(path):
         yield Document(row["id"], row["title"], row["text"], row["source"], row["meta"])
 
 
 @dataclass
-class _Counts:
-    """Counts made while the documents are written."""
+class HeapFile:
+    """A file with the hash of its content, and the path of its record, or the fault."""
 
-    documents: int = 0
-    words: int = 0
-    characters: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    duplicates: Counter[str] = field(default_factory=Counter)
-    repeats: Counter[str] = field(default_factory=Counter)
-    licences: Counter[str] = field(default_factory=Counter)
-    personal_data: Counter[str] = field(default_factory=Counter)
-    with_personal: Counter[str] = field(default_factory=Counter)
-    largest: list[tuple[int, int, str]] = field(default_factory=list)
-    strangest: list[tuple[float, int, str, str]] = field(default_factory=list)
-    left_out: int = 0
-    read_files: int = 0
-    bytes: int = 0
+    found: FoundFile
+    sha256: str
+    record: Path
+    fault: str
+
+    def read(self) -> Iterator[tuple[int, int, Parsed]]:
+        """Yield (start, bytes, content) of each line of the record."""
+        if self.fault:
+            yield 0, 0, Parsed("", None, {}, self.fault)
+            return
+        start = 0
+        with open_to_read(self.record) as file:
+            for line in file:
+                yield start, len(line), parsed_of(line)
+                start += len(line)
+        if not start:
+            yield 0, 0, Parsed("", None, {}, "holds no documents.")
 
 
+def day_of(mtime: float) -> str:
+    """Return the day of a time stamp (UTC)."""
+    return datetime.fromtimestamp(mtime, UTC).date().isoformat()
+
+
+@dataclass
+class _Found:
+    """A document of the heap, which stays on the disk: its place in its file's record, its date, and its facts."""
+
+    file: int
+    start: int
+    n_bytes: int
+    location: str
+    date: str
+    facts: Mapping[str, Any]
+    copy: Copy | None = None
+
+
+@dataclass
 class HeapWriter:
-    """Writes the files of a heap into `folder`, and counts."""
+    """Writes the files of a heap into `folder`, and counts. Beside one text, memory holds some 5 KiB for each document."""
 
-    def __init__(self, files: Sequence[HeapFile], section: DocumentsSection, cache: Path, folder: Path) -> None:
-        self._files, self._section, self._cache, self._folder = files, section, cache, folder
-        self._counts = _Counts()
-        self._boilerplate = Boilerplate({}, 1)
-        self._masks = section.personal_data == "mask"
-        self._n_lines_removed = 0
-        self._main_language = ""
-        self._ids: dict[str, int] = {}
-        self._written: list[tuple[int, int, str]] = []  # offset and length of a row, and the document's name
-        self._finder = CopyFinder(section.near_duplicates, self._words_of)
-        self._per_file = Counter[str]()
-        self._rows: IO[bytes]
+    heap: Sequence[HeapFile]
+    section: DocumentsSection
+    folder: Path
+    found: list[_Found] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    omitted: list[dict[str, Any]] = field(default_factory=list)
+    boilerplate: dict[str, list[str]] = field(default_factory=dict)
+    ids: Counter[str] = field(default_factory=Counter)
 
     def write(self) -> dict[str, Any]:
         """Write the files; return the counts of the manifest. Raises `DiskError` if a file cannot be read or written."""
-        self._boilerplate = self._count_lines()
-        with ExitStack() as stack:
-            self._rows = stack.enter_context(atomic_file(self._folder / "documents.jsonl", "w+b"))
-            self._write_skipped = stack.enter_context(open_jsonl(self._folder / "skipped.jsonl"))
-            self._write_line = stack.enter_context(open_jsonl(self._folder / "files.jsonl"))
-            self._write_copy = stack.enter_context(open_jsonl(self._folder / "duplicates.jsonl"))
-            progress = stack.enter_context(Progress("writing", len(self._files), "files"))
-            for heap_file in self._files:
-                self._per_file = Counter[str]()
-                self._write_file(heap_file)
-                numbers = {key: self._per_file[key] for key in ("documents", "copies", "skipped")}
-                self._write_line(
-                    {"file": heap_file.file.name, "bytes": heap_file.file.size, "sha256": heap_file.sha256, **numbers}
-                )
-                progress.advance()
-        rows = (
-            {
-                "line": self._masked(line),
-                "kept_in": names[0],
-                "documents": len(names) - 1,
-                "left_out_of": names[1 : _MOST_NAMES + 1],
-            }
-            for line, names in sorted(self._boilerplate.lines.values(), key=lambda entry: (-len(entry[1]), entry[0]))
-            if len(names) > 1
-        )
-        n_lines = write_jsonl(self._folder / "boilerplate.jsonl", rows)
-        return self._manifest_counts(n_lines)
-
-    def _count_lines(self) -> Boilerplate:
-        """Read all records once; return the lines that many documents share, and find the heap's language."""
-        import numpy as np
-
-        lines, languages = [], Counter[str]()
-        seen = set[str]()
-        for heap_file in self._files:
-            for parsed in read_record(self._cache, heap_file.key) if heap_file.key else ():
-                if parsed.document is not None and parsed.facts["text"] not in seen:
-                    seen.add(parsed.facts["text"])
-                    languages[parsed.facts["language"]] += 1
-                    lines.append(np.frombuffer(unpacked(parsed.facts["lines"]), np.uint64))
-        code, n = languages.most_common(1)[0] if languages else ("", 0)
-        self._main_language = code if n >= _MAIN_LANGUAGE * languages.total() else ""
-        return count_lines(lines, self._section.boilerplate)
-
-    def _write_file(self, heap_file: HeapFile) -> None:
-        name, counts = heap_file.file.name, self._counts
-        counts.bytes += heap_file.file.size
-        if heap_file.link_to:
-            self._copy(name, heap_file.link_to, "link", 1.0, [])
-            return
-        if heap_file.fault:
-            self._skip(name, "", heap_file.fault, left_out=heap_file.file.left_out)
-            return
-        for parsed in read_record(self._cache, heap_file.key):
-            if parsed.document is None:
-                self._skip(name, parsed.location, parsed.fault)
-            else:
-                self._write_document(name, parsed, parsed.document)
-        if self._per_file["documents"] + self._per_file["copies"]:
-            counts.read_files += 1
-            counts.kinds[Path(name).suffix.lower() or "no suffix"] += 1
-        elif not self._per_file["skipped"]:
-            self._skip(name, "", "holds no documents.")
-
-    def _copy(self, dropped: str, original: str, kind: str, overlap: float, new: Sequence[str]) -> None:
-        self._per_file["copies"] += 1
-        self._counts.duplicates[kind] += 1
-        words = {"words_only_here": [self._masked(word) for word in new]} if new else {}
-        self._write_copy({"dropped": dropped, "kept": original, "how": kind, "overlap": round(overlap, 3), **words})
-
-    def _skip(self, name: str, location: str, fault: str, *, left_out: bool = False) -> None:
-        self._per_file["skipped"] += 1
-        reason = reason_of(fault)
-        if left_out:
-            self._counts.left_out += 1
-        else:
-            self._counts.skipped[reason] += 1
-        row = {"file": name, "where": name + location, "reason": reason, "detail": fault, "left_out": left_out}
-        self._write_skipped(row)
-
-    def _write_document(self, name: str, parsed: Parsed, document: Document) -> None:
-        facts, location = parsed.facts, name + parsed.location
-        edits = self._boilerplate.cuts(location, document.text)
-        text, meta = edited(document.text, edits, document.meta)
-        self._n_lines_removed += len(edits)
-        if self._masks and facts["personal"]:
-            masks = mask_edits(text, self._section.phone_region)
-            text, meta = edited(text, masks, meta)
-            edits = [*edits, *masks]
-        if not text.strip():
-            self._skip(name, parsed.location, "nothing but lines that many documents share.")
-            return
-        exact, sketch, n_words = facts["text"], unpacked(facts["sketch"]), facts["words"]
-        if edits:
-            words = word_hashes(text)
-            exact, sketch, n_words = text_hash(text), min_hash(words), len(words)
-        copy = self._finder.find(exact, sketch, lambda: word_hashes(text))
-        if copy is not None:
-            new = [] if copy.kind == "exact" else only_words(text, self._text_of(copy.original))
-            self._copy(location, self._written[copy.original][2], copy.kind, copy.overlap, new)
-            return
-        self._write_repeats(location, facts)
-        licence = meta.get("licence") or meta.get("license") or self._section.licence
-        extra = {"language": facts["language"], "personal_data": facts["personal"], "licence": licence}
-        row = {
-            "id": self._id(name, parsed), "title": self._masked(Path(name).stem if facts["named"] else document.title),
-            "text": text,
-            "source": location if document.source in ("", parsed.location) else self._masked(document.source),
-            "meta": {**meta, **{key: value for key, value in extra.items() if value}},
+        self._find()
+        self._find_copies()
+        kept = [found for found in self.found if found.copy is None]
+        self._find_boilerplate(kept)
+        n_words = Counter[str]()
+        write_jsonl(self.folder / "documents.jsonl", self._rows(kept, n_words))
+        per_file = {
+            "documents": Counter(found.file for found in kept), "skipped": Counter(row["number"] for row in self.skipped),
+            "copies": Counter(found.file for found in self.found if found.copy is not None),
         }  # fmt: skip
-        number = len(self._written)
-        self._finder.add(number, exact, sketch)
-        data = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        start = self._rows.seek(0, 2)
-        self._rows.write(data)
-        self._written.append((start, len(data), location))
-        self._count(number, location, parsed, n_words, len(text), str(licence or ""))
+        files = [
+            {"file": file.found.name, "bytes": file.found.size, "sha256": file.sha256,
+             **{key: numbers[number] for key, numbers in per_file.items()}} for number, file in enumerate(self.heap)
+        ]  # fmt: skip
+        write_jsonl(self.folder / "files.jsonl", files)
+        left = [{key: value for key, value in row.items() if key != "number"} for row in self.skipped]
+        write_jsonl(self.folder / "skipped.jsonl", left)
+        lines = [
+            {"dropped": f"{len(names) - 1:,} documents", "kept": names[0], "how": "line", "line": line}
+            for line, names in self.boilerplate.items() if len(names) > 1
+        ]  # fmt: skip
+        write_jsonl(self.folder / "duplicates.jsonl", [*self.omitted, *lines])
+        read = {found.file for found in self.found}
+        repeats = [found.facts["n_repeats"] for found in kept if found.facts["n_repeats"] and not found.facts["log"]]
+        copies = Counter(found.copy.kind for found in self.found if found.copy is not None)
+        n_left_out = sum(row["left_out"] for row in self.skipped)
+        return {
+            "n_files": len(self.heap), "n_read": len(read), "n_documents": n_words["documents"],
+            "n_words": n_words["words"], "n_bytes": sum(file.found.size for file in self.heap),
+            "kinds": _ranked(Path(self.heap[number].found.name).suffix.lower() or "no suffix" for number in read),
+            "languages": _ranked(found.facts["language"] for found in kept),
+            "skipped": len(self.skipped) - n_left_out, "left_out": n_left_out,
+            "duplicates": {kind: copies[kind] for kind in ("exact", "near")},
+            "repeats": {"documents": len(repeats), "passages": sum(repeats)},
+            "logs": {self._name(found): found.facts["n_repeats"] for found in kept if found.facts["log"]},
+            "boilerplate": {"lines": len(lines), "removed": sum(map(len, self.boilerplate.values())) - len(self.boilerplate)},
+        }  # fmt: skip
 
-    def _id(self, name: str, parsed: Parsed) -> str:
+    def _name(self, found: _Found) -> str:
+        return self.heap[found.file].found.name + found.location
+
+    def _find(self) -> None:
+        """Read all records once. Raises `InputError` for the first fault if the recipe is strict."""
+        for number, file in enumerate(self.heap):
+            name = file.found.name
+            for start, n_bytes, parsed in file.read():
+                if parsed.document is not None:
+                    date = _date(name, parsed.document, file.found.mtime)
+                    self.found.append(_Found(number, start, n_bytes, parsed.location, date, parsed.facts))
+                elif self.section.strict and not file.found.left_out:
+                    raise InputError(f"{file.found.path}{parsed.location}: {parsed.fault}")
+                else:
+                    self._skip(number, parsed.location, parsed.fault)
+
+    def _skip(self, number: int, location: str, fault: str) -> None:
+        file = self.heap[number].found
+        where = file.name + location
+        self.skipped.append(
+            {"number": number, "file": file.name, "where": where, "detail": fault, "left_out": file.left_out}
+        )
+
+    def _find_copies(self) -> None:
+        """Mark each document that is a copy of one of the same day, or a newer one."""
+        finder = CopyFinder(self.section.near_duplicates, lambda number: self._document(self.found[number]).text)
+        newest_first = sorted(range(len(self.found)), key=lambda number: self.found[number].date, reverse=True)
+        for number in newest_first:
+            facts = self.found[number].facts
+            self.found[number].copy = finder.find(number, facts["exact"], bytes.fromhex(facts["sketch"]))
+        for found in self.found:
+            if found.copy is not None:
+                kept = self.found[found.copy.kept]
+                near = found.copy.kind == "near"
+                words = only_words(self._document(found).text, self._document(kept).text) if near else []
+                self.omitted.append(
+                    {"dropped": self._name(found), "kept": self._name(kept), "how": found.copy.kind,
+                     "overlap": round(found.copy.overlap, 3), **({"words_only_here": words} if words else {})}
+                )  # fmt: skip
+            elif found.facts["n_repeats"]:
+                name, how = self._name(found), "line of a log" if found.facts["log"] else "passage"
+                self.omitted.append({"dropped": name, "kept": name, "how": how, "passages": found.facts["n_repeats"]})
+
+    def _document(self, found: _Found) -> Document:
+        with open_to_read(self.heap[found.file].record) as file:
+            file.seek(found.start)
+            document = parsed_of(file.read(found.n_bytes)).document
+        assert document is not None
+        return document
+
+    def _find_boilerplate(self, kept: Sequence[_Found]) -> None:
+        """Find the lines that many documents share."""
+        least = max(_LEAST_SHARING, round((self.section.boilerplate or 1) * len(kept)))
+        if self.section.boilerplate is None or len(kept) < least:
+            return
+        counts = Counter[str]()
+        for found in kept:
+            counts.update({line for line, _ in shared_lines(self._document(found).text)})
+        self.boilerplate = {line: [] for line, n in counts.items() if n >= least}
+
+    def _cuts(self, name: str, text: str) -> list[Edit]:
+        """Return the edits that take lines out of a document that an earlier one has; the first one keeps them."""
+        edits = []
+        for line, (start, end) in shared_lines(text) if self.boilerplate else ():
+            names = self.boilerplate.get(line)
+            if names is None or name in names[:1]:
+                continue
+            names.append(name)
+            if len(names) > 1:
+                edits.append((start, min(end + 1, len(text)), ""))
+        return edits
+
+    def _rows(self, kept: Sequence[_Found], n: Counter[str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of documents.jsonl; count them and their words in `n`."""
+        with Progress("writing", len(kept), "documents") as progress:
+            for found in kept:
+                document, name = self._document(found), self._name(found)
+                text, meta = edited(document.text, self._cuts(name, document.text), document.meta)
+                progress.advance()
+                if not text.strip():
+                    self._skip(found.file, found.location, "nothing but lines that many documents share.")
+                    continue
+                n.update(documents=1, words=found.facts["words"])
+                licence = meta.get("licence") or meta.get("license") or self.section.licence
+                extra = {"language": found.facts["language"], "licence": licence}
+                yield {
+                    "id": self._id(found, document),
+                    "title": Path(self.heap[found.file].found.name).stem if found.facts["named"] else document.title,
+                    "text": text, "source": name if document.source in ("", found.location) else document.source,
+                    "meta": {**meta, **{key: value for key, value in extra.items() if value}},
+                }  # fmt: skip
+
+    def _id(self, found: _Found, document: Document) -> str:
         """Return the id of a document: a row's own, else the file's name (with the member's) and a hash of the text.
 
         Without the number of a line, which a row that is put in before it changes. An id that is taken gets a number.
         """
-        document = parsed.document
-        member = parsed.location if parsed.location.startswith("/") else ""
-        identity = (document and document.id) or f"{name}{re.sub(r':.*', '', member)}#{parsed.facts['text'][:10]}"
-        if document and document.id and identity in self._ids:
+        name = self.heap[found.file].found.name
+        member = re.sub(r":.*", "", found.location) if found.location.startswith("/") else ""
+        identity = document.id or f"{name}{member}#{found.facts['exact'][:10]}"
+        if document.id and identity in self.ids:
             identity = f"{name}#{identity}"
-        self._ids[identity] = self._ids.get(identity, 0) + 1
-        return identity if self._ids[identity] == 1 else f"{identity}-{self._ids[identity]}"
-
-    def _write_repeats(self, location: str, facts: Mapping[str, Any]) -> None:
-        if facts["n_repeats"]:
-            self._counts.repeats["documents"] += 1
-            self._counts.repeats["passages"] += facts["n_repeats"]
-            first = [[self._masked(text), alike] for text, alike in facts["repeats"]]
-            self._write_copy(
-                {
-                    "dropped": location,
-                    "kept": location,
-                    "how": "passage",
-                    "passages": facts["n_repeats"],
-                    "first": first,
-                }
-            )
-
-    def _count(self, number: int, location: str, parsed: Parsed, n_words: int, n_characters: int, licence: str) -> None:
-        counts, facts = self._counts, parsed.facts
-        self._per_file["documents"] += 1
-        counts.documents += 1
-        counts.words += n_words
-        counts.characters += n_characters
-        counts.languages[facts["language"]] += 1
-        counts.licences[licence] += 1
-        counts.personal_data.update(facts["personal"])
-        counts.with_personal.update(facts["personal"].keys())
-        _push(counts.largest, (n_words, -number, location))
-        reasons = self._strangeness(facts)
-        if reasons:
-            _push(
-                counts.strangest,
-                (sum(weight for weight, _ in reasons), -number, location, "; ".join(text for _, text in reasons)),
-            )
-
-    def _strangeness(self, facts: Mapping[str, Any]) -> list[tuple[float, str]]:
-        """Return (weight, reason) of each respect in which a document is unlike text, or unlike the others."""
-        reasons = []
-        if facts["others"] > _MANY_OTHERS:
-            reasons.append((facts["others"] / _MANY_OTHERS, f"{facts['others']:.0%} of its characters are no letters"))
-        if facts["longest"] >= _LONG:
-            reasons.append((1 + min(facts["longest"] / 1000, 1), f"a word of {facts['longest']:,} characters"))
-        before, after = facts["characters"]
-        if facts["n_repeats"] > _MOST_REPEATS:
-            lost = 1 - after / max(1, before)
-            reasons.append((1 + lost, f"{facts['n_repeats']:,} repeated lines or passages, {lost:.0%} of it"))
-        if self._main_language and facts["language"] not in (self._main_language, ""):
-            reasons.append((1.0, f"its language is {facts['language']}, that of most others {self._main_language}"))
-        return reasons
-
-    def _masked(self, text: str) -> str:
-        return edited(text, mask_edits(text, self._section.phone_region), {})[0] if self._masks else text
-
-    def _text_of(self, number: int) -> str:
-        start, length, _ = self._written[number]
-        self._rows.seek(start)
-        return str(json.loads(self._rows.read(length))["text"])
-
-    def _words_of(self, number: int) -> Any:
-        return word_hashes(self._text_of(number))
-
-    def _manifest_counts(self, n_lines: int) -> dict[str, Any]:
-        counts = self._counts
-        personal = {kind: [counts.with_personal[kind], n] for kind, n in sorted(counts.personal_data.items())}
-        return {
-            "n_files": len(self._files), "n_read": counts.read_files, "n_documents": counts.documents,
-            "n_words": counts.words, "n_characters": counts.characters, "n_bytes": counts.bytes,
-            "kinds": dict(counts.kinds.most_common()), "languages": dict(counts.languages.most_common()),
-            "licences": {name: n for name, n in counts.licences.most_common() if name},
-            "skipped": dict(counts.skipped.most_common()), "left_out": counts.left_out,
-            "duplicates": {kind: counts.duplicates[kind] for kind in ("exact", "near", "link")},
-            "repeats": {kind: counts.repeats[kind] for kind in ("documents", "passages")},
-            "boilerplate": {"lines": n_lines, "removed": self._n_lines_removed},
-            "personal_data": personal, "masked": self._masks,
-            "largest": [[location, n] for n, _, location in sorted(counts.largest, reverse=True)],
-            "strangest": [[location, reason] for _, _, location, reason in sorted(counts.strangest, reverse=True)],
-        }  # fmt: skip
+        self.ids[identity] += 1
+        return identity if self.ids[identity] == 1 else f"{identity}-{self.ids[identity]}"
 
 
-def _push(heap: list[Any], item: Any) -> None:
-    """Keep the largest few."""
-    heapq.heappush(heap, item)
-    if len(heap) > _MOST_KEPT:
-        heapq.heappop(heap)
+def _date(name: str, document: Document, mtime: float) -> str:
+    """Return the date of a document: that in the file's name, else the one inside, else that of its last change."""
+    match = _DATE_IN_NAME.search(Path(name).name)
+    if match:
+        return "-".join(filter(None, match.groups()))
+    stated = str(document.meta.get("date", ""))[:10]
+    return stated if re.fullmatch(r"(?:19|20)\d\d-\d\d-\d\d", stated) else day_of(mtime)
+
+
+def _ranked(values: Iterator[str]) -> dict[str, int]:
+    return dict(Counter(values).most_common())
