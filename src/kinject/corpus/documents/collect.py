@@ -23,7 +23,6 @@ from kinject.corpus.documents.files import FoundFile, find_files, heap_name
 from kinject.corpus.documents.parse import Parsed, Parsing, readers_version, record_path, write_record
 from kinject.corpus.documents.readers import ReadOptions
 from kinject.corpus.documents.write import HeapFile, HeapWriter, day_of
-from kinject.language.detect import language_name
 from kinject.disk import (
     check_output,
     content_id,
@@ -35,6 +34,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import DiskError, InputError
+from kinject.language.detect import language_name
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from kinject.corpus.documents.copies import edited, min_hash, repeats, text_hash, word_hashes
 from kinject.corpus.documents.files import shown
 from kinject.corpus.documents.readers import ReadOptions, read_file
-from kinject.language.detect import detect_language, guess_language
 from kinject.disk import atomic_file, content_id, open_to_read
 from kinject.errors import InputError, KinjectError
+from kinject.language.detect import detect_language, guess_language
 from kinject.process import is_shortage
 from kinject.types import Document
 
