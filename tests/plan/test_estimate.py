@@ -125,7 +125,6 @@ def test_each_technique_moves_the_part_that_it_is_for() -> None:
     assert part("logits", fused=False) > 0
     assert part("logits", fused=False, loss_tile=64) == 0  # a layer of the backward pass is the fuller moment
     assert part("weights", copies=1) == whole.weights + n_bytes
-    assert part("weights", teacher=True) == whole.weights + n_bytes
     squares = 3 * (6 * 64**2 + 160**2)  # a basis of half the directions for the inputs of each matrix of three layers
     assert part("optimizer", projected=True) == whole.optimizer + 2 * squares
     assert part("host", optim="paged_adamw_8bit") > 0
