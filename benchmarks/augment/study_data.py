@@ -1,4 +1,4 @@
-"""The data of recipes/studies/natural-facts.yaml: one writer's texts, kept by four rules, and probes that know the planted errors.
+"""The data of recipes/studies/natural-facts.yaml: a writer's texts, kept by four rules; probes that know the planted errors.
 
     python benchmarks/augment/study_data.py ../shared/data/seal runs/facts [--documents 24]
 
