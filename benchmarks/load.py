@@ -181,10 +181,9 @@ def inference(n: int, folder: Path, style: str) -> Work:
 
 def report(n: int, folder: Path, style: str) -> Work:
     """`n` training runs, three seeds an arm, with 200 answers each: a study's scores, questions, pages and figures."""
-    from kinject.corpus.questions import read_questions
     from kinject.report.files import write_report
     from kinject.results import Cost, Report
-    from kinject.study.analysis import question_results, summarize_arms
+    from kinject.study.analysis import summarize_arms
     from kinject.study.arms import BASE, Arm, arm_infos
     from kinject.study.records import Records
 
@@ -200,7 +199,6 @@ def report(n: int, folder: Path, style: str) -> Work:
         (folder_of_run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
 
     def work() -> int:
-        questions = {"new": read_questions(folder / "questions.jsonl")}
         arms = [Arm(name, "model", "", "augmented", {}, "", "", "", None, False, seeds) for name in names]
         records = Records(("sum",))
         for name, seed in runs:
@@ -210,7 +208,7 @@ def report(n: int, folder: Path, style: str) -> Work:
         logs = [("model", name, seed, f"runs/{name}/{seed}/log.jsonl") for name, seed in runs if name != BASE]
         result = Report(
             kind="study", title="Load", seeds=seeds, models=("model",), arms=arm_infos(arms), results=tuple(results), sweeps=(),
-            choices=(), claims=(), costs=tuple(costs), questions=tuple(question_results(records, arms, questions, {})),
+            choices=(), claims=(), costs=tuple(costs),
             exposures=(), failures=(), logs=tuple(logs), notes=(), commands=(), versions={}, seconds=1.0,
         )  # fmt: skip
         write_report(folder, result)

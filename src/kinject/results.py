@@ -301,9 +301,7 @@ class Choice:
     """A hyperparameter chosen on validation questions before any test question was read.
 
     `key` is the recipe key, or ``k``. `candidates` are (value, accuracy on validation questions, their number); `at_edge`:
-    the best lies at an end of the grid; `best_on_test` is the value that the test questions would have chosen (None where
-    the test was not asked with each). It is only shown, never used. `inherited_by` names the other arms that took the value
-    over.
+    the best lies at an end of the grid. `inherited_by` names the other arms that took the value over.
     """
 
     model: str
@@ -313,7 +311,6 @@ class Choice:
     candidates: tuple[tuple[Any, float, int], ...]
     chosen: Any
     at_edge: bool
-    best_on_test: Any | None = None
     inherited_by: tuple[str, ...] = ()
 
 
@@ -365,20 +362,6 @@ class Cost:
     written_tokens: int = 0
     teacher_tokens: int = 0
     work_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionResult:
-    """One question with the fraction of seeds that answered it correctly, by arm (without context, and with the chosen K)."""
-
-    question_set: str
-    question_id: str
-    subject: str
-    question: str
-    choices: tuple[str, ...]
-    answer: int
-    fraction_correct: dict[str, float]
-    answers: tuple[str, ...] = ()  # the accepted texts of an open question
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +435,6 @@ class Report(Tabular):
     choices: tuple[Choice, ...] = ()
     claims: tuple[Claim, ...] = ()
     costs: tuple[Cost, ...] = ()
-    questions: tuple[QuestionResult, ...] = ()
     exposures: tuple[ExposureBin, ...] = ()
     failures: tuple[Failure, ...] = ()
     scaling: Scaling | None = None

@@ -20,7 +20,6 @@ from kinject.results import (
     Cost,
     ExposureBin,
     Failure,
-    QuestionResult,
     Report,
     Sweep,
     SweepPoint,
@@ -157,20 +156,6 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
     return curves, arms, scores
 
 
-def _questions(right: Mapping[tuple[str, str], Right]) -> list[QuestionResult]:
-    lines = []
-    for name, (_, n) in SETS.items():
-        fractions = {arm: by_question(rows) for (of, arm), rows in right.items() if of == name}
-        lines += [
-            QuestionResult(
-                name, f"{name}-{index:04}", "people", f"Where was person {index} of {name} born?",
-                ("Arvo", "Belin", "Corda", "Dunmar"), index % 4, {arm: by_id[index] for arm, by_id in fractions.items()},
-            )
-            for index in range(n)
-        ]  # fmt: skip
-    return lines
-
-
 CLAIMS = (
     Claim("paraphrases", "paraphrases beat the same number of steps on the originals", "shown",
           "ft-par 87.1%, repeated 71.2% on new: +15.9 points (+11.0 to +20.4)", 0.159, 0.11, 0.204, 0.00005, 0.0003,
@@ -186,7 +171,7 @@ CLAIMS = (
 )  # fmt: skip
 CHOICES = (
     Choice("sandbox", "trainer.learning_rate", "ft-par", "new",
-           ((1e-4, 0.46, 120), (5e-4, 0.79, 120), (1e-3, 0.88, 120), (3e-3, 0.86, 120)), 1e-3, False, 3e-3),
+           ((1e-4, 0.46, 120), (5e-4, 0.79, 120), (1e-3, 0.88, 120), (3e-3, 0.86, 120)), 1e-3, False),
     Choice("sandbox", "k", "base", "new", ((1, 0.95, 120), (2, 0.7, 120), (3, 0.61, 120), (4, 0.56, 120), (5, 0.5, 120)),
            1, True),
 )  # fmt: skip
@@ -244,7 +229,7 @@ def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) 
         "description": "Base, retrieval, training on originals and on paraphrases, with controls. Ten minutes on two cores.",
         "seeds": SEEDS[:n_seeds], "models": ("sandbox",), "arms": (*arms, *curve_arms),
         "results": (*scores, *curve_scores), "sweeps": tuple(curves), "choices": CHOICES, "claims": CLAIMS,
-        "costs": _costs(arms[:-1], n_seeds), "questions": tuple(_questions(right)), "exposures": _exposures(),
+        "costs": _costs(arms[:-1], n_seeds), "exposures": _exposures(),
         "failures": (
             Failure("ft-syn", "sandbox", None, "augment", "endpoint refused: HTTP 401 (wrong key)", "stages/9/stage.log"),
         ),
@@ -286,7 +271,7 @@ def make_paper_study() -> Report:
     )  # fmt: skip
     return make_study(
         title="Fine-tuning or retrieval? The paper's tables", models=tuple(PAPER_MODELS), arms=arms, results=tuple(scores),
-        sweeps=(), choices=(), claims=(), costs=_costs(arms, 3), questions=(), exposures=(), failures=(),
+        sweeps=(), choices=(), claims=(), costs=_costs(arms, 3), exposures=(), failures=(),
     )  # fmt: skip
 
 
@@ -299,7 +284,7 @@ def make_small(**changes: Any) -> Report:
         if score.arm in ("base", "ft-par") and score.question_set != "reverse" and score.k < 2 and score.role != "baseline"
     )  # fmt: skip
     fields: dict[str, Any] = {
-        "title": "Small", "arms": arms, "results": scores, "sweeps": (), "choices": (), "claims": (), "questions": (),
+        "title": "Small", "arms": arms, "results": scores, "sweeps": (), "choices": (), "claims": (),
         "costs": (), "exposures": (), "failures": (), "notes": (),
     }  # fmt: skip
     return replace(whole, **(fields | changes))

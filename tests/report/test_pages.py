@@ -129,7 +129,7 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     whole = make_study(n_seeds=1)
     few = ("base", "ft-par")
     result = replace(
-        whole, arms=tuple(arm for arm in whole.arms if arm.name in few), questions=whole.questions[:20],
+        whole, arms=tuple(arm for arm in whole.arms if arm.name in few),
         results=tuple(score for score in whole.results if score.arm in few and score.k < 2 and score.role != "baseline"),
         sweeps=whole.sweeps[:1], costs=(), exposures=(),
     )  # fmt: skip

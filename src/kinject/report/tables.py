@@ -192,11 +192,10 @@ def choices_table(view: View) -> TableBlock:
     lines = []
     for choice in view.report.choices:
         grid = ", ".join(f"{_value(value)}: {100 * rate:.1f}" for value, rate, _ in choice.candidates)
-        best = "" if choice.best_on_test is None else _value(choice.best_on_test)
         chosen = Cell(_value(choice.chosen), "", "end of the grid" if choice.at_edge else "")
         arm = format_name(choice.arm) + (f", {format_name(choice.model)}" if view.several_models else "")
-        lines.append(line(format_name(choice.key), arm, format_name(choice.question_set), grid, chosen, best))
-    columns = ("key", "arm", "validation set", "value: rate in %", "chosen", "best on test (not used)")
+        lines.append(line(format_name(choice.key), arm, format_name(choice.question_set), grid, chosen))
+    columns = ("key", "arm", "validation set", "value: rate in %", "chosen")
     return without_empty_columns(TableBlock("", "", columns, tuple(lines), wordy=True))
 
 

@@ -24,7 +24,6 @@ from kinject.results import (
     ExposureBin,
     Failure,
     Outcome,
-    QuestionResult,
     Role,
     Scope,
     Sweep,
@@ -50,7 +49,6 @@ from kinject.study.arms import BASE, RAG, Arm, value_label
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
-from kinject.types import Question
 
 _FEWEST_VALUES = 3
 """Different values of the doubled quantity that a line needs: any two points lie on a line."""
@@ -335,29 +333,6 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records)
             why, log = "diverged: no question has a score", str(run.evaluations[-1].folder / LOG)
             failures.append(Failure(run.arm.name, run.arm.model, run.seed, "eval", why, log))
     return failures
-
-
-def question_results(
-    records: Records, arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]], chosen_k: Mapping[Any, int]
-) -> list[QuestionResult]:
-    """Return each test question with the fraction of seeds that answered it correctly, by arm (on the first base model)."""
-    model = arms[0].model
-    columns: dict[str, dict[str, dict[str, float]]] = {}
-    for arm in (arm for arm in arms if arm.model == model):
-        for setting in records.headline_settings(arm.model, arm.name, chosen_k):
-            matrix = records.matrix(model, arm.name, setting)
-            label = f"{arm.name}{RAG}" if setting.k else arm.name
-            fractions = zip(matrix.question_ids, matrix.correct.mean(0), strict=True)
-            by_label = columns.setdefault(setting.question_set, {})
-            by_label[label] = {question_id: float(fraction) for question_id, fraction in fractions}
-    return [
-        QuestionResult(
-            name, question.id, question.subject, question.question, question.choices, question.answer,
-            {label: values[question.id] for label, values in columns.get(name, {}).items() if question.id in values},
-            question.answers,
-        )
-        for name, set_questions in questions.items() for question in set_questions
-    ]  # fmt: skip
 
 
 def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin]:

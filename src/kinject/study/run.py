@@ -31,7 +31,7 @@ from kinject.models import read_header
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.study_section import ClaimSection, StudySection
 from kinject.report.files import read_report, write_report
-from kinject.results import ArmResult, Choice, Claim, Report, Sweep, UnscoredResult, to_json
+from kinject.results import Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import (
     Evidence,
     Measures,
@@ -39,7 +39,6 @@ from kinject.study.analysis import (
     make_exposures,
     make_failures,
     make_scaling,
-    question_results,
     summarize_arms,
 )
 from kinject.study.arms import RAG, Arm, arm_infos, expand_arms, make_sweeps
@@ -349,9 +348,8 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_model_sources(section),
         arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
-        choices=tuple(_add_best_on_test(choice, results, study.prompt_format) for choice in study.choices),
+        choices=tuple(study.choices),
         claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status, study.judge)),
-        questions=tuple(question_results(records, arms, questions, study.chosen_k)) if arms else (),
         exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status, records)),
         unscored=tuple(
             UnscoredResult(
@@ -419,17 +417,6 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
         Evidence(records, model, *study.prompt_format, chosen_k, by_name, study.choices),
     )
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
-
-
-def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_format: tuple[str, int]) -> Choice:
-    """Return `choice` with the K that is best on the test questions. Other keys are not evaluated on test questions."""
-    key, (form, shots) = (choice.model, choice.arm, choice.question_set), prompt_format
-    k_results = [
-        result for result in results if choice.key == "k" and not result.subject and result.k and result.shots == shots
-        and (result.model, result.arm, result.question_set) == key and result.format == form
-    ]  # fmt: skip
-    candidates = [(result.k, result.accuracy, 1) for result in k_results]
-    return replace(choice, best_on_test=_best(candidates)) if candidates else choice
 
 
 def _notes(study: Study) -> list[str]:
