@@ -60,14 +60,14 @@ def test_an_input_that_cannot_be_used_as_a_whole_is_named_by_its_key_too(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "notes" / "old").mkdir(parents=True)
-    (here / "notes" / "old" / "a.xyz").write_text("x")
+    (here / "notes" / "old" / "a.xyz").write_text("\x01")
     recipe = (here / "recipe.yaml").read_text().replace("documents.jsonl", "notes/")
     (here / "recipe.yaml").write_text(recipe)
     assert main(["augment", "recipe.yaml"]) == 2
     message = capsys.readouterr().err.strip()
     first, second = message.splitlines()
     assert first == "notes: no document there can be read. (recipe.yaml:3: augment.documents)"
-    assert second.startswith("  old/a.xyz: found suffix '.xyz', can read ")
+    assert second.startswith("  old/a.xyz: found suffix '.xyz' and no text, can read ")
     (here / "rows.jsonl").write_text("{\n")
     assert main(["augment", "recipe.yaml", "augment.documents=rows.jsonl"]) == 2
     assert "augment.documents" not in capsys.readouterr().err  # the line of the file is enough

@@ -77,8 +77,8 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path: P
 
 
 def test_a_suffix_without_a_reader_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "a.foo").write_text("x")
-    with pytest.raises(InputError, match=r"a\.foo: found suffix '\.foo', can read .*\.csv, .*\.docx, .*\.htm, \.html"):
+    (tmp_path / "a.foo").write_text("\x01")
+    with pytest.raises(InputError, match=r"a\.foo: found suffix '\.foo' and no text, can read .*\.csv, .*\.docx"):
         list(read_documents(tmp_path))
 
 
@@ -92,28 +92,20 @@ def test_no_documents_is_an_error(tmp_path: Path) -> None:
         list(read_documents(tmp_path / "absent.jsonl"))
 
 
-def test_a_folder_with_what_is_no_file_is_refused_by_its_name_and_links_to_folders_are_read(tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "b.txt").write_text("Linked.")
+def test_strict_names_what_is_no_file_in_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
-    (folder / "sub").mkdir(parents=True)
+    folder.mkdir()
     (folder / "a.txt").write_text("First.")
-    (folder / "link").symlink_to(tmp_path / "outside")
-    (folder / "sub" / "c.txt").write_text("Last.")
-    assert [document.text for document in read_documents(folder)] == ["First.", "Linked.", "Last."]
-    (folder / "sub" / "again").symlink_to(folder)
-    strict = DocumentsSection(strict=True)
-    assert len(list(read_documents(folder))) == 3
-    with pytest.raises(InputError, match=r"again: a link to a folder that it lies in"):
-        list(read_documents(folder, strict))
-    (folder / "sub" / "again").unlink()
-    os.mkfifo(folder / "sub" / "b.txt")
-    with pytest.raises(InputError, match=r"sub/b\.txt: found a pipe, expected a file"):
-        list(read_documents(folder, strict))
-    (folder / "sub" / "b.txt").unlink()
-    (folder / "sub" / "b.txt").symlink_to("nowhere")
-    with pytest.raises(InputError, match=r"sub/b\.txt: cannot be read: No such file"):
-        list(read_documents(folder, strict))
+    strict, odd = DocumentsSection(strict=True), folder / "b.txt"
+    for make, message in (
+        (lambda: odd.symlink_to(tmp_path), "a link to a folder"), (lambda: os.mkfifo(odd), "found a pipe, expected a file"),
+        (lambda: odd.symlink_to("nowhere"), "cannot be read: No such file"),
+    ):  # fmt: skip
+        make()
+        assert [document.text for document in read_documents(folder)] == ["First."]
+        with pytest.raises(InputError, match=rf"b\.txt: {message}"):
+            list(read_documents(folder, strict))
+        odd.unlink()
 
 
 def test_the_root_of_the_file_system_is_refused_at_once(tmp_path: Path) -> None:

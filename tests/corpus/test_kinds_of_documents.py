@@ -12,6 +12,7 @@ from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
+import pypdf
 import pytest
 
 from kinject.corpus.documents.readers import KINDS, ReadOptions, kind_of, read_file, reader_of
@@ -51,6 +52,15 @@ def test_every_kind_has_a_reader() -> None:
         assert callable(reader_of(name))
 
 
+def test_text_has_any_suffix_and_front_matter_is_meta() -> None:
+    for name in ("README.Debian", "ssh.1"):
+        assert only(name, "Grüße aus Arvika.".encode()).text == "Grüße aus Arvika."
+    page = only("a.md", b"---\ntitle: Leave\nauthor: Mara\ndate: 2026-05-01\n---\n\n# Days\n\n30 days.\n")
+    assert (page.title, page.text, page.meta["author"]) == ("Leave", "# Days\n\n30 days.\n", "Mara")
+    for text in ("---\nno mapping\n---\nText.", "---\n[: a\n---\nText.", "---\n\nText."):
+        assert only("a.md", text.encode()).text == text
+
+
 @pytest.mark.parametrize("name", ["docx", "xlsx", "html"])
 def test_cells_of_tables_stand_under_their_headers(name: str) -> None:
     make = load_benchmark("documents/readers.py")
@@ -81,7 +91,7 @@ def test_the_content_decides_what_a_file_is_and_then_its_name(name: str, head: b
     ("name", "head", "reason"),
     [
         ("a.docx", b"\xd0\xcf\x11\xe0", "before 2007, or one locked with a password"), ("a.txt", b"GIF89a\0", "an image (GIF)"),
-        ("a.xyz", b"hello", "found suffix '.xyz', can read"), ("a.docx", b"hello", "not a readable DOCX: it holds plain text"),
+        ("a.xyz", b"hello\x01", "suffix '.xyz' and no text"), ("a.docx", b"hello", "not a readable DOCX: it holds plain text"),
         ("a.txt", b"\0\1\2\3" * 9, "bytes that are no text"), ("a.xml", b"<svg xmlns='x'>", "a drawing"),
         ("a.xml", b"<feed>", "XML whose root is <feed>"), (".DS_Store", b"\0\0\0\1Bud1", "macOS's Finder"),
     ],
@@ -366,6 +376,22 @@ TEXT = [
     "carries the road from the mill to the market over", "the river. Every morning the first cart crosses it",
     "before the sun is up. In winter the ice is broken.",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("user", "message"), [("", ""), ("secret", "locked: the PDF needs a password")])
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-256"])
+def test_an_encrypted_pdf_is_read_unless_it_needs_a_password(user: str, message: str, algorithm: str) -> None:
+    plain = pdf_of("BT /F1 12 Tf 72 720 Td (The ferry of Arvika.) Tj ET")
+    writer = pypdf.PdfWriter(io.BytesIO(plain))
+    writer.add_metadata({"/Title": "(anonymous)"})
+    writer.encrypt(user, "owner", algorithm=algorithm)
+    data = io.BytesIO()
+    writer.write(data)
+    if message:
+        assert message in fault("a.pdf", data.getvalue())
+    else:
+        document = only("a.pdf", data.getvalue())
+        assert (document.text, document.title) == (only("a.pdf", plain).text, only("a.pdf", plain).title)
 
 
 @pytest.mark.parametrize("ruled", [True, False])

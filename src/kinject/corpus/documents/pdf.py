@@ -44,7 +44,9 @@ _LIGATURES = str.maketrans({
     "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": "", "\u00a0": " ",
 })  # fmt: skip
 _NO_TITLE = re.compile(
-    r"^(?:untitled|microsoft word|powerpoint|.*\.(?:docx?|pdf|tex|dvi|indd|qxd|html?|pptx?)$)", re.IGNORECASE
+    r"^(?:untitled|\(?(?:anonymous|unspecified)\)?$|microsoft word|powerpoint"
+    r"|.*\.(?:docx?|pdf|tex|dvi|indd|qxd|html?|pptx?)$)",
+    re.IGNORECASE,
 )
 
 
@@ -65,6 +67,7 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     pypdf, pdfium = import_extra("pypdf", path), import_extra("pypdfium2", path)
     data = read_bytes(path, options.largest, stream)
     fix = "Print it to a new PDF, or take it out."
+    data = _unlocked(path, data, pdfium)
     meta = _check(path, data, pypdf, fix)
     location = path
     pages: list[list[Box]] = []
@@ -99,15 +102,31 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     )  # fmt: skip
 
 
+def _unlocked(path: Path, data: bytes, pdfium: Any) -> bytes:
+    """Return a PDF without encryption, of whichever kind. Raises `InputError` if it needs a password."""
+    if b"/Encrypt" not in data:
+        return data
+    try:
+        document = pdfium.PdfDocument(data)
+    except pdfium.PdfiumError as error:
+        if "password" in str(error).lower():
+            raise InputError(f"{path}: locked: the PDF needs a password. Save a copy without one.") from error
+        return data  # damaged: the check says where
+    plain = io.BytesIO()
+    try:
+        document.save(plain, flags=pdfium.raw.FPDF_REMOVE_SECURITY)
+    finally:
+        document.close()
+    return plain.getvalue()
+
+
 def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
-    """Return title, author and date. Raises `InputError` if a PDF is locked, or needs far too much work for its pages. A
+    """Return title, author and date. Raises `InputError` if a PDF needs far too much work for its pages. A
     form may draw others twice, and they others: the unpacked bytes of all of them are counted before anything is drawn.
     """
     location = Path(f"{path}: page 1")
     with library_errors(location, "PDF", fix):
         reader = pypdf.PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise InputError(f"{path}: locked: the PDF needs a password. Save a copy without one.")
         number_of_pages = len(reader.pages)
     n_bytes = 0
     known: dict[Any, int] = {}

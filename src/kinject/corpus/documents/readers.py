@@ -21,6 +21,7 @@ HEAD = 16_384
 """The bytes of a file's beginning from which its kind is found."""
 _MOST_ERRORS = 1_000
 """Documents of one file that cannot be read, before the rest of it is left unread."""
+_NO_TEXT = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -203,12 +204,18 @@ def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
         raise InputError(
             f"{path}: found XML whose root is <{name}>, can read MediaWiki's and Confluence's exports. Convert it."
         )
-    if named is None and path.suffix:
+    if named is None and path.suffix and not _is_plain_text(head):
         known = ", ".join(sorted(set(SUFFIXES) - set(LANGUAGES)))
         raise InputError(
-            f"{path}: found suffix {path.suffix!r}, can read {known} and source code. Convert it or take it out."
+            f"{path}: found suffix {path.suffix!r} and no text, can read {known} and source code. Convert it or take it out."
         )
     return named or "text"
+
+
+def _is_plain_text(head: bytes) -> bool:
+    """Return whether the beginning of a file of another suffix (README.Debian, ssh.1) is text: UTF-8 without control codes."""
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(head)
+    return _NO_TEXT.search(text) is None
 
 
 def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) -> Iterator[LocatedDocument]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import importlib
+import json
 import re
 import warnings
 import zipfile
@@ -14,11 +15,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 from kinject.corpus.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.disk import content_id, format_size, read_bytes
 from kinject.errors import InputError, KinjectError
 from kinject.types import Document
 
+_FRONT_MATTER = re.compile(r"---[ \t]*\n((?:(?!---|\.\.\.).*\n){1,200})(?:---|\.\.\.)[ \t]*(?:\n\s*|\Z)")
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
 _CHARSETS = frozenset(codecs.lookup(name).name for name in (
     "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "ascii", "latin-1", "iso8859-2", "iso8859-3",
@@ -50,8 +54,22 @@ def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the one document in a Markdown file, named by its first heading of level 1."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
+    text, stated = _front_matter(text)
     headings = (match[1].strip().rstrip("#").strip() for match in _HEADING.finditer(text))
-    yield whole_file(path, next(filter(None, headings), ""), text, meta)
+    title = str(stated.pop("title", "")) or next(filter(None, headings), "")
+    yield whole_file(path, title, text, {**stated, **meta})
+
+
+def _front_matter(text: str) -> tuple[str, dict[str, Any]]:
+    """Return Markdown without the YAML mapping between its first lines ``---``, and the mapping."""
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        return text, {}
+    try:
+        stated = json.loads(json.dumps(yaml.safe_load(match[1]), default=str))
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError):  # a rule above text that is no YAML
+        return text, {}
+    return (text[match.end() :], stated) if isinstance(stated, dict) else (text, {})
 
 
 def read_code(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
