@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from kinject.corpus.chat import ChatFormat
 from kinject.corpus.rows import CorpusRow
-from kinject.corpus.tokenize import Tokenization, tokenize_rows
+from kinject.corpus.tokenize import Tokenization, begins_with_bos, tokenize_rows
 from kinject.errors import InputError
 
 CHAT = (
@@ -35,6 +37,15 @@ def test_boundaries_can_be_switched_off(tiny_tokenizer: Any) -> None:
     rows = [CorpusRow("1", "d", "original", "text", text="Arden.")]
     (row,) = tokenize_rows(rows, tiny_tokenizer, Tokenization(bos=False, eos=False))
     assert list(row.input_ids) == _ids(tiny_tokenizer, "Arden.")
+
+
+def test_a_text_begins_with_bos_where_the_tokenizer_begins_so_unless_the_recipe_says_otherwise(
+    tiny_tokenizer: Any,
+) -> None:
+    bare = copy.deepcopy(tiny_tokenizer)
+    bare.backend_tokenizer.post_processor = processors.ByteLevel()
+    assert bare.bos_token_id is not None
+    assert [begins_with_bos(tiny_tokenizer), begins_with_bos(bare), begins_with_bos(bare, True)] == [True, False, True]
 
 
 @pytest.mark.parametrize("completion_only", [None, True, False])

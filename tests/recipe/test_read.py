@@ -35,7 +35,7 @@ def test_a_good_recipe_is_read_with_numbers_as_numbers(write: Write) -> None:
     recipe = read_recipe(write("r.yaml", GOOD))
     assert (recipe.seed, recipe.trainer) == (7, {"learning_rate": 1e-5, "max_steps": 10})
     assert recipe.corpus is not None
-    assert recipe.corpus.bos
+    assert recipe.corpus.bos is None
 
 
 def test_overrides_win_and_are_yaml(write: Write) -> None:

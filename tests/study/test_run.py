@@ -212,7 +212,7 @@ def test_what_comes_before_the_steps_counts_in_seconds_that_are_matched(tmp_path
     clock = iter([0.0, 3.0, 10.0, 14.0, 20.0, 21.0])  # the steps of taught take 4 seconds, its teacher 1
     teacher = iter([0.0, 1.0])
     monkeypatch.setattr("kinject.train.run.work_seconds", lambda device: next(clock))
-    monkeypatch.setattr("kinject.train.teacher.work_seconds", lambda device: next(teacher))
+    monkeypatch.setattr("kinject.train.objectives.distillation.work_seconds", lambda device: next(teacher))
     result, executor = go(path)
     steps = manifest_of(train_folder_of_arm(executor, "taught in its seconds, seed 0"))["counts"]["steps"]
     assert steps == 3  # of 6: 3 seconds less the teacher's

@@ -18,8 +18,11 @@ from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import DistillationSection, Recipe
-from kinject.train import teacher, train
-from kinject.train.loss import Predictions, TrainingLoss, divergence, log_probs_of
+from kinject.train import train
+from kinject.train.loss import Predictions, divergence, log_probs_of
+from kinject.train.objectives import TrainingLoss
+from kinject.train.objectives import distillation as teacher
+from kinject.train.objectives.distillation import Distillation
 from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
 
@@ -208,7 +211,7 @@ def test_all_entries_of_the_vocabulary_give_the_divergence_of_whole_distribution
     logits, of_teacher = (torch.randn(5, 9, generator=generator, dtype=torch.float64) for _ in range(2))
     ids, labels = of_teacher.topk(9).indices, torch.arange(5)
     has_target = torch.tensor([True, False, True, True, False])
-    loss = TrainingLoss(distillation=DistillationSection())
+    loss = TrainingLoss(objectives=(Distillation(DistillationSection()),))
     actual = loss.by_token(logits, labels, teacher=Predictions(has_target, log_probs_of(of_teacher, ids), ids))
     whole = divergence(logits, of_teacher.log_softmax(-1))
     assert torch.allclose(actual[has_target], whole[has_target], atol=1e-12)

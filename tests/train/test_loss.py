@@ -18,8 +18,9 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
-from kinject.train.loss import TrainingLoss, next_tokens, token_metrics
-from kinject.train.row_weights import RowWeights
+from kinject.train.loss import next_tokens, token_metrics
+from kinject.train.objectives import TrainingLoss
+from kinject.train.objectives.weighting import HardExamples, RowWeights, WeightedRows
 from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
 
@@ -28,6 +29,10 @@ RATE, STEPS, MICRO, BATCH = 0.5, 3, 2, 4
 SGD = {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": RATE, "max_grad_norm": 0.0, "max_steps": STEPS,
        "train_sampling_strategy": "sequential", "per_device_train_batch_size": MICRO,
        "gradient_accumulation_steps": BATCH // MICRO}  # fmt: skip
+
+
+def _hardest(fraction: float, unit: Any = "tokens") -> tuple[HardExamples]:
+    return (HardExamples(HardExampleMiningSection(fraction, unit)),)
 
 
 def _nll(logp: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -129,7 +134,7 @@ def test_smoothing_is_torchs_own_and_masked_tokens_have_no_part() -> None:
 @pytest.mark.parametrize(("fraction", "kept"), [(0.1, 3), (0.34, 11), (1.0, 30), (0.001, 1)])
 def test_the_share_is_rounded_up_to_whole_tokens(fraction: float, kept: int) -> None:
     batch = {"labels": torch.zeros(3, 11, dtype=torch.long), "position_ids": torch.arange(11).expand(3, 11)}
-    assert int(TrainingLoss(mining=HardExampleMiningSection(fraction)).count(batch)) == kept
+    assert int(TrainingLoss(objectives=_hardest(fraction)).count(batch)) == kept
 
 
 def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
@@ -140,7 +145,7 @@ def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
     logits = torch.stack([-losses.expm1().log(), torch.zeros(2, 5)], -1)  # -log sigmoid(-log(e^l - 1)) = l
     logits[0, 3] = 0.0  # the first token of a text is no one's to foretell
     batch = {"labels": labels, "position_ids": positions}
-    objective = TrainingLoss(mining=HardExampleMiningSection(0.3, "rows"))
+    objective = TrainingLoss(objectives=_hardest(0.3, "rows"))
     assert int(objective.count(batch)) == 1
     assert float(objective.total(F.pad(logits, (0, 0, 0, 1)), batch)) == pytest.approx(2.0)
 
@@ -271,7 +276,7 @@ def test_tiles_change_neither_a_loss_nor_its_gradient_nor_the_metrics(
         **({"adapter": adapter} if adapter else {}),
     )  # fmt: skip
     trainer = make_trainer(recipe)
-    pull = trainer.regularizer
+    pull = trainer.rules
     trainer.model.train()
     batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 1)])
     with torch.no_grad():
@@ -280,12 +285,12 @@ def test_tiles_change_neither_a_loss_nor_its_gradient_nor_the_metrics(
                 weight.add_(0.05 * torch.randn_like(weight))
     batch["weights"] = torch.rand(batch["labels"].shape)
     batch["labels"][0, :5] = -100
-    losses = [TrainingLoss(), TrainingLoss(smoothing=0.2), TrainingLoss(weighted=True),
-              TrainingLoss(mining=HardExampleMiningSection(0.3)),
-              TrainingLoss(mining=HardExampleMiningSection(0.3, "rows"))]  # fmt: skip
+    losses = [TrainingLoss(), TrainingLoss(smoothing=0.2), TrainingLoss(objectives=(WeightedRows(RowWeightsSection("w")),)),
+              TrainingLoss(objectives=_hardest(0.3)),
+              TrainingLoss(objectives=_hardest(0.3, "rows"))]  # fmt: skip
     for loss in losses:
-        for regularizer in (None, pull):
-            trainer.training_loss, trainer.regularizer = loss, regularizer
+        for rules in ((), pull):
+            trainer.training_loss, trainer.rules = loss, rules
             whole, tiled = _gradient_of(trainer, batch, None), _gradient_of(trainer, batch, 9)
             assert tiled[0] == pytest.approx(whole[0], rel=1e-5)
             assert whole[1].keys() == tiled[1].keys()

@@ -20,7 +20,7 @@ from kinject.errors import RecipeError
 from kinject.models.hardware import quantization_config
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.optimizers import OneByOne, round_stochastically
+from kinject.train.updates.rounding import OneByOne, round_stochastically
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]

@@ -18,8 +18,9 @@ from kinject.corpus.packing import TrainingRow
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
-from kinject.train import regularization, train
-from kinject.train.regularization import Projection
+from kinject.train import train
+from kinject.train.updates import regularization
+from kinject.train.updates.regularization import Projection
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
@@ -82,16 +83,17 @@ def test_an_update_is_the_part_of_the_plain_one_that_numpy_finds_free(free: floa
     before = {name: p.detach().clone().double().numpy() for name, p in model.named_parameters()}
     hidden = before["embed.weight"][[t for row in rows for t in row.input_ids]]
     states = np.tanh(hidden @ before["layer.weight"].T + before["layer.bias"])
-    projection = Projection(model, rows, free)
+    projection = Projection("kept.jsonl", rows, free)
+    projection.measure(model)
     assert projection.frozen == ["layer.bias"]
     assert not model.layer.bias.requires_grad
     assert projection.n_tokens == 12
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.7)
     torch.nn.functional.cross_entropy(model(torch.arange(9)), torch.arange(9).flip(0)).backward()
     plain = {name: -0.7 * p.grad.double().numpy() for name, p in model.named_parameters() if p.grad is not None}
-    projection.on_pre_optimizer_step(None, None, None)
+    projection.before_update()
     optimizer.step()
-    projection.on_optimizer_step(None, None, None)
+    projection.after_update()
     moved = {name: p.detach().double().numpy() - before[name] for name, p in model.named_parameters()}
     np.testing.assert_allclose(moved["layer.weight"], plain["layer.weight"] @ _free_projector(hidden, free), atol=1e-6)
     counts = {1: 1, 2: 3, 3: 4, 4: 4}  # of 12

@@ -20,7 +20,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.data import CorpusPacker, Part
-from kinject.train.regularization import FISHER_ROWS
+from kinject.train.updates.regularization import FISHER_ROWS
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS = 0.5, 3

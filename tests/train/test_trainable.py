@@ -14,9 +14,9 @@ from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.optimizers import rate_factor
 from kinject.train.setup import check_training
 from kinject.train.trainable import check_trainable, summarize_names
+from kinject.train.updates.layers import rate_factor
 
 MakeRecipe = Callable[..., Recipe]
 FAST = {"learning_rate": 1e-2}

@@ -203,6 +203,13 @@ def _token_row(row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: 
     return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out, n_unread)
 
 
+def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: bool | None = None) -> bool:
+    """Return `bos`, or if it is None whether the tokenizer begins a text with its BOS token by itself."""
+    if bos is not None:
+        return bos
+    return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+
+
 def _require_boundaries(tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization) -> None:
     for name, required in (("bos", tokenization.bos), ("eos", tokenization.eos)):
         if required and getattr(tokenizer, f"{name}_token_id") is None:

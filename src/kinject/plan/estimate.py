@@ -22,7 +22,7 @@ from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.models import first_line, load_config
 from kinject.recipe import is_model
-from kinject.train.optimizers import is_muon_matrix
+from kinject.train.updates.muon import is_muon_matrix
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -197,6 +197,9 @@ def _uncounted(recipe: TrainRecipe) -> list[str]:
 
 def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     """Return everything that decides the memory of a step on `devices`. Raises `InputError` as `read_config` does."""
+    from kinject.train.objectives import OBJECTIVES
+    from kinject.train.updates import UPDATE_RULES
+
     model, trainer, techniques, section = recipe.model, recipe.trainer, recipe.techniques, recipe.regularization
     config = _model_config(recipe)
     block, limit = trainer_field(recipe, "max_length"), window_of(config)
@@ -204,10 +207,9 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         block = limit
     if block is None:
         raise recipe.error("trainer.max_length", "missing. Without it the length of a row is unknown before training.")
-    is_special = techniques.hard_example_mining is not None or techniques.row_weights is not None
-    is_special = is_special or recipe.method == "distill" or bool(trainer_field(recipe, "label_smoothing_factor"))
-    has_mean_loss = not is_special and not (section is not None and section.kl)
-    needs_base = section is not None and section.needs_base
+    is_changed = any(kind.is_on(name, recipe) for name, kind in OBJECTIVES.items())
+    is_changed = is_changed or bool(trainer_field(recipe, "label_smoothing_factor"))
+    has_mean_loss = not is_changed and not (section is not None and section.kl)
     return Step(
         model=config, device=devices.kind, dtype=_dtype(recipe, devices), mixed=_mixed(recipe, devices),
         batch=int(trainer_field(recipe, "per_device_train_batch_size")), block=int(block),
@@ -218,7 +220,7 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
         muon=techniques.muon is not None, rounding=techniques.stochastic_rounding,
         loss_tile=techniques.loss_tile,
-        copies=needs_base + (techniques.sam > 0),
+        copies=sum(kind.copies for name, kind in UPDATE_RULES.items() if kind.is_on(name, recipe)),
         projected=recipe.projection is not None, liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
     )  # fmt: skip
 

@@ -89,7 +89,10 @@ class CorpusSection:
         0.0, help="Fraction of the documents, with all their texts, held out of training for the validation loss.",
         min=0.0, max=0.5,
     )  # fmt: skip
-    bos: bool = option(True, help="Begin each document with the BOS token.")
+    bos: bool | None = option(
+        None,
+        help="Begin each document with the BOS token; default: if the tokenizer begins its texts with it by itself.",
+    )
     eos: bool = option(True, help="End each document with the EOS token.")
     order: Literal["interleaved", "shuffled"] = option(
         "interleaved",

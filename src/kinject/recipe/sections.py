@@ -373,6 +373,10 @@ class TechniquesSection:
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
         min=1,
     )  # fmt: skip
+    custom: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict,
+        metadata={"help": "name: settings of an objective or update rule of your own (CONTRIBUTING.md)."},
+    )
     histogram_steps: int | None = option(
         None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1
     )

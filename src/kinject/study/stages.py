@@ -409,12 +409,12 @@ def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[
 def _matching_epochs(recipe: TrainRecipe, manifest: Mapping[str, Any]) -> float:
     """Return the number of epochs in which `recipe` reads as many corpus tokens as the run of `manifest` did."""
     from kinject.corpus.chat import ChatFormat
-    from kinject.corpus.tokenize import Tokenization, tokenize_rows
+    from kinject.corpus.tokenize import Tokenization, begins_with_bos, tokenize_rows
     from kinject.models import load_tokenizer
 
     tokenizer = load_tokenizer(recipe.model.path or str(recipe.model.tokenizer))
     chat = ChatFormat(kwargs=recipe.corpus.chat_template_kwargs or {}, allow_dropped=True)
-    tokenization = Tokenization(recipe.corpus.bos, recipe.corpus.eos, chat=chat)
+    tokenization = Tokenization(begins_with_bos(tokenizer, recipe.corpus.bos), recipe.corpus.eos, chat=chat)
     n_tokens, n_tokens_matched = (
         sum(len(row.input_ids) for row in tokenize_rows(CorpusFile(Path(path)), tokenizer, tokenization))
         for path in (recipe.corpus.path, manifest["recipe"]["corpus"]["path"])

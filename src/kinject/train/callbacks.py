@@ -1,8 +1,4 @@
-"""Callbacks of a training run: logs on disk, progress on the screen, histograms in a tracker, early stopping, and state.
-
-The state is added to checkpoints, so that a resumed run logs the same values: Trainer loses with its process the losses since
-its last log and before, the guard its observations.
-"""
+"""Callbacks of a training run: logs on disk, progress on the screen, histograms in a tracker, early stopping, signals."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,7 +16,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, WandbCallback
-from transformers.trainer_pt_utils import nested_gather
 
 from kinject.disk import write_jsonl
 from kinject.models import full_tensor
@@ -30,7 +24,6 @@ from kinject.recipe.sections import ProbesSection
 from kinject.signals import deferred, interruption
 from kinject.terminal import Progress, show
 from kinject.train.checkpoints import mark_extra
-from kinject.train.loss import MeanLoss
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
@@ -325,39 +318,3 @@ def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool
 def _by_step(history: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
     """Return step -> the last value logged for it; values that are not finite are none."""
     return {row["step"]: row[key] for row in history if row.get(key) is not None and math.isfinite(row[key])}
-
-
-_STATE_KEY = "kinject"
-
-
-def save_state(trainer: Any) -> None:
-    """Add the extra state to the state of the next checkpoint. All processes call it."""
-    loss = nested_gather(trainer._tr_loss, trainer.args.parallel_mode).mean().item()
-    metrics = {name: [float(value) for value in values] for name, values in trainer._metrics["train"].items()}
-    trainer.state.stateful_callbacks[_STATE_KEY] = {
-        "loss": loss, "tokens": int(trainer._total_train_tokens), "metrics": metrics, "guard": trainer.guard.state(),
-        "losses": asdict(trainer.losses), "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
-    }  # fmt: skip
-
-
-class RestoreState(TrainerCallback):  # type: ignore[misc]
-    """Restores what `save_state` added to the checkpoint from which training resumes."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the state, if training resumes."""
-        saved = state.stateful_callbacks.get(_STATE_KEY)
-        if saved is None:
-            return
-        self.trainer._tr_loss += saved["loss"]
-        self.trainer.losses = MeanLoss(**saved["losses"])
-        self.trainer._globalstep_last_logged = max(
-            (row["step"] for row in state.log_history if "loss" in row), default=0
-        )
-        self.trainer._total_train_tokens = saved["tokens"]
-        self.trainer.learned_before = saved["learned_tokens"]
-        for name, values in saved["metrics"].items():
-            self.trainer._metrics["train"][name] = list(values)
-        self.trainer.guard.restore(saved["guard"])

@@ -22,7 +22,7 @@ from kinject.train.contexts import distillation_faults
 from kinject.train.load import sharding_faults, split_row_faults, what_splits
 from kinject.train.optimizers import optimizer_faults
 from kinject.train.own_answers import answers_faults
-from kinject.train.regularization import projection_faults
+from kinject.train.updates.regularization import projection_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig

@@ -22,6 +22,7 @@ from kinject.corpus.tokenize import (
     TokenAccount,
     Tokenization,
     TokenRow,
+    begins_with_bos,
     cached_tokens,
     entry_key,
     sample_tokens,
@@ -36,7 +37,7 @@ from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.contexts import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
 from kinject.train.load import set_chat_template
-from kinject.train.row_weights import RowWeights
+from kinject.train.objectives.weighting import RowWeights
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ PROJECTION_TOKENS = 60_000
 
 _MOST_ROWS = 1.25  # rows over the least that hold as many tokens, before a run warns that they are not full
 _REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",)}
+
+
+_CHAT_NOTE = (
+    "plain text is trained into a model whose tokenizer has a chat template: it forgets to chat as it learns. docs/chat.md has "
+    "what keeps it"
+)
 
 
 class TrainingCorpus(CorpusFile):
@@ -269,7 +276,8 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.order)
     chat, chat_note = set_chat_template(recipe, tokenizer)
     second_part = recipe.method == "distill" and section_of(recipe).context != "document"
-    tokenization = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
+    bos = begins_with_bos(tokenizer, corpus.bos)
+    tokenization = Tokenization(bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
     packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_out_note = _hold_out(recipe, tokens)
@@ -278,6 +286,7 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
         validation = packer.pack(corpora.validation)
+    chat_note += [_CHAT_NOTE] if recipe.method == "cpt" and tokenizer.chat_template else []
     notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_out_note, *chat_note]
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")

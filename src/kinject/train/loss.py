@@ -1,8 +1,7 @@
-"""The training loss: the plain mean over tokens, smoothed labels, hard-example mining, weighted rows, or a teacher's
-predictions; its metrics; tiles of long rows.
+"""The loss of a run and the shape of what changes it; tiles of long rows, metrics, and the mean over updates.
 
-Each loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that
-accumulation and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
+A loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that accumulation
+and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
 """
 
 from __future__ import annotations
@@ -12,15 +11,18 @@ import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kinject.corpus.tokenize import IGNORED
-from kinject.recipe import DistillationSection
-from kinject.recipe.sections import HardExampleMiningSection
+
+if TYPE_CHECKING:
+    from trl import SFTConfig
+
+    from kinject.recipe import TrainRecipe
 
 
 @dataclass(frozen=True)
@@ -81,38 +83,84 @@ def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
     return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED) if shifted is None else shifted
 
 
+class Objective:
+    """Changes the loss of a run; each kind is one file, and one line of `kinject.train.objectives.OBJECTIVES`.
+
+    An objective of your own is a frozen dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a
+    recipe sets them under techniques.custom.NAME. Of the hooks below it overrides those that it needs. Validation losses stay
+    plain. Where any objective is on, the logits are computed whole or in tiles (techniques.loss_tile), which the estimate of
+    memory counts.
+    """
+
+    is_mean: ClassVar[bool] = True
+    """Whether the loss is the mean over the learned tokens; if not, `count` and `total` say of what."""
+    needs_teacher: ClassVar[bool] = False
+    """Whether it changes nothing in a batch without a teacher's predictions."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of batches that it reads beside labels and position_ids: replayed (bool), weights (float)."""
+
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether the recipe asks for the objective that the table calls `name`: by a key of techniques, or of custom."""
+        return name in recipe.techniques.custom or bool(getattr(recipe.techniques, name, None))
+
+    @classmethod
+    def make(cls, name: str, recipe: TrainRecipe) -> Self:
+        """Return the objective with the recipe's settings."""
+        techniques, made = recipe.techniques, cast("Any", cls)
+        objective: Self = (
+            made(**techniques.custom[name]) if name in techniques.custom else made(getattr(techniques, name))
+        )
+        return objective
+
+    @classmethod
+    def conflicts(cls, name: str, recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
+        """Return (key, fault) for each key of the recipe that it excludes."""
+        return []
+
+    def by_token(
+        self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None
+    ) -> torch.Tensor:
+        """Return the changed `losses` [tokens] of `labels`, 0 where these are ignored; `logits` [tokens, vocabulary]."""
+        return losses
+
+    def count(self, batch: Mapping[str, Any], learned: torch.Tensor) -> torch.Tensor:
+        """Return the part of `batch` in the divisor; `learned` [batch, length - 1] marks the tokens with a loss."""
+        return learned.sum()
+
+    def total(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
+        return losses.sum()
+
+
 @dataclass(frozen=True)
 class TrainingLoss:
-    """Cross-entropy of the next token, in nats; batches hold labels and position_ids [batch, length].
+    """Cross-entropy of the next token, in nats, as `objectives` change it; batches hold labels and position_ids [batch, length].
 
-    * `smoothing`: this fraction of the target is spread evenly over the vocabulary (arXiv 1512.00567).
-    * `mining`: only the fraction with the highest loss counts: of tokens, or of rows by their mean loss, all rows with
-      equal weight (arXiv 1604.03540). Rows are texts: one ends where positions restart.
-    * `weighted`: batches hold weights [batch, length], and the loss is the weighted mean over tokens.
-    * `distillation`: where a teacher's predictions are given, the loss of a token is the divergence from them
-      (arXiv 2209.15189), times the square of the temperature (arXiv 1503.02531), and a fraction of cross-entropy.
+    `smoothing`: this fraction of the target is spread evenly over the vocabulary (arXiv 1512.00567).
     """
 
     smoothing: float = 0.0
-    mining: HardExampleMiningSection | None = None
-    weighted: bool = False
-    distillation: DistillationSection | None = None
+    objectives: tuple[Objective, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether it is the plain mean over tokens, of cross-entropy or of a divergence."""
-        return not self.smoothing and self.mining is None and not self.weighted
+        return not self.smoothing and self._weighing is None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it is something else than the mean cross-entropy."""
+        return bool(self.smoothing or self.objectives)
+
+    @property
+    def _weighing(self) -> Objective | None:
+        return next((objective for objective in self.objectives if not objective.is_mean), None)
 
     def count(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the part of `batch` in the number by which the sum is divided."""
         learned = batch["labels"][:, 1:] != IGNORED
-        if self.weighted:
-            return torch.where(learned, batch["weights"][:, 1:], 0.0).sum()
-        n = int(learned.sum())
-        if self.mining is not None:
-            n_items = n if self.mining.unit == "tokens" else len(_texts(batch, learned)[0])
-            n = _n_hardest(n_items, self.mining.fraction)
-        return torch.tensor(n, device=learned.device)
+        return learned.sum() if self._weighing is None else self._weighing.count(batch, learned)
 
     def total(self, logits: torch.Tensor, batch: Mapping[str, Any], teacher: Predictions | None = None) -> torch.Tensor:
         """Return the sum for `batch`; `logits` [batch, length, vocabulary] in float32, each for the token after it.
@@ -121,7 +169,7 @@ class TrainingLoss:
         much as the softmax.
         """
         labels = next_tokens(batch)
-        sums = self.mining is None and not self.weighted and teacher is None
+        sums = all(objective.needs_teacher and teacher is None for objective in self.objectives)
         losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "sum" if sums else "none", teacher)
         return losses if sums else self.total_of(losses.view(labels.shape)[:, :-1], batch)
 
@@ -129,29 +177,17 @@ class TrainingLoss:
         self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "none", teacher: Predictions | None = None
     ) -> torch.Tensor:
         """Return the loss of each of `labels` [tokens], 0 where it is ignored; `logits` [tokens, vocabulary] in float32."""
-        smoothing, section = self.smoothing, self.distillation
-        losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction=reduction)
-        if teacher is None or section is None or not bool(teacher.has_target.any()):
-            return losses
-        indices = teacher.has_target.nonzero()[:, 0]
-        scaled = logits[indices] / section.temperature
-        distances = divergence(scaled, teacher.log_probs[indices], teacher.ids[indices], section.divergence)
-        distances = (1 - section.cross_entropy) * section.temperature**2 * distances + section.cross_entropy * losses[
-            indices
-        ]
-        return losses.index_copy(0, indices, distances)
+        losses = F.cross_entropy(
+            logits, labels, ignore_index=IGNORED, label_smoothing=self.smoothing, reduction=reduction
+        )
+        for objective in self.objectives:
+            if not objective.needs_teacher or teacher is not None:
+                losses = objective.by_token(losses, logits, labels, teacher)
+        return losses
 
     def total_of(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
-        if self.mining is None:
-            return torch.sum(losses * batch["weights"][:, 1:] if self.weighted else losses)
-        learned = batch["labels"][:, 1:] != IGNORED
-        if self.mining.unit == "tokens":
-            items = losses[learned]
-        else:
-            sizes, indices = _texts(batch, learned)
-            items = losses.new_zeros(len(sizes)).index_add(0, indices, losses[learned]) / sizes
-        return items.topk(_n_hardest(len(items), self.mining.fraction)).values.sum()
+        return losses.sum() if self._weighing is None else self._weighing.total(losses, batch)
 
 
 Project = Callable[[torch.Tensor], torch.Tensor]
@@ -276,16 +312,3 @@ class MeanLoss:
         """Return whether the mean and the newest losses are finite."""
         newest = float(since_log) if self.made else self.last
         return math.isfinite(self.mean(since_log)) and math.isfinite(newest)
-
-
-def _n_hardest(n: int, fraction: float) -> int:
-    return math.ceil(fraction * n - 1e-9)  # 0.1 * 30 is a little more than 3
-
-
-def _texts(batch: Mapping[str, Any], learned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (learned tokens of each text that has any, the index of the text of each learned token), texts in order."""
-    restarts = batch["position_ids"] == 0
-    restarts[:, 0] = True
-    numbers = restarts.flatten().cumsum(0).view(restarts.shape)[:, 1:]
-    _, indices, sizes = numbers[learned].unique(return_inverse=True, return_counts=True)
-    return sizes, indices

@@ -17,6 +17,7 @@ from kinject.corpus.grading import matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
 from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.tokenize import begins_with_bos
 from kinject.disk import (
     Row,
     content_id,
@@ -194,7 +195,7 @@ def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, genera
     most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)
     return _Writer(
         loaded.model, loaded.tokenizer, section, dataclasses.replace(generator, max_tokens=most), window,
-        recipe.corpus.bos, dict(recipe.corpus.chat_template_kwargs or {}), part,
+        begins_with_bos(loaded.tokenizer, recipe.corpus.bos), dict(recipe.corpus.chat_template_kwargs or {}), part,
     )  # fmt: skip
 
 

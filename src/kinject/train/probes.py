@@ -15,7 +15,7 @@ from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.templates import read_template, render_question
-from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
+from kinject.corpus.tokenize import Tokenization, TokenRow, begins_with_bos, tokenize_rows
 from kinject.errors import InputError
 from kinject.models.generate import Greedy, end_tokens, generate
 from kinject.recipe.sections import ProbesSection
@@ -65,8 +65,7 @@ class Probes:
         which only some questions have choices is refused too, and a template that cannot be rendered.
         """
         self.section, self.tokenizer = section, tokenizer
-        start = tokenizer("a").input_ids[:1]
-        tokenization = Tokenization(bos=start == [tokenizer.bos_token_id], eos=False)
+        tokenization = Tokenization(bos=begins_with_bos(tokenizer), eos=False)
         template = read_template(Path(section.template)) if section.template else ""
         self.sets = []
         for name, item in section.sets().items():

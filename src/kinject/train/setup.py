@@ -5,32 +5,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kinject import models
-from kinject.corpus.packing import TrainingRow
 from kinject.corpus.rows import CorpusFile
-from kinject.corpus.tokenize import IGNORED
-from kinject.errors import InputError
+from kinject.errors import Fault, InputError, RecipeError
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
+from kinject.recipe.check import Checker, suggestion
 from kinject.train.callbacks import (
     Histograms,
     PatienceStopping,
     ProbeStopping,
-    RestoreState,
-    RunLog,
     Screen,
-    Timing,
 )
 from kinject.train.config import make_lora_config, make_sft_config
-from kinject.train.contexts import TeacherRows, section_of
 from kinject.train.data import (
     REPLAY,
     Collator,
@@ -44,7 +37,7 @@ from kinject.train.data import (
     open_corpora,
     tokenize_and_pack,
 )
-from kinject.train.guards import Guard, check_start, sample_output
+from kinject.train.guards import Guard, check_start
 from kinject.train.load import (
     check_special_tokens,
     load_training_model,
@@ -53,23 +46,21 @@ from kinject.train.load import (
     take_over_sharding,
     widen_adapter,
 )
-from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
-from kinject.train.optimizers import SharpnessAware
+from kinject.train.objectives import OBJECTIVES, make_loss
+from kinject.train.objectives.distillation import Teacher, make_teacher
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
-from kinject.train.regularization import FISHER_ROWS, Projection, Regularizer
 from kinject.train.schedules import WarmUp
-from kinject.train.teacher import make_teacher
 from kinject.train.trainable import (
     check_model,
     check_trainable,
     check_trained_tokens,
     freeze,
-    freeze_base_steps,
     reinitialize_last_layers,
-    summarize_names,
 )
-from kinject.train.trainer import KnowledgeTrainer, check_isolation
+from kinject.train.trainer import KnowledgeTrainer, TrainingParts, check_isolation
+from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_rules
+from kinject.train.updates.layers import summarize_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -81,10 +72,29 @@ _CHECKED = 64
 
 def check_training(recipe: TrainRecipe) -> None:
     """Raise `RecipeError` for the faults of the sections that training reads, before a corpus or weights are read."""
-    make_sft_config(recipe)
+    config = make_sft_config(recipe)
     make_lora_config(recipe)
     check_special_tokens(recipe)
+    _check_custom(recipe, config)
     check_model(recipe)
+
+
+def _check_custom(recipe: TrainRecipe, config: SFTConfig) -> None:
+    """Raise `RecipeError` for unknown names and settings under techniques.custom, and for conflicts of what is on."""
+    kinds: dict[str, Any] = {**OBJECTIVES, **UPDATE_RULES}
+    known = {name for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
+    faults: list[Fault] = []
+    checker = Checker(lambda key, message: faults.append(recipe.fault(key, message)))
+    for name, settings in recipe.techniques.custom.items():
+        if name in known:
+            checker.section(kinds[name], settings, ("techniques", "custom", name))
+        else:
+            faults.append(recipe.fault(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known)}"))
+    for name, kind in kinds.items():
+        if kind.is_on(name, recipe):
+            faults += [recipe.fault(*conflict) for conflict in kind.conflicts(name, recipe, config)]
+    if faults:
+        raise RecipeError(faults)
 
 
 def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
@@ -122,47 +132,55 @@ def _make_trainer(
         with models.sharded_by_transformers(sharding):
             return load_training_model(recipe, tokenizer, sharding, path)[0]
 
-    load_base = functools.partial(load_weights, "") if sharding is not None else None
-    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base)
-    trainer.load_weights = load_weights
-    trainer.probes = probes
-    trainer.training_data = tokenized.train
+    freeze(model, recipe)
+    check_trained_tokens(recipe, model)
+    inputs = UpdateInputs(
+        recipe, model, functools.partial(load_weights, "") if sharding is not None else None,
+        reinitialize_last_layers(model, recipe), tokenized.projection_rows or (),
+    )  # fmt: skip
+    loss, rules = make_loss(recipe, float(config.label_smoothing_factor)), make_rules(inputs)
+    reads_replayed = any("replayed" in objective.columns for objective in loss.objectives)
+    has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
+    train = RowDataset(tokenized.train.rows, has_kl or reads_replayed, tokenized.weights, tokenized.teacher)
+    validation = RowDataset(tokenized.validation.rows) if tokenized.validation is not None else None
+    make = None
     if tokenized.teacher is not None:
-        tokenized.notes.append(_add_teacher(trainer, recipe, tokenized.teacher, hashes, cost))
-    trainer.preparation_cost = cost
+        make = functools.partial(_teacher, recipe, tokenized, hashes, cost, bf16=config.bf16)
+    parts = TrainingParts(
+        tokenized.train, train, validation, loss, rules, Guard(recipe.guards), probes, recipe.techniques.loss_tile,
+        load_weights, make, cost,
+    )  # fmt: skip
+    trainer = _assemble(recipe, config, adapter, model, tokenizer, parts)
     check_trainable(trainer.model, recipe)
-    if recipe.projection is not None and tokenized.projection_rows is not None:
-        projection = Projection(trainer.model, tokenized.projection_rows, recipe.projection.free)
-        trainer.add_callback(projection)
-        tokenized.notes.append(projection.describe(recipe.projection.path))
+    for rule in rules:
+        rule.start(trainer)
     _check_output(trainer, recipe)
     trainer.guard.warnings += precision_warnings(recipe, config)
     rounds_up = recipe.techniques.stochastic_rounding
     trainer.guard.warnings += check_start(
         recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config, rounds_up=rounds_up
     )
-    notes += [
-        *tokenized.notes,
-        _describe_run(trainer, tokenized),
-        *note_fill(tokenized.train.rows, tokenized.packing),
-    ]
+    trainer.notes += [*notes, *_notes(trainer, config, tokenized), *_describe_techniques(inputs, rules)]
+    return trainer
+
+
+def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> list[str]:
+    """Return lines for the log on the rows, the batch, and what trains if that is not all."""
     batch = effective_batch(config, tokenized.train)
-    notes.append(
+    notes = [
+        *tokenized.notes, _describe_run(trainer, tokenized), *note_fill(tokenized.train.rows, tokenized.packing),
         f"effective batch: {batch['rows_per_device']} rows x {batch['accumulation']} accumulated x {batch['devices']} "
-        f"device{'s' * (batch['devices'] != 1)} = {batch['rows']} rows an update, about {batch['tokens']:,} tokens"
-    )
-    notes += _describe_techniques(trainer, recipe)
+        f"device{'s' * (batch['devices'] != 1)} = {batch['rows']} rows an update, about {batch['tokens']:,} tokens",
+    ]  # fmt: skip
     names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
     if len(names) < len(list(trainer.model.parameters())):
         notes.append(f"these train: {', '.join(summarize_names(names))}")
-    trainer.notes = notes
-    return trainer
+    return notes
 
 
 def _check_output(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
     """Keep the model's output on the first row for the guard. Raises `InputError` if it is not finite."""
-    trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
-    if not trainer.guard.output.isfinite().all():
+    if not trainer.guard.keep_output(trainer.model, trainer.train_dataset[0]):
         name = recipe.model.path or f"{recipe.location('model.new')}: model.new"
         raise InputError(
             f"{name}: the model's output on the first row of the corpus is not finite, so it cannot be trained. Check the "
@@ -187,84 +205,72 @@ def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, li
     return corpora, notes, costs
 
 
-def _add_teacher(
-    trainer: KnowledgeTrainer,
-    recipe: TrainRecipe,
-    read: TeacherRows,
-    hashes: Mapping[str, str] | None,
-    cost: Counter[str],
-) -> str:
-    """Give `trainer` its teacher and return a note on it; add the cost of its predictions to `cost`.
+def _teacher(
+    recipe: TrainRecipe, tokenized: TokenizedCorpora, hashes: Mapping[str, str] | None, cost: Counter[str], model: Any, *,
+    bf16: bool,
+) -> Teacher:  # fmt: skip
+    """Return the teacher of a run; add a note on it to `tokenized`, and the cost of its predictions to `cost`.
 
     The first process makes those that the cache lacks.
     """
+    assert tokenized.teacher is not None
     weights = (hashes or {}).get("model", "")
     known = "" if weights.startswith("hub:") else weights
-    make = functools.partial(make_teacher, recipe, read, trainer.model, known, bf16=trainer.args.bf16)
-    trainer.teacher, note, spent = first_process_first(make)
+    make = functools.partial(make_teacher, recipe, tokenized.teacher, model, known, bf16=bf16)
+    teacher, note, spent = first_process_first(make)
+    tokenized.notes.append(note)
     cost.update(spent)
-    return note
+    return teacher
 
 
 def _assemble(
-    recipe: TrainRecipe,
-    config: SFTConfig,
-    adapter: Any,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tokenized: TokenizedCorpora,
-    load_base: Callable[[], PreTrainedModel] | None,
-) -> KnowledgeTrainer:
-    """Return the trainer with its data, callbacks, regularization and techniques."""
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback
+    recipe: TrainRecipe, config: SFTConfig, adapter: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    parts: TrainingParts,
+) -> KnowledgeTrainer:  # fmt: skip
+    """Return the trainer of `parts`. Raises `RecipeError` for faults that only the model shows."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
+    techniques, guard = recipe.techniques, parts.guard
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
-    has_kl = section is not None and section.kl > 0
-    dataset = RowDataset(data.rows, has_kl, tokenized.weights, tokenized.teacher)
-    freeze(model, recipe)
-    check_trained_tokens(recipe, model)
-    reinitialized = reinitialize_last_layers(model, recipe)
-    guard = Guard(recipe.guards)
-    eval_strategy, config.eval_strategy = config.eval_strategy, "no" if validation is None else config.eval_strategy
-    save_strategy = config.save_strategy
-    if model.is_distributed_loading_by_transformers:
-        config.save_strategy = "no"  # Trainer refuses to save what KnowledgeTrainer saves
-    regularizer = None if section is None else Regularizer(section, model, adapter=bool(adapter), load_base=load_base)
-    if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
-        _check_packing(model, dataset)
-    screen = Screen(effective_batch(config, data)["tokens"])
-    first_row = Dataset.from_list([dataset[0]])  # SFTTrainer needs a Dataset, which would copy every row
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        try:
-            trainer = KnowledgeTrainer(
-                model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
-                eval_dataset=first_row if validation is not None else None,
-                data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned),
-                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen,
-                           *([ProbeStopping(recipe.probes, guard.warnings)] if recipe.probes is not None else [])],
-            )  # fmt: skip
-        except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
-            raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
-    trainer.train_dataset = dataset
-    trainer.eval_dataset = RowDataset(validation.rows) if validation is not None else None
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Timing(recipe.run_dir / "timing.jsonl", lambda: int(trainer.learned_tokens)))
-    trainer.add_callback(RestoreState(trainer))
-    trainer.guard, trainer.losses = guard, MeanLoss()
-    configure_trainer(trainer, recipe, reinitialized)
-    config.save_strategy = save_strategy
-    config.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
-    trainer.rounds = data.rows.rounds if data.rows.rounds[-1] > 0 else ()
-    if regularizer is not None:
-        _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
-    trainer.regularizer = regularizer
+    packs = bool(recipe.trainer.get("packing"))
+    flatten = "flash" in str(model.config._attn_implementation) and packs
+    if packs and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
+        _check_packing(model, parts.train)
+    callbacks: list[Any] = [WarmUp(lambda: guard.skipped), Screen(effective_batch(config, parts.data)["tokens"])]
+    if recipe.probes is not None:
+        callbacks.append(ProbeStopping(recipe.probes, guard.warnings))
+    if techniques.patience is not None:
+        callbacks.append(PatienceStopping(techniques.patience, guard.warnings))
+    try:
+        trainer = KnowledgeTrainer(
+            parts, model=model, args=config, processing_class=tokenizer, peft_config=adapter, run_dir=recipe.run_dir,
+            data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned), callbacks=callbacks,
+        )  # fmt: skip
+    except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
+        raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
+    if techniques.histogram_steps is not None:
+        trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
+    _check_router_loss(trainer, recipe)
+    if config.mixed_precision == "fp16" and recipe.model.quantization != "none":
+        widen_adapter(trainer.model)
+    if techniques.loss_tile is not None:
+        check_tiles(trainer.plain_model, parts.train[0], recipe)
     return trainer
+
+
+def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` if a mixture of experts adds its routers' loss, which only TRL's own loss has."""
+    has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
+    if not trainer.aux_loss_enabled or not (has_kl or trainer.training_loss.is_changed or trainer.loss_tile):
+        return
+    key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
+    key = "regularization.kl" if has_kl else "method" if recipe.method == "distill" else key
+    fault = (
+        "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, loss_tile, distill and "
+        "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
+    )
+    raise recipe.error(key, fault)
 
 
 def _row_multiple(config: SFTConfig) -> int:
@@ -274,56 +280,6 @@ def _row_multiple(config: SFTConfig) -> int:
     """
     n = context_parallel_size()
     return math.lcm(config.pad_to_multiple_of or 1, 2 * n if n > 1 else 1)
-
-
-def _prepare_regularizer(regularizer: Regularizer, trainer: KnowledgeTrainer, is_tiled: bool) -> None:
-    if regularizer.strengths.ewc:
-        rows = trainer.train_dataset.rows
-        replayed = (_replay_only(row) for row in rows if any(row.replayed))
-        regularizer.measure_fisher(trainer.model, list(islice(replayed, FISHER_ROWS)))
-    if is_tiled:
-        regularizer.read_hidden_states()
-
-
-def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitialized: Sequence[str]) -> None:
-    """Give `trainer` the recipe's techniques; `reinitialized` are the names of parameters with new weights.
-
-    Raises `RecipeError` for faults that only the model shows.
-    """
-    techniques = recipe.techniques
-    trainer.training_loss = TrainingLoss(
-        float(trainer.args.label_smoothing_factor),
-        techniques.hard_example_mining,
-        techniques.row_weights is not None,
-        section_of(recipe) if recipe.method == "distill" else None,
-    )
-    trainer.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
-    has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
-    is_distilled = recipe.method == "distill"
-    if trainer.aux_loss_enabled and (has_kl or is_distilled or not trainer.training_loss.plain or techniques.loss_tile):
-        fault = (
-            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, loss_tile, distill and "
-            "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
-        )
-        key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
-        key = "method" if is_distilled else key
-        raise recipe.error("regularization.kl" if has_kl else key, fault)
-    if trainer.args.mixed_precision == "fp16" and recipe.model.quantization != "none":
-        widen_adapter(trainer.model)
-    trainer.layerwise_lr_decay = techniques.layerwise_lr_decay
-    trainer.reinitialized = reinitialized
-    trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
-    trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
-    for name in ("loss_tile", "stochastic_rounding", "muon"):
-        setattr(trainer, name, getattr(techniques, name))
-    if techniques.loss_tile is not None:
-        base_model = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
-        add_hidden_states(base_model)
-        check_tiles(base_model, trainer.train_dataset[0], recipe)
-    if techniques.patience is not None:
-        trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
-    if techniques.histogram_steps is not None:
-        trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
 
 
 @torch.no_grad()
@@ -364,40 +320,19 @@ def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list[str]:
-    notes = []
-    if trainer.reinitialized:
-        names = ", ".join(summarize_names(trainer.reinitialized))
-        notes.append(f"techniques.reinitialize_last_layers: new weights for {names}")
-    if trainer.freeze_warmup is not None:
-        first = [name for name, _ in trainer.model.named_parameters() if name in trainer.freeze_warmup.first]
-        notes.append(
-            f"techniques.freeze_base_steps: for {trainer.freeze_warmup.steps} updates only these train: "
-            f"{', '.join(summarize_names(first))}"
-        )
-    if trainer.sam is not None:
-        notes.append(f"techniques.sam: gradients are taken {trainer.sam.rho:g} uphill, in two passes an update")
-    if trainer.muon is not None:
-        notes.append(
-            f"techniques.muon: the layers' matrices by Muon at {trainer.muon:g} of the rate, the rest by AdamW"
-        )
-    if trainer.stochastic_rounding:
-        notes.append("techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random")
-    mining = recipe.techniques.hard_example_mining
+def _describe_techniques(inputs: UpdateInputs, rules: Sequence[UpdateRule]) -> list[str]:
+    notes, mining = [rule.note() for rule in rules], inputs.recipe.techniques.hard_example_mining
+    if inputs.reinitialized:
+        names = ", ".join(summarize_names(inputs.reinitialized))
+        notes.insert(0, f"techniques.reinitialize_last_layers: new weights for {names}")
     if mining is not None:
         notes.append(
             f"techniques.hard_example_mining: learns from the {mining.fraction:.0%} of {mining.unit} with the highest loss"
         )
-    return notes
+    return [note for note in notes if note]
 
 
 def _check_packing(model: PreTrainedModel, dataset: RowDataset) -> None:
     packed = next((row for row in dataset if row["position_ids"].count(0) > 1), None)
     if packed is not None and models.is_runnable(model):
         check_isolation(model, packed)
-
-
-def _replay_only(row: TrainingRow) -> TrainingRow:
-    """Return `row` with the labels of its replayed tokens only."""
-    labels = [label if replayed else IGNORED for label, replayed in zip(row.labels, row.replayed, strict=True)]
-    return dataclasses.replace(row, labels=labels)

@@ -19,7 +19,7 @@ from kinject.process import machine_memory
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.train.config import Faults, lora_config, refusals
-from kinject.train.optimizers import LAYER, layer_number
+from kinject.train.updates.layers import layer_number
 
 
 def freeze(model: Any, recipe: TrainRecipe) -> None:
@@ -301,54 +301,3 @@ def _check_last_layers(recipe: TrainRecipe, config: Any) -> None:
 def _at_least(name: str, first: int) -> bool:
     number = layer_number(name)
     return number is not None and number >= first
-
-
-class FreezeWarmup:
-    """Drops the gradients of the base in the first updates; `first` are the names that train from the start.
-
-    An optimizer does not change weights without a gradient, by weight decay neither, and their moments begin with their
-    first gradient. The count comes from the trainer's step, so resuming changes nothing.
-    """
-
-    def __init__(self, steps: int, first: Sequence[str]) -> None:
-        self.steps, self.first = steps, frozenset(first)
-
-    def drop_gradients(self, model: Any, step: int) -> None:
-        """Drop the base's gradients if this (0-based) update is one of the first."""
-        if step >= self.steps:
-            return
-        for name, parameter in model.named_parameters():
-            if name.removeprefix("module.").replace("_orig_mod.", "") not in self.first:
-                parameter.grad = None
-
-
-def freeze_base_steps(model: Any, recipe: TrainRecipe, reinitialized: Sequence[str]) -> FreezeWarmup | None:
-    """Return the warm-up of `techniques.freeze_base_steps`, if any. Raises `RecipeError` for a pattern without a match.
-
-    The parameters of `freeze_base_except` train from the start; by default those of `reinitialized`.
-    """
-    techniques = recipe.techniques
-    if techniques.freeze_base_steps is None:
-        return None
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for pattern in techniques.freeze_base_except:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            fault = f"{pattern!r} matches no parameter that trains. Names look like {', '.join(names[:3])}."
-            raise recipe.error("techniques.freeze_base_except", fault)
-    first = [name for name in names if any(fnmatchcase(name, pattern) for pattern in techniques.freeze_base_except)]
-    return FreezeWarmup(techniques.freeze_base_steps, first or reinitialized)
-
-
-def summarize_names(names: Sequence[str]) -> list[str]:
-    """Return names with layer numbers joined: ``model.layers.{0-3}.mlp.up_proj.weight``."""
-    layers: dict[str, list[int]] = {}
-    for name in names:
-        match = LAYER.search(name)
-        key = name if match is None else name[: match.start(1)] + "*" + name[match.end(1) :]
-        layers.setdefault(key, []).extend([] if match is None else [int(match[1])])
-    return [key.replace("*", _span(sorted(numbers))) if numbers else key for key, numbers in layers.items()]
-
-
-def _span(numbers: Sequence[int]) -> str:
-    contiguous = len(numbers) == numbers[-1] - numbers[0] + 1
-    return f"{{{numbers[0]}-{numbers[-1]}}}" if contiguous else "{" + ",".join(map(str, numbers)) + "}"

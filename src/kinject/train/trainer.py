@@ -4,167 +4,116 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from peft import PeftModel
-from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
-from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import rotate_checkpoints
-from trl import SFTTrainer
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
-from kinject.models import copy_weights
 from kinject.process import processes_per_row, tensor_parallel_size
-from kinject.train.callbacks import save_state
-from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
-from kinject.train.data import RoundSampler, TrainingData
-from kinject.train.guards import Guard, check_weights
-from kinject.train.loss import MeanLoss, Predictions, Project, TrainingLoss, in_tiles, next_tokens, token_metrics
-from kinject.train.optimizers import OneByOne, SharpnessAware, add_muon, leave_warmup_to_schedule, split_by_layer
+from kinject.train.callbacks import RunLog, Timing
+from kinject.train.data import RoundSampler, RowDataset, TrainingData
+from kinject.train.guards import Guard
+from kinject.train.loss import (
+    MeanLoss,
+    Predictions,
+    Project,
+    add_hidden_states,
+    in_tiles,
+    next_tokens,
+    token_metrics,
+)
+from kinject.train.mixins import CheckpointMixin, OptimizerMixin, TrainerState
+from kinject.train.objectives import TrainingLoss
+from kinject.train.objectives.distillation import Teacher
 from kinject.train.probes import Probes
-from kinject.train.regularization import Regularizer
-from kinject.train.schedules import schedule_of
-from kinject.train.teacher import Teacher
-from kinject.train.trainable import FreezeWarmup
+from kinject.train.updates import UpdateRule
+from kinject.train.updates.regularization import Regularizer
 
-_OPTIMIZER = "optimizer"
-"""The folder of a sharded optimizer in a checkpoint."""
 _ISOLATION_TOLERANCE = 1e-3
 _SAMPLED_TOKENS = 256
 """Tokens of which entropy and accuracy are measured between two logs, a process."""
 
 
-class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
+@dataclass(frozen=True)
+class TrainingParts:
+    """What a run trains by, beside model, arguments and tokenizer.
+
+    `train` and `validation` are the rows of `data` and of the validation corpus. `loss_tile` is the number of tokens whose
+    logits are in memory at once, None for all. `load_weights` loads the model of a checkpoint folder as the run's own was.
+    `make_teacher` makes the teacher of a distillation from the model as it is before training.
+    """
+
+    data: TrainingData
+    train: RowDataset
+    validation: RowDataset | None
+    loss: TrainingLoss
+    rules: Sequence[UpdateRule]
+    guard: Guard
+    probes: Probes | None
+    loss_tile: int | None
+    load_weights: Callable[[str], Any]
+    make_teacher: Callable[[Any], Teacher] | None
+    cost: Mapping[str, float]
+    """Tokens and seconds of the teacher's predictions and of the model's own answers."""
+
+
+class KnowledgeTrainer(CheckpointMixin, OptimizerMixin):
     """TRL's SFTTrainer, for rows that are tokenised, packed and labelled already.
 
     With the plain loss on the CPU it computes cross-entropy from the logits: the same number as TRL's fused head,
     without the entropy and accuracy that TRL computes of every token (half of the time with a large vocabulary); here
-    they are measured of a sample.
-
-    `guard` decides over each update, `rounds` (the round of each row) orders the epoch, `probes` are scored at each
-    evaluation. `preparation_cost` holds the tokens and seconds of the teacher's predictions and of the model's own answers.
+    they are measured of a sample. `guard` decides over each update, the rounds of the rows order the epoch, `probes` are
+    scored at each evaluation. `notes` are lines for the log about the model, the data and the techniques.
     """
 
-    training_data: TrainingData
-
-    regularizer: Regularizer | None = None
-    layerwise_lr_decay: float = 1.0
-    training_loss: TrainingLoss = TrainingLoss()
-    teacher: Teacher | None = None
-    freeze_warmup: FreezeWarmup | None = None
-    sam: SharpnessAware | None = None
-    loss_tile: int | None = None
-    """Tokens whose logits are in memory at once; None: all."""
-    stochastic_rounding = False
-    muon: float | None = None
-    reinitialized: Sequence[str] = ()
-    """Names of the parameters that got new weights."""
-    notes: Sequence[str] = ()
-    """Lines for the log about the model, the data and the techniques."""
-    guard: Guard
-    losses: MeanLoss
-    rounds: Sequence[int] = ()
-    probes: Probes | None = None
-    preparation_cost: Mapping[str, float]
-    control: Any
-    optimizer: Any
-    lr_scheduler: Any
-    _total_train_tokens: Any
     router_aux_loss_coef: float
-    steps_per_epoch: int = 1
-    learned_tokens: Any = 0
-    """Tokens in the loss so far, of all processes (a number, or a tensor on a device), since this run was started or resumed."""
-    learned_before: int = 0
-    """Those before the checkpoint from which it was resumed."""
-    load_weights: Callable[[str], Any]
-    """Loads the model of a checkpoint folder as the run's own was loaded."""
+    train_dataset: Any
+
+    def __init__(self, parts: TrainingParts, *, args: Any, run_dir: Path, callbacks: list[Any], **options: Any) -> None:
+        self.training_data, self.training_loss, self.loss_tile = parts.data, parts.loss, parts.loss_tile
+        self.rules, self.guard, self.probes, self.load_weights = (
+            parts.rules,
+            parts.guard,
+            parts.probes,
+            parts.load_weights,
+        )
+        self.losses, self.notes = MeanLoss(), list[str]()
+        self.preparation_cost = parts.cost
+        self.steps_per_epoch, self.learned_before = 1, 0
+        self.learned_tokens: Any = 0
+        """Those in the loss so far, of all processes (a number, or a tensor on a device), since this run began or resumed."""
+        self.rounds: Sequence[int] = parts.data.rows.rounds if parts.data.rows.rounds[-1] > 0 else ()
+        first_row = Dataset.from_list([parts.train[0]])  # SFTTrainer needs a Dataset, which would copy every row
+        with _strategies_off(args, evaluates=parts.validation is not None, saves=not _is_sharded(options["model"])):
+            super().__init__(
+                args=args, train_dataset=first_row, eval_dataset=first_row if parts.validation is not None else None,
+                callbacks=[RunLog(run_dir / "log.jsonl"), parts.guard, *callbacks], **options,
+            )  # fmt: skip
+        self.train_dataset, self.eval_dataset = parts.train, parts.validation
+        self.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
+        self.remove_callback(PrinterCallback)
+        self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
+        self.add_callback(TrainerState(self))
+        if self.loss_tile is not None:
+            add_hidden_states(self.plain_model)
+        self.teacher = None if parts.make_teacher is None else parts.make_teacher(self.model)
+
+    @property
+    def plain_model(self) -> Any:
+        """The model without its adapter's wrapper."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher"]
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
-        super()._save(output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict))
-        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes first).
-
-        Raises `TrainingError` instead if a weight is not finite: nothing could resume from it.
-        """
-        self._use_final_weights()
-        check_weights(self)
-        save_state(self)
-        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            remove_incomplete(checkpoint)
-        self.accelerator.wait_for_everyone()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            mark_complete(checkpoint)
-            remove_extra(checkpoint.parent, checkpoint)
-            best = self.state.best_model_checkpoint
-            rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save both; each process its part of the optimizer of a model that transformers has sharded."""
-        if not self.is_distributed_loading_by_transformers:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        save_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(output_dir) / _OPTIMIZER))
-        if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load both from a checkpoint folder, if there is one."""
-        if checkpoint is None or not self.is_distributed_loading_by_transformers:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        load_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(checkpoint) / _OPTIMIZER))
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
-
-    def _plain_optimizer(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
-        if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
-            copy_weights(self.load_weights(resume_from_checkpoint), self.model)
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        """Load the weights of the best checkpoint."""
-        if self.is_distributed_loading_by_transformers:
-            self._load_from_checkpoint(self.state.best_model_checkpoint)
-        else:
-            super()._load_best_model()
-
-    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Create the repository on the hub. Raises `TrainingError` if the hub refuses it."""
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
-            super().init_hf_repo(*args, **kwargs)
-        except (HfHubHTTPError, OSError) as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise TrainingError(f"trainer.push_to_hub: {why} Check HF_TOKEN and trainer.hub_model_id.") from error
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card only if the model is published; the manifest of a run holds more."""
-        if self.args.push_to_hub:
-            super().create_model_card(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
@@ -188,118 +137,6 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             n_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
             return LengthGroupedSampler(n_rows, lengths=self.train_dataset.rows.lengths().tolist())
         return super()._get_train_sampler(train_dataset)
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        """Return the optimizer, its groups split by layer if the recipe's learning rate decays by layer."""
-        is_new, optimizer = self.optimizer is None, super().create_optimizer(model)
-        if not is_new:
-            return optimizer
-        if self.muon is not None:
-            optimizer = self.optimizer = add_muon(optimizer, self.model, self.muon)
-        if self.layerwise_lr_decay < 1.0:
-            split_by_layer(optimizer, self.model, self.layerwise_lr_decay)
-        leave_warmup_to_schedule(optimizer)
-        if self.stochastic_rounding:
-            OneByOne(optimizer, lambda: self.state.global_step, self.args.seed)
-        return optimizer
-
-    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
-        """Return Trainer's counts before training; keep the updates of an epoch for the schedule."""
-        values = super().set_initial_training_values(*args, **kwargs)
-        self.steps_per_epoch = values[1]
-        return values
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the scheduler of `kinject.train.schedules`, which has more names than transformers."""
-        if self.lr_scheduler is None:
-            schedule = schedule_of(self.args, self.model, self.steps_per_epoch)
-            optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = schedule.make_scheduler(optimizer, num_training_steps)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train an epoch, unless all steps are done or the run had stopped: Trainer would take one more step."""
-        self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
-        if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """End training with the weights to use."""
-        self._use_final_weights()
-        return super()._finalize_training(*args, **kwargs)
-
-    def _use_final_weights(self) -> None:
-        """Switch a schedule-free optimizer to its averaged weights; the next training step switches back."""
-        if callable(getattr(self.optimizer, "eval", None)):
-            self.optimizer.eval()
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Add a batch's gradient and return its loss; with `sam`, the last one of an update repeats all gradients."""
-        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-        if self.sam is None:
-            return loss
-        self.sam.keep(inputs)
-        if self.accelerator.sync_gradients:
-            self._repeat_perturbed(model, self.sam, num_items_in_batch)
-        return loss
-
-    def _repeat_perturbed(self, model: Any, sam: SharpnessAware, num_items_in_batch: Any) -> None:
-        """Replace the gradient of an update by that at the perturbed weights."""
-        batches, n_tokens = sam.take_batches(), self._total_train_tokens
-        if self.freeze_warmup is not None:
-            self.freeze_warmup.drop_gradients(model, self.state.global_step)
-        if not sam.perturb(model):
-            return
-        model.zero_grad()
-        try:
-            for number, batch in enumerate(batches, start=1):
-                sync = self.accelerator.no_sync(model) if number < len(batches) else contextlib.nullcontext()
-                with sync:
-                    super().training_step(model, batch, num_items_in_batch)
-        finally:
-            sam.restore()
-        self._total_train_tokens = n_tokens
-
-    def _change_gradient(self, model: Any) -> None:
-        """Drop the gradients of a frozen base, add those of L2 and EWC."""
-        if self.freeze_warmup is not None:
-            self.freeze_warmup.drop_gradients(model, self.state.global_step)
-            if self.state.global_step == self.freeze_warmup.steps:  # from here on the norm is that of more weights
-                self.guard.norms.clear()
-        if self.regularizer is not None:
-            self.regularizer.add_gradient(model)
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        """Change the gradient, then clip."""
-        self._change_gradient(model)
-        return super()._clip_grad_norm(model)
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Return the norm before clipping; skip an update whose norm is not finite, and its step of the schedule.
-
-        Under a gradient scaler (fp16) the scaler itself skips such updates, and they are counted; under DeepSpeed its
-        engine does both.
-        """
-        if grad_norm is None:
-            self._change_gradient(model)
-        step = self.state.global_step
-        norm = super()._get_grad_norm(model, grad_norm)
-        if norm is None or self.is_deepspeed_enabled:
-            made = self.guard.count(1.0 if norm is None else float(norm))
-        elif self.accelerator.scaler is not None:
-            made = self.guard.check_scaler(float(norm), float(self.accelerator.scaler.get_scale()), step)
-        else:
-            made = self.guard.may_update(float(norm), step)
-            self.optimizer._is_overflow = (
-                not made
-            )  # accelerate's mark, by which Trainer leaves the schedule where it is
-            if not made:
-                model.zero_grad(set_to_none=True)
-        loss = self.losses.end_update(self._tr_loss, made=made)
-        if made:
-            self.guard.check_progress(loss, math.nan if norm is None else float(norm), step)
-        return norm
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -344,9 +181,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _computes_loss(self) -> bool:
         """Return whether the loss is computed here; TRL computes it otherwise."""
-        has_kl = self.regularizer is not None and self.regularizer.strengths.kl > 0
         nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
-        special = has_kl or not self.training_loss.plain or self.loss_tile is not None or self.teacher is not None
+        special = self._pull is not None or self.training_loss.is_changed or self.loss_tile is not None
         return special or (nll_only and self.accelerator.device.type == "cpu")
 
     def compute_loss(
@@ -374,7 +210,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         else:
             logits = model(**read, use_cache=False).logits.float()
             total = training_loss.total(logits, inputs, teacher)
-            if (pull := self._divergence_term()) is not None:
+            if self.model.training and (pull := self._pull) is not None:
                 total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
             self._note_token_metrics(logits, next_tokens(inputs))
         if self.model.training:
@@ -390,10 +226,11 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             return None
         return self.teacher.of_batch(inputs, None if self.loss_tile is None else inputs["labels"][:, 1:] != IGNORED)
 
-    def _divergence_term(self) -> Regularizer | None:
-        """Return the regularizer if the loss holds its KL divergence."""
-        regularizer = self.regularizer
-        return regularizer if self.model.training and regularizer is not None and regularizer.strengths.kl else None
+    @property
+    def _pull(self) -> Regularizer | None:
+        """The rule whose divergence from the base's predictions is a term of the loss."""
+        pulls = (rule for rule in self.rules if isinstance(rule, Regularizer) and rule.strengths.kl)
+        return next(pulls, None)
 
     def _total_in_tiles(
         self,
@@ -418,7 +255,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         losses = in_tiles(score, tile, states, targets, *more)
         by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
         total = training_loss.total_of(by_token, inputs)
-        if (pull := self._divergence_term()) is not None:
+        if self.model.training and (pull := self._pull) is not None:
             total = total + pull.strengths.kl * pull.divergence_in_tiles(model, inputs, hidden, project, tile)
         self._note_token_metrics(states.detach(), targets, project)
         return total
@@ -445,6 +282,26 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
         metrics["entropy"].append(entropy / max(n_tokens, 1))
         metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
+
+
+def _is_sharded(model: Any) -> bool:
+    return bool(model.is_distributed_loading_by_transformers)
+
+
+@contextlib.contextmanager
+def _strategies_off(args: Any, *, evaluates: bool, saves: bool) -> Iterator[None]:
+    """Let Trainer be made from `args` without evaluations or checkpoints where it would refuse these.
+
+    It wants a dataset for evaluations, which probes do not need, and refuses to save a model that transformers has sharded,
+    which `CheckpointMixin` saves.
+    """
+    strategies = args.eval_strategy, args.save_strategy
+    args.eval_strategy = args.eval_strategy if evaluates else "no"
+    args.save_strategy = args.save_strategy if saves else "no"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+    args.eval_strategy, args.save_strategy = strategies
 
 
 @torch.no_grad()

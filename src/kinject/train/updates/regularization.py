@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from accelerate.utils import broadcast
 from torch import nn
-from transformers import TrainerCallback
 from transformers.pytorch_utils import Conv1D
 
 from kinject.corpus.packing import TrainingRow
@@ -26,7 +27,7 @@ from kinject.errors import TrainingError
 from kinject.process import context_parallel_size, tensor_parallel_size
 from kinject.recipe import RegularizationSection
 from kinject.train.loss import Project, add_hidden_states, divergence, in_tiles
-from kinject.train.optimizers import optim_name
+from kinject.train.optimizers import UpdateInputs, UpdateRule, optim_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,13 +42,21 @@ _DECOMPOSITION = 4
 """Square matrices beside a second moment while its eigenvectors are computed: its mean, the vectors, LAPACK's two of work."""
 
 
-class Regularizer:
+def _replay_only(row: TrainingRow) -> TrainingRow:
+    """Return `row` with the labels of its replayed tokens only."""
+    labels = [label if replayed else IGNORED for label, replayed in zip(row.labels, row.replayed, strict=True)]
+    return dataclasses.replace(row, labels=labels)
+
+
+class Regularizer(UpdateRule):
     """Keeps the base model's weights, their Fisher information and its predictions, each if its strength is not 0.
 
     Create it from the model before its first update (a resumed run loads the base first, so it uses the same), and before
     a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it; otherwise those of a copy,
     which `load_base` makes of a sharded model.
     """
+
+    copies = 1
 
     def __init__(
         self, strengths: RegularizationSection, model: PreTrainedModel, *, adapter: bool,
@@ -62,6 +71,26 @@ class Regularizer:
         if strengths.kl and not adapter:
             base = copy.deepcopy(model) if load_base is None else load_base()
             self._frozen = base.eval().requires_grad_(False)
+
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether a term compares with the base."""
+        return recipe.regularization is not None and recipe.regularization.needs_base
+
+    @classmethod
+    def make(cls, name: str, inputs: UpdateInputs) -> Regularizer:
+        """Return the rule, which copies what it needs of the base."""
+        section = inputs.recipe.regularization
+        assert section is not None
+        return cls(section, inputs.model, adapter=inputs.recipe.adapter is not None, load_base=inputs.load_base)
+
+    def start(self, trainer: Any) -> None:
+        """Measure the Fisher information on replay; with a loss in tiles, let the frozen base return its hidden states."""
+        if self.strengths.ewc:
+            replayed = (_replay_only(row) for row in trainer.train_dataset.rows if any(row.replayed))
+            self.measure_fisher(trainer.model, list(islice(replayed, FISHER_ROWS)))
+        if trainer.loss_tile is not None and self._frozen is not None:
+            add_hidden_states(self._frozen)
 
     def measure_fisher(self, model: Any, rows: Sequence[TrainingRow]) -> None:
         """Set the diagonal of the empirical Fisher information, the mean of a token, from `rows` of replay.
@@ -95,7 +124,7 @@ class Regularizer:
         model.train(was_training)
 
     @torch.no_grad()
-    def add_gradient(self, model: Any) -> None:
+    def change_gradient(self, model: Any, step: int) -> None:
         """Add the gradient of the L2 and EWC terms: ``(l2 + ewc * F) * (w - w0)``."""
         for wrapped, parameter in model.named_parameters():
             name = wrapped.removeprefix("module.").replace("_orig_mod.", "")
@@ -154,11 +183,6 @@ class Regularizer:
             yield base
         base.train(was_training)
 
-    def read_hidden_states(self) -> None:
-        """Let the frozen copy, if there is one, return its hidden states."""
-        if self._frozen is not None:
-            add_hidden_states(self._frozen)
-
 
 def projection_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
     """Return (key of the recipe, fault) for what regularization.projection cannot be combined with."""
@@ -207,7 +231,7 @@ class Constraint:
         return update if self.moving is None else update * self.moving
 
 
-class Projection(TrainerCallback):  # type: ignore[misc]
+class Projection(UpdateRule):
     """Projects each update of the weights onto directions of their inputs that the kept texts hardly use.
 
     An update D of a matrix [outputs, inputs] changes its output on x by ``D x``. With C the mean of ``x x^T`` over the kept
@@ -219,17 +243,36 @@ class Projection(TrainerCallback):  # type: ignore[misc]
     Of LoRA only the matrices A read the layer's inputs. They are projected at the start, while B is zero, so that the
     kept texts hardly pass them; B is free.
 
-    Create it from the model before its first update, and add it to the trainer's callbacks. It works with any optimizer, since
-    it corrects the weights after each step.
+    It works with any optimizer, since it corrects the weights after each step.
     """
 
-    def __init__(self, model: Any, rows: Sequence[TrainingRow], free: float) -> None:
-        self.free, self.n_tokens = free, 0
+    def __init__(self, path: str, rows: Sequence[TrainingRow], free: float) -> None:
+        self.path, self.rows, self.free, self.n_tokens = path, rows, free, 0
         self.constraints: dict[str, Constraint] = {}
         self.frozen: list[str] = []
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters: dict[str, Any] = {}
         self._before: dict[str, torch.Tensor] = {}
-        self._measure(model, rows)
+
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether the recipe names texts to keep."""
+        return recipe.projection is not None
+
+    @classmethod
+    def make(cls, name: str, inputs: UpdateInputs) -> Projection:
+        """Return the rule for the recipe's texts."""
+        section = inputs.recipe.projection
+        assert section is not None
+        return cls(section.path, inputs.kept, section.free)
+
+    def start(self, trainer: Any) -> None:
+        """Measure the inputs of the layers."""
+        self.measure(trainer.model)
+
+    def measure(self, model: Any) -> None:
+        """Find the free directions of a model that has not been trained yet; the rest of it stops training."""
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._measure(model, self.rows)
         for name, parameter in self._parameters.items():
             if name not in self.constraints and ".lora_B." not in name:
                 self.frozen.append(name)
@@ -242,12 +285,12 @@ class Projection(TrainerCallback):  # type: ignore[misc]
                     weight = self._parameters[name]
                     weight.copy_(self.constraints[name].apply(weight.float()).to(weight.dtype))
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def before_update(self) -> None:
         """Keep the weights as they are before an update."""
         self._before = {name: self._parameters[name].detach().clone() for name in self.constraints}
 
     @torch.no_grad()
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def after_update(self) -> None:
         """Leave of the update its allowed part."""
         for name, before in self._before.items():
             weight = self._parameters[name]
@@ -255,15 +298,15 @@ class Projection(TrainerCallback):  # type: ignore[misc]
             weight.copy_((before.float() + self.constraints[name].apply(update)).to(weight.dtype))
         self._before = {}
 
-    def describe(self, path: str) -> str:
-        """Return a note on what may change; `path` is the file of the kept texts."""
+    def note(self) -> str:
+        """Return what may change."""
         matrices = [limit for limit in self.constraints.values() if limit.basis is not None]
         free = sum(map(_n_free, matrices))
         total = sum(len(limit.basis) for limit in matrices if limit.basis is not None)
         tokens = [limit.moving for limit in self.constraints.values() if limit.moving is not None]
         text = (
-            f"regularization.projection: measured on {self.n_tokens:,} tokens of {path}; the updates of {len(matrices)} matrices "
-            f"keep {free:,} of {total:,} directions of their inputs ({free / max(total, 1):.0%})"
+            f"regularization.projection: measured on {self.n_tokens:,} tokens of {self.path}; the updates of "
+            f"{len(matrices)} matrices keep {free:,} of {total:,} directions of their inputs ({free / max(total, 1):.0%})"
         )
         if tokens:
             n_moving, n_rows = sum(int(rows.sum()) for rows in tokens), sum(map(len, tokens))

@@ -1,22 +1,46 @@
-"""The weight of each row of a corpus: a number in one of its columns, or its age."""
+"""Which rows and tokens count: techniques.row_weights, by a column or by age, and techniques.hard_example_mining."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kinject.corpus.rows import LineFaults
+from kinject.corpus.tokenize import IGNORED
 from kinject.disk import Row, read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import RowWeightsSection
+from kinject.recipe.sections import HardExampleMiningSection
+from kinject.train.loss import Objective
 
 _DAY = 86_400.0
 _HEAVIEST = 1e9
 """Far from weights whose products with losses leave float32."""
+
+
+class WeightedRows(Objective):
+    """The loss is the weighted mean over tokens; batches hold weights [batch, length]."""
+
+    is_mean = False
+    columns = ("weights",)
+
+    def __init__(self, section: RowWeightsSection) -> None:
+        self.section = section
+
+    def count(self, batch: Mapping[str, Any], learned: torch.Tensor) -> torch.Tensor:
+        """Return the weight of the learned tokens."""
+        return torch.where(learned, batch["weights"][:, 1:], 0.0).sum()
+
+    def total(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the weighted sum."""
+        return torch.sum(losses * batch["weights"][:, 1:])
 
 
 class RowWeights:
@@ -85,3 +109,43 @@ def _seconds(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a date such as 2024-05-31.") from None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+class HardExamples(Objective):
+    """Only the fraction with the highest loss counts: of tokens, or of rows by their mean loss, all rows with equal weight.
+
+    Rows are texts: one ends where positions restart (arXiv 1604.03540).
+    """
+
+    is_mean = False
+
+    def __init__(self, section: HardExampleMiningSection) -> None:
+        self.section = section
+
+    def count(self, batch: Mapping[str, Any], learned: torch.Tensor) -> torch.Tensor:
+        """Return how many tokens or rows are kept."""
+        n = int(learned.sum()) if self.section.unit == "tokens" else len(_texts(batch, learned)[0])
+        return torch.tensor(_n_hardest(n, self.section.fraction), device=learned.device)
+
+    def total(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the sum of the highest losses."""
+        learned = batch["labels"][:, 1:] != IGNORED
+        if self.section.unit == "tokens":
+            items = losses[learned]
+        else:
+            sizes, indices = _texts(batch, learned)
+            items = losses.new_zeros(len(sizes)).index_add(0, indices, losses[learned]) / sizes
+        return items.topk(_n_hardest(len(items), self.section.fraction)).values.sum()
+
+
+def _n_hardest(n: int, fraction: float) -> int:
+    return math.ceil(fraction * n - 1e-9)  # 0.1 * 30 is a little more than 3
+
+
+def _texts(batch: Mapping[str, Any], learned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (learned tokens of each text that has any, the index of the text of each learned token), texts in order."""
+    restarts = batch["position_ids"] == 0
+    restarts[:, 0] = True
+    numbers = restarts.flatten().cumsum(0).view(restarts.shape)[:, 1:]
+    _, indices, sizes = numbers[learned].unique(return_inverse=True, return_counts=True)
+    return sizes, indices

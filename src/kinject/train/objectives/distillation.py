@@ -1,4 +1,4 @@
-"""The teacher of context distillation: the model before training (arXiv 2209.15189, 2412.14964).
+"""Context distillation: the loss, and its teacher, the model before training (arXiv 2209.15189, 2412.14964).
 
 It is frozen, so each of its predictions is made once, before training, and kept in corpus.cache_dir by the content of
 weights, head and text. Rows with one head (the paraphrases of a document) share its pass.
@@ -30,7 +30,7 @@ from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.contexts import NO_TEACHER, TeacherRows, section_of
-from kinject.train.loss import Predictions, log_probs_of
+from kinject.train.loss import Objective, Predictions, divergence, log_probs_of
 
 _FORMAT = 2
 """Format of cache entries. It changes with their files."""
@@ -41,6 +41,40 @@ _BATCH_LOGITS = 1 << 26
 """Logits of one pass at most (256 MiB in float32)."""
 _TOLERANCE, _COARSE = {torch.float32: 1e-3}, 0.1
 """Most difference of a log-prob between a pass that shares its head and one over the whole; in half precision."""
+
+
+class Distillation(Objective):
+    """Where a teacher's predictions are given, the loss of a token is the divergence from them (arXiv 2209.15189).
+
+    It is multiplied by the square of the temperature (arXiv 1503.02531), and a fraction of it is cross-entropy.
+    """
+
+    needs_teacher = True
+
+    def __init__(self, section: DistillationSection) -> None:
+        self.section = section
+
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether the recipe distils."""
+        return recipe.method == "distill"
+
+    @classmethod
+    def make(cls, name: str, recipe: TrainRecipe) -> Distillation:
+        """Return the objective with the recipe's section."""
+        return cls(section_of(recipe))
+
+    def by_token(
+        self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None
+    ) -> torch.Tensor:
+        """Return the divergences in place of the losses of tokens that the teacher predicts."""
+        if teacher is None or not bool(teacher.has_target.any()):
+            return losses
+        section, indices = self.section, teacher.has_target.nonzero()[:, 0]
+        scaled = logits[indices] / section.temperature
+        distances = divergence(scaled, teacher.log_probs[indices], teacher.ids[indices], section.divergence)
+        weight = (1 - section.cross_entropy) * section.temperature**2
+        return losses.index_copy(0, indices, weight * distances + section.cross_entropy * losses[indices])
 
 
 class Teacher:
