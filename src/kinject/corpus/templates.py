@@ -8,6 +8,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
+from kinject.bounds import check_cost
 from kinject.disk import read_bytes
 from kinject.errors import InputError
 from kinject.types import Question
@@ -56,6 +57,7 @@ def read_template(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
     try:
+        check_cost(source)  # before it is compiled: Jinja computes constants then
         compile_template(source)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
+from kinject.bounds import check_cost
 from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.gguf import gguf_file
@@ -78,13 +79,17 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
 
 
 def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `InputError` if a chat template is no Jinja."""
+    """Raise `InputError` if a chat template is no Jinja, or costs too much (`check_cost`)."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     templates = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates]:
         if template is None:
             continue
+        try:
+            check_cost(str(template))  # before it is compiled: Jinja computes constants then
+        except InputError as error:
+            raise InputError(f"{path}: chat_template: {error}") from error
         try:
             _compile_jinja_template(template)
         except Exception as error:  # jinja2's own errors, and any other for a template that is no text

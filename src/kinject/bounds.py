@@ -1,0 +1,67 @@
+"""Bounds of templates that come with models and recipes: each is tried once in a process with little memory and time.
+
+A template is a program. Its sandbox keeps it from the machine, but one filter may fill the memory, and loops may not end.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+
+from kinject.errors import InputError
+
+_LONGEST = 2**24
+"""Most characters that a template may write."""
+_MEMORY, _SECONDS = 2**30, 5
+_REFUSED = 3
+_CHILD = """
+import json, re, resource, sys
+source, longest, memory, seconds, refused = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+def refuse(text):
+    raise ValueError(text)
+environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+environment.globals.update(raise_exception=refuse, strftime_now=lambda form: form)
+turns = [dict(role=role, content="Hello.") for role in ("system", "user", "assistant", "user")]
+values = dict(add_generation_prompt=True, bos_token="", eos_token="", question="Who?", choices=["a", "b"], letters=["A", "B"],
+              subject="", shots=[], passages=["A text."], format="texts", answer="a")
+try:
+    template = environment.from_string(re.sub(r"{%-?\\s*(end)?generation\\s*-?%}", "", source))
+    for messages in (turns, turns[1:]):
+        n = 0
+        for part in template.generate(messages=messages, **values):
+            n += len(part)
+            if n > longest:
+                sys.exit(refused)
+except MemoryError:
+    sys.exit(refused)
+except Exception:
+    pass
+"""
+
+
+@lru_cache(maxsize=64)
+def check_cost(source: str) -> None:
+    """Raise `InputError` if the Jinja template `source` needs too much time or memory, or writes too much, for a short chat.
+
+    What else is wrong with it shows where it is rendered.
+    """
+    job = json.dumps([source, _LONGEST, _MEMORY, _SECONDS, _REFUSED])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _CHILD], input=job, text=True, capture_output=True, timeout=4 * _SECONDS,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        code = _REFUSED
+    else:
+        code = done.returncode
+    if code == _REFUSED or code < 0:
+        raise InputError(
+            f"template: takes more than {_SECONDS} s, {_MEMORY >> 20:,} MiB or {_LONGEST:,} characters for a short chat. Shorten "
+            f"it. Source: {source[:120]!r}"
+        )

@@ -1,0 +1,51 @@
+"""Templates of models and recipes are bounded in memory, time and output before they are used."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kinject.bounds import check_cost
+from kinject.corpus.templates import read_template
+from kinject.errors import InputError
+from kinject.models import load_tokenizer
+
+BOMBS = (
+    "{{ 'x'|center(3000000000) }}",
+    "{{ '%2000000000d'|format(1) }}",
+    "{{ 'x'.ljust(2500000000) }}",
+    "{% set ns = namespace(a='xxxxxxxx') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{{ 'x' * 4000 }}{% endfor %}",
+    "{{ [messages] * 400000000 }}",
+)
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_a_template_that_fills_memory_time_or_output_is_refused(source: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    (tmp_path / "t.jinja").write_text(source)
+    with pytest.raises(InputError, match=r"t\.jinja: template: takes more than"):
+        read_template(tmp_path / "t.jinja")
+    assert time.monotonic() - began < 30
+
+
+def test_a_chat_template_is_bounded_where_the_tokenizer_loads(tiny_model: Path) -> None:
+    (tiny_model / "chat_template.jinja").write_text(BOMBS[0])
+    with pytest.raises(InputError, match="chat_template: template: takes more than"):
+        load_tokenizer(str(tiny_model))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ m.role ~ ': ' ~ m.content }}{% endfor %}",
+        "{%- for m in messages %}{%- generation -%}{{ m['content'] | trim }}{%- endgeneration -%}{% endfor %}",
+        "{{ raise_exception('never a system turn') }}",
+        "{{ question }}{% for c in choices %}{{ letters[loop.index0] }}. {{ c }}{% endfor %}",
+    ],
+)
+def test_templates_as_models_have_them_pass(source: str) -> None:
+    check_cost(source)
