@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import constants
 
 from kinject import hub
-from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import token_spans
+from kinject.documents import read_documents
 from kinject.errors import InputError
 from kinject.models import load_config, load_model, load_tokenizer
 

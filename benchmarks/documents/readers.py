@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinject.corpus.documents.readers import read_file
+from kinject.documents.readers import read_file
 from kinject.types import Document
 
 _TEXT = """bridge river harbour timber mill granite market lantern orchard winter copper valley school ledger ferry quarry

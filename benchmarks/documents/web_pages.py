@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kinject.corpus.documents.readers import read_file
+from kinject.documents.readers import read_file
 from kinject.types import Document
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from kinject.augment import AugmentResult
     from kinject.augment.questions.run import QuestionsResult
     from kinject.augment.survey import Survey
-    from kinject.corpus.documents.collect import DocumentsResult
     from kinject.disk import FoundRun
     from kinject.doctor import Checkup
+    from kinject.documents.collect import DocumentsResult
     from kinject.eval.compare import Comparison
     from kinject.eval.scores import Score
     from kinject.export import ExportResult
@@ -89,9 +89,9 @@ def documents(
 
     kinject.documents("handbook/").to_frame()
     """
-    from kinject.corpus.documents.collect import collect
-    from kinject.corpus.documents.files import heap_name
     from kinject.disk import file_name
+    from kinject.documents.collect import collect
+    from kinject.documents.files import heap_name
 
     if not paths:
         raise InputError("no path given. For example: kinject documents handbook/")

@@ -12,11 +12,11 @@ from kinject.augment import augment
 from kinject.augment.checks.checker import Checker
 from kinject.augment.prompts import Source
 from kinject.augment.styles import STYLES
-from kinject.corpus.documents import read_documents
 from kinject.corpus.grading import exact_match
 from kinject.corpus.retrieved import BEGIN_QUOTE, END_QUOTE, final_answer
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import Row, read_jsonl
+from kinject.documents import read_documents
 from kinject.errors import RecipeError
 from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.retrievers import Bm25Retriever

@@ -11,8 +11,8 @@ import pytest
 
 from kinject import executors
 from kinject.augment import augment
-from kinject.corpus.documents import read_documents
 from kinject.disk import read_jsonl, read_manifest
+from kinject.documents import read_documents
 from kinject.eval.retrieval import read_passages
 from kinject.recipe import AugmentRecipe, DocumentsSection, RetrievalSection, read_recipe
 

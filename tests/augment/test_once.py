@@ -15,8 +15,8 @@ from kinject.augment.checks.checker import Checker, Verdict
 from kinject.augment.plan import PassageFile, make_plan
 from kinject.augment.repair import Repaired
 from kinject.augment.styles import Style
-from kinject.corpus.documents import rows
 from kinject.disk import read_jsonl
+from kinject.documents import rows
 from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Passage
 

@@ -23,15 +23,15 @@ import pytest
 from kinject import executors
 from kinject.api import documents
 from kinject.cli import main
-from kinject.corpus.documents import copies, document_hashes, parse, read_documents
-from kinject.corpus.documents.collect import DocumentsResult, collect
 from kinject.disk import read_jsonl
+from kinject.documents import copies, document_hashes, parse, read_documents
+from kinject.documents.collect import DocumentsResult, collect
 from kinject.errors import InputError
 from kinject.executors import Outcome
 from kinject.recipe import DocumentsSection
 
 WORDS = [f"{a}{b}" for a in re.findall("...", "baldorfengimholkirlammurnespol") for b in re.findall("..", "aneloman")]
-collecting = importlib.import_module("kinject.corpus.documents.collect")  # the function has its name
+collecting = importlib.import_module("kinject.documents.collect")  # the function has its name
 NOTICE = "This text is confidential and must not leave the house."
 
 

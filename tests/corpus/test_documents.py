@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kinject.cli import main
-from kinject.corpus.documents import read_documents
 from kinject.disk import content_id, read_jsonl
+from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 from kinject.recipe import DocumentsSection
 

@@ -15,7 +15,7 @@ from typing import Any
 import pypdf
 import pytest
 
-from kinject.corpus.documents.readers import KINDS, ReadOptions, kind_of, read_file, reader_of
+from kinject.documents.readers import KINDS, ReadOptions, kind_of, read_file, reader_of
 from kinject.errors import InputError
 from kinject.types import Document
 from small import load_benchmark

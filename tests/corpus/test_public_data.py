@@ -17,10 +17,10 @@ import pytest
 
 from kinject.cli import main
 from kinject.corpus import public_data
-from kinject.corpus.documents import read_documents
 from kinject.corpus.public_data import DATA_SETS, describe, find_data, get_data
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
+from kinject.documents import read_documents
 from kinject.errors import EndpointError, InputError
 from kinject.recipe.shipped import read_shipped
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kinject.corpus.documents import document_hashes, is_hub_name, read_documents
-from kinject.corpus.documents.pdf import unwrap_lines
 from kinject.corpus.passages import split_passages, word_spans
+from kinject.documents import document_hashes, is_hub_name, read_documents
+from kinject.documents.pdf import unwrap_lines
 from kinject.errors import DiskError, InputError
 
 ROWS = [

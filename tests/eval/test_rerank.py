@@ -106,7 +106,7 @@ def test_retrieval_splits_as_augmenting_does_with_its_tokens_and_overlap(write_r
     path = write_rows("d.jsonl", rows)
     tokenizer = str(shared / "models/tokenizers/gpt2") if (shared / "models/tokenizers/gpt2").exists() else None
     section = RetrievalSection(documents=(str(path),), passage_tokens=24, overlap=7, tokenizer=tokenizer)
-    from kinject.corpus.documents import read_documents
+    from kinject.documents import read_documents
 
     (document,) = read_documents(path)
     assert [searched for searched, _ in read_passages(section)] == split_passages(

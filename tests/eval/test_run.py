@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 
-from kinject.corpus.documents.collect import collect
 from kinject.disk import lock_dir
+from kinject.documents.collect import collect
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.results import correct_families, correctness, summarize_arm

@@ -118,8 +118,8 @@ def read_override(path: Path) -> None:
 
 def read_all_documents(path: Path) -> None:
     """Read documents and cut them into passages."""
-    from kinject.corpus.documents import document_hashes, read_documents
     from kinject.corpus.passages import split_passages, word_spans
+    from kinject.documents import document_hashes, read_documents
 
     for document in read_documents(path):
         split_passages(document, 16, word_spans)

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from kinds import as_parquet, lines_of, pdf_of
 
-from kinject.corpus.documents import document_hashes, pdf, read_documents
 from kinject.corpus.passages import sentence_ends, token_spans
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.templates import compile_template, render
 from kinject.disk import files
+from kinject.documents import document_hashes, pdf, read_documents
 from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.eval.compare import read_run, read_samples
 from kinject.eval.retrieval import read_contexts

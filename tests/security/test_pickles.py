@@ -238,7 +238,7 @@ class TestEmbedder:
 
 
 def test_data_sets_that_are_pickles_are_refused(tmp_path: Path, sprung: Path) -> None:
-    from kinject.corpus.documents import read_documents
+    from kinject.documents import read_documents
 
     for name in ("data.pkl", "data.pickle", "data.pt", "data.npy", "data.parquet", "data.jsonl", "data.csv"):
         (tmp_path / name).write_bytes(trap(sprung))

@@ -16,9 +16,9 @@ with atheris.instrument_imports(include=["kinject", "yaml"]):
     from kinds import kinds
     from mutations import PIECES
 
-    import kinject.corpus.documents
     import kinject.corpus.questions
     import kinject.corpus.rows
+    import kinject.documents
     import kinject.eval.compare
     import kinject.recipe.yaml_lines  # noqa: F401
     from kinject.errors import KinjectError

@@ -17,9 +17,9 @@ from kinject.augment.checks.checker import Checker, normal_form
 from kinject.augment.prompts import Source, entities_of, source_of
 from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.augment.validation import augment_section
-from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, token_spans, word_spans
 from kinject.disk import content_id, read_jsonl, unwritable
+from kinject.documents import read_documents
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, DocumentsSection
 from kinject.recipe.sections import MAX_SAMPLES

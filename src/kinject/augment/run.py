@@ -26,8 +26,8 @@ from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import Store
 from kinject.augment.summary import AugmentProgress, AugmentResult
 from kinject.augment.validation import augment_section
-from kinject.corpus.documents import document_hashes
 from kinject.disk import file_hash, lock_dir, write_manifest
+from kinject.documents import document_hashes
 from kinject.errors import EndpointError
 from kinject.language.tables import language_of
 from kinject.recipe import AugmentRecipe, AugmentSection

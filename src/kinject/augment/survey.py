@@ -12,12 +12,12 @@ from kinject.augment.plan import Group
 from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
 from kinject.augment.styles import STYLES
 from kinject.augment.try_style import render_prompts
-from kinject.corpus.documents import is_hub_name, read_documents
-from kinject.corpus.documents.collect import DocumentsResult, collect, listing, named_languages
-from kinject.corpus.documents.rows import is_saved_dataset
-from kinject.corpus.documents.write import read_rows
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import file_name, path_exists, read_jsonl, write_jsonl, write_text
+from kinject.documents import is_hub_name, read_documents
+from kinject.documents.collect import DocumentsResult, collect, listing, named_languages
+from kinject.documents.rows import is_saved_dataset
+from kinject.documents.write import read_rows
 from kinject.errors import DiskError
 from kinject.language.detect import language_name
 from kinject.language.tables import language_of
@@ -134,7 +134,7 @@ def _as_file(path: Path, folder: Path) -> Path:
 
 def _copies(documents: DocumentsResult) -> Iterator[tuple[str, str, float]]:
     for _, row in read_jsonl(documents.folder / "duplicates.jsonl"):
-        if row["how"] != "passage":
+        if "overlap" in row:  # the others are parts of documents
             yield row["dropped"], row["kept"], row["overlap"]
 
 

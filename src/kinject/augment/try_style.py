@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from kinject.augment.plan import LONGEST_DOCUMENT, Group
 from kinject.augment.run import augment
 from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style, read_styles
-from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import read_jsonl
+from kinject.documents import read_documents
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.recipe.check import suggestion

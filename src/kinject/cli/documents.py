@@ -74,7 +74,7 @@ def add_documents(verbs: Any) -> None:
 
 def _documents(arguments: argparse.Namespace) -> int:
     from kinject.api import documents
-    from kinject.corpus.documents.collect import render_documents
+    from kinject.documents.collect import render_documents
     from kinject.recipe.read import read_section
 
     is_setting = [word.startswith(("documents.", "run_dir=")) and "=" in word for word in arguments.arguments]

@@ -104,8 +104,8 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
 
 
 def _general(arguments: argparse.Namespace) -> int:
-    from kinject.corpus.documents import write_general_text
     from kinject.corpus.public_data import GENERAL_TEXT
+    from kinject.documents import write_general_text
 
     for option in ("documents", "held_out"):
         if getattr(arguments, option) < 1:

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from kinject.corpus.documents import write_general_text
-from kinject.corpus.documents.readers import ReadOptions, read_file
-from kinject.corpus.documents.text import import_extra
 from kinject.disk import (
     Journal,
     file_hash,
@@ -31,6 +28,9 @@ from kinject.disk import (
     write_jsonl,
     write_text,
 )
+from kinject.documents import write_general_text
+from kinject.documents.readers import ReadOptions, read_file
+from kinject.documents.text import import_extra
 from kinject.errors import EndpointError, InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion

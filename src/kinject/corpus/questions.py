@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from kinject.corpus.documents.rows import csv_rows
 from kinject.corpus.grading import GoldIndex, plain_text
 from kinject.disk import Row, content_id, read_jsonl
+from kinject.documents.rows import csv_rows
 from kinject.errors import InputError
 from kinject.terminal import show
 from kinject.types import Message, Question

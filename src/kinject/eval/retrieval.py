@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import cut_note, split_nested, split_passages, token_spans
 from kinject.disk import content_id, open_database, parse_json, read_jsonl, write_rows
+from kinject.documents import read_documents
 from kinject.errors import DiskError, EndpointError, InputError
 from kinject.eval.retrievers import (
     Bm25Retriever,

@@ -11,7 +11,6 @@ from string import ascii_uppercase
 from time import monotonic
 from typing import Any
 
-from kinject.corpus.documents import document_hashes
 from kinject.disk import (
     FORMAT_VERSION,
     check_output,
@@ -22,6 +21,7 @@ from kinject.disk import (
     write_jsonl,
     write_manifest,
 )
+from kinject.documents import document_hashes
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from kinject import models
 from kinject.corpus.chat import conversation_texts, encode_conversation, prepend_context
-from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.packing import PickedRows
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.corpus.retrieved import Bm25, best_of, with_passages
@@ -30,6 +29,7 @@ from kinject.corpus.tokenize import (
     split_text,
 )
 from kinject.disk import content_id
+from kinject.documents import document_hashes, read_documents
 from kinject.recipe import DistillationSection, TrainRecipe
 from kinject.train.load import is_sharded
 from kinject.types import Document

@@ -33,10 +33,10 @@ from kinject.augment.questions.drafts import (
     says_unanswered,
 )
 from kinject.augment.validation import questions_section
-from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import cut_note, split_passages, token_spans
 from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
+from kinject.documents import document_hashes, read_documents
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.requests import Structure, generator_identity

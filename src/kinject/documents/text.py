@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from kinject.corpus.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.disk import content_id, format_size, read_bytes
+from kinject.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.errors import InputError, KinjectError
 from kinject.types import Document
 

@@ -19,10 +19,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus.documents.files import FoundFile, find_files, heap_name
-from kinject.corpus.documents.parse import Parsed, Parsing, readers_version, record_path, write_record
-from kinject.corpus.documents.readers import ReadOptions
-from kinject.corpus.documents.write import HeapFile, HeapWriter, day_of
 from kinject.disk import (
     check_output,
     content_id,
@@ -33,6 +29,10 @@ from kinject.disk import (
     read_manifest,
     write_manifest,
 )
+from kinject.documents.files import FoundFile, find_files, heap_name
+from kinject.documents.parse import Parsed, Parsing, readers_version, record_path, write_record
+from kinject.documents.readers import ReadOptions
+from kinject.documents.write import HeapFile, HeapWriter, day_of
 from kinject.errors import DiskError, InputError
 from kinject.language.detect import language_name
 from kinject.process import core_count
@@ -211,7 +211,7 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
     n_processes = min(section.processes or core_count(), len(tasks))
     waiting, n_running = iter(tasks), 0
     with (
-        executors.LocalExecutor(n_processes, 0, ("kinject.corpus.documents.parse",)) as executor,
+        executors.LocalExecutor(n_processes, 0, ("kinject.documents.parse",)) as executor,
         Progress("documents", len(tasks), "files") as progress,
     ):
         while True:

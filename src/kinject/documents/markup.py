@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.html import page_of
-from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
-from kinject.corpus.documents.text import (
+from kinject.disk import content_id, read_bytes
+from kinject.documents.html import page_of
+from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.text import (
     decode,
     fenced,
     heading,
@@ -23,7 +24,6 @@ from kinject.corpus.documents.text import (
     spanned,
     whole_file,
 )
-from kinject.disk import content_id, read_bytes
 from kinject.errors import InputError
 from kinject.types import Document
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
-from kinject.corpus.documents.text import (
+from kinject.disk import read_bytes
+from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.text import (
     DEEPEST_ITEM,
     decode,
     fenced,
@@ -18,7 +19,6 @@ from kinject.corpus.documents.text import (
     spanned,
     whole_file,
 )
-from kinject.disk import read_bytes
 from kinject.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from glob import has_magic
 from itertools import islice
 from pathlib import Path
 
-from kinject.corpus.documents.collect import collect, collected_fingerprint
-from kinject.corpus.documents.files import is_heap
-from kinject.corpus.documents.readers import SUFFIXES, LocatedDocument, fault_of, read_file
-from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
-from kinject.corpus.documents.write import read_rows
 from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists, refuse_existing, write_jsonl
+from kinject.documents.collect import collect, collected_fingerprint
+from kinject.documents.files import is_heap
+from kinject.documents.readers import SUFFIXES, LocatedDocument, fault_of, read_file
+from kinject.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
+from kinject.documents.write import read_rows
 from kinject.errors import DiskError, InputError
 from kinject.recipe import DocumentsSection
 from kinject.types import Document

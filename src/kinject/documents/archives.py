@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from kinject.corpus.documents.html import declared_charset, page_of
-from kinject.corpus.documents.readers import LocatedDocument, ReadOptions, read_member
-from kinject.corpus.documents.text import (
+from kinject.disk import format_size, read_bytes
+from kinject.documents.html import declared_charset, page_of
+from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
+from kinject.documents.text import (
     DAMAGED_ARCHIVE,
     MOST_MEMBERS,
     check_archive,
@@ -23,7 +24,6 @@ from kinject.corpus.documents.text import (
     parse_xml,
     whole_file,
 )
-from kinject.disk import format_size, read_bytes
 from kinject.errors import InputError
 
 _MOST_IN_ALL = 16

@@ -253,7 +253,7 @@ def read_member(path: Path, data: bytes, options: ReadOptions) -> Iterator[Locat
 def reader_of(name: str) -> Reader:
     """Return the reader of the kind `name`."""
     module, _, function = KINDS[name].reader.partition(":")
-    reader: Reader = getattr(import_module(f"kinject.corpus.documents.{module}"), function)
+    reader: Reader = getattr(import_module(f"kinject.documents.{module}"), function)
     return reader
 
 

@@ -11,10 +11,10 @@ from email.message import Message
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.html import page_of
-from kinject.corpus.documents.readers import LocatedDocument, ReadOptions, read_member
-from kinject.corpus.documents.text import decode, library_errors
 from kinject.disk import content_id, read_bytes, read_lines
+from kinject.documents.html import page_of
+from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
+from kinject.documents.text import decode, library_errors
 from kinject.errors import InputError
 from kinject.types import Document
 

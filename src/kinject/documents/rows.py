@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
-from kinject.corpus.documents.text import charset_of_stream, decode, markdown_table, whole_file
 from kinject.disk import LONGEST_LINE, Row, content_id, format_size, parse_json, parse_row, read_bytes, read_lines
+from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.text import charset_of_stream, decode, markdown_table, whole_file
 from kinject.errors import InputError
 from kinject.hub import check_data_set
 from kinject.types import Document

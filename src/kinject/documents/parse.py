@@ -19,10 +19,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinject.corpus.documents.copies import edited, min_hash, repeats, text_hash, word_hashes
-from kinject.corpus.documents.files import shown
-from kinject.corpus.documents.readers import ReadOptions, read_file
 from kinject.disk import atomic_file, content_id, open_to_read
+from kinject.documents.copies import edited, min_hash, repeats, text_hash, word_hashes
+from kinject.documents.files import shown
+from kinject.documents.readers import ReadOptions, read_file
 from kinject.errors import InputError, KinjectError
 from kinject.language.detect import detect_language, guess_language
 from kinject.process import is_shortage
@@ -159,7 +159,7 @@ def readers_version() -> str:
     here = Path(__file__).parent
     code = [
         hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in [*sorted(here.glob("*.py")), here.parents[1] / "language" / "detect.py"]
+        for path in [*sorted(here.glob("*.py")), here.parent / "language" / "detect.py"]
     ]
     libraries = {
         re.split(r"[^\w.-]", line)[0]

@@ -11,8 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
-from kinject.corpus.documents.text import (
+from kinject.disk import read_bytes
+from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.text import (
     DEEPEST_ITEM,
     check_archive,
     heading,
@@ -26,7 +27,6 @@ from kinject.corpus.documents.text import (
     tables_of,
     whole_file,
 )
-from kinject.disk import read_bytes
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"

@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from kinject.corpus.documents.layout import (
+from kinject.disk import LARGEST_FILE, format_size, read_bytes
+from kinject.documents.layout import (
     Box,
     cell_text,
     compose,
@@ -26,9 +27,8 @@ from kinject.corpus.documents.layout import (
     middle,
     without_furniture,
 )
-from kinject.corpus.documents.readers import LocatedDocument, ReadOptions
-from kinject.corpus.documents.text import import_extra, library_errors, markdown_table, one_line, whole_file
-from kinject.disk import LARGEST_FILE, format_size, read_bytes
+from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.text import import_extra, library_errors, markdown_table, one_line, whole_file
 from kinject.errors import InputError
 
 logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it prints each thing that it repairs
