@@ -76,8 +76,11 @@ def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import try_documents
+    from kinject.report.runs import write_run_report
 
-    return try_documents(Path(documents), tokenizer=tokenizer)
+    survey = try_documents(Path(documents), tokenizer=tokenizer)
+    write_run_report(survey.documents.folder)
+    return survey
 
 
 def documents(

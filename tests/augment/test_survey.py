@@ -27,7 +27,7 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "my handbook"
     (folder / "sub").mkdir(parents=True)
     (folder / "bridge.txt").write_text(TEXT)
-    (folder / "sub" / "copy.txt").write_text(TEXT.replace("Kelm", "Farrow", 1))
+    (folder / "sub" / "copy.txt").write_text(TEXT + " It is old.")
     (folder / "sub" / "german.md").write_text(f"# Die Brücke\n\n{GERMAN}")
     (folder / "rows.jsonl").write_text(
         '{"text": "Karin Ekberg lives in Lowmere."}\n{"txt": 1}\n{"text": "never reached"}\n'

@@ -168,7 +168,7 @@ def render_survey(survey: Survey) -> str:
     lines += [f"  {line}" for line in first[:_MOST_LINES]] + (["  ..."] if len(first) > _MOST_LINES else [])
     lines += [
         "",
-        f"written: {survey.documents.documents_path}, {survey.prompts_path}",
+        f"written: {survey.documents.documents_path}, {survey.documents.folder}/documents.html, {survey.prompts_path}",
         *(f"         {path}" for path in survey.recipes),
     ]
     lines += [f"kept as it was: {path}" for path in survey.kept]

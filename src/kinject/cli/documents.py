@@ -34,9 +34,10 @@ def add_try(verbs: Any) -> None:
 
 
 def _try(arguments: argparse.Namespace) -> int:
-    from kinject.augment.survey import render_survey, try_documents
+    from kinject.api import try_
+    from kinject.augment.survey import render_survey
 
-    survey = try_documents(arguments.documents, tokenizer=arguments.tokenizer)
+    survey = try_(arguments.documents, tokenizer=arguments.tokenizer)
     show(render_survey(survey))
     return 1 if survey.skipped else 0
 
