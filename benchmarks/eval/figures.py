@@ -286,8 +286,8 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
             parts = [theirs["tasks"][f"{subject}_{format}_{shots}"] for subject in subjects]
             slow, slow_cpu = (sum(part[key] for part in parts) for key in ("seconds", "cpu"))
             ours_inside = sum(inside["tasks"][f"{subject}_{format}_{shots}"]["cpu"] for subject in subjects)
-            reference = {key: value for part in parts for key, value in part["log_probs"].items()}
-            pairs = [(row, reference[question.id]) for row, question in zip(scores, questions, strict=True)]
+            reference = [row for part in parts for row in part["log_probs"]]  # in the order of the files
+            pairs = list(zip(scores, reference, strict=True))
             gap = max(abs(a - b) for row, other in pairs for a, b in zip(row, other, strict=True))
             agree = sum(row.index(max(row)) == other.index(max(other)) for row, other in pairs)
             line += (

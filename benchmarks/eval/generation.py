@@ -58,7 +58,11 @@ def write_files(folder: Path, material: Path, n: int) -> None:
     for name, part in (("dev", dev), ("test", test)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     (folder / "task.yaml").write_text(yaml.safe_dump(TASK))
-    section = {"models": {"m": "model"}, "questions": {"squad": "task.yaml"}, "shots": [MOST_SHOTS]}
+    question_set = {"path": "test.jsonl", "shots_from": "dev.jsonl"}
+    section = {
+        "models": {"m": "model"}, "questions": {"squad": question_set}, "formats": ["generate"], "scores": ["exact"],
+        "shots": [MOST_SHOTS], "stop": ["\n\n\n\n"],
+    }  # fmt: skip
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"run_dir": "run", "eval": section}))
 
 

@@ -47,10 +47,14 @@ def main() -> None:
         seconds[0] = cpu[0] = 0.0
         result = simple_evaluate(model, tasks=[task["config"]], num_fewshot=task["shots"], bootstrap_iters=0)
         samples = next(iter(result["samples"].values()))
-        by_id = {str(s["doc"]["id"]): [float(r[0]) for r in s["filtered_resps"]] for s in samples}
+        scores = {s["doc_id"]: [float(r[0]) for r in s["filtered_resps"]] for s in samples}
         accuracy = next(iter(result["results"].values()))["acc,none"]
         times = {"seconds": seconds[0], "cpu": cpu[0]}
-        results[task["name"]] = {**times, "log_probs": by_id, "accuracy": accuracy}
+        results[task["name"]] = {
+            **times,
+            "log_probs": [scores[index] for index in sorted(scores)],
+            "accuracy": accuracy,
+        }
         print(f"  lm-evaluation-harness {task['name']}: {seconds[0]:.1f} s", file=sys.stderr, flush=True)
     Path(job["out"]).write_text(json.dumps({"version": __version__, "tasks": results}))
 
