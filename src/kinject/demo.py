@@ -96,7 +96,7 @@ def _demo_real(folder: str | Path) -> Report:
     with contextlib.chdir(folder):
         _print_line(
             "Can a chat model of 135M parameters learn the handbook of a company that does not exist, and does it stay a\n"
-            "chat model? About ten minutes on two idle CPU cores.\n"
+            "chat model? Ten to fifteen minutes on two idle CPU cores.\n"
         )
         copy_recipes(find_recipes(["real"], read_shipped()), Path(), write_sandbox)
         for link, target in packages.items():

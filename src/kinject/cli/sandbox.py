@@ -185,8 +185,8 @@ examples:
   kinject demo
   kinject demo --into demo       in another folder
   kinject demo --from-scratch    train the base model, too (about 9 minutes more)
-  kinject demo --real            a real chat model (SmolLM2-135M-Instruct) and a company's handbook, in about ten
-                                 minutes; two packages bring the model and a dense retriever"""
+  kinject demo --real            a real chat model (SmolLM2-135M-Instruct) and a company's handbook, in a
+                                 quarter of an hour; two packages bring the model and a dense retriever"""
 
 
 def add_demo(verbs: Any) -> None:
