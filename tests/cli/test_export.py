@@ -105,7 +105,7 @@ def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
     assert "base_model" not in front  # a folder of this machine
     card = (model / "README.md").read_text()
     assert str(tmp_path) not in card
-    assert "| arm | accuracy | n | to base, points |" in card
+    assert "| model | new: to be learned | known: to be kept |" in card
     assert "| steps | 2 |" in card
     assert "This model is the arm **par**." in card
     assert (run / "export" / "gguf" / "town-f16.gguf").read_bytes()[:7] == b"GGUFf16"
