@@ -33,6 +33,15 @@ REFUSED = {
     "parallelism_config": "is a Python object. Describe the devices to accelerate: docs/distributed.md.",
     "label_names": "is fixed: the rows of a corpus are labelled by kinject.",
     "resume_from_checkpoint": "is the command line's: kinject train RECIPE --resume.",
+    "padding_free": "is TRL's collator's. Set packing: true with packing_strategy: bfd_split, which pads nothing.",
+    "eval_packing": "has no effect: validation texts are read as rows of their own. Remove the line.",
+    "shuffle_dataset": "has no effect: the order of rows is corpus.order's (interleaved or shuffled).",
+    "dataset_num_proc": "has no effect: a corpus is tokenised in one process, and once. Remove the line.",
+    "dataset_kwargs": "is for TRL's own preparation of a data set. Remove the line.",
+    "length_column_name": "has no effect: kinject knows the length of each row. Remove the line.",
+    "do_train": "has no effect: kinject train trains. Remove the line.",
+    "do_eval": "has no effect. Set eval_strategy, with probes or a validation corpus.",
+    "do_predict": "has no effect: kinject eval asks questions. Remove the line.",
 }
 """Fields that a recipe must not set -> the reason, and the setting to use."""
 
@@ -379,6 +388,7 @@ ADAPTER_REFUSED = {
     ),
     **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
     "alora_invocation_tokens": "adapts only text after these tokens, which no corpus row holds. Remove the line.",
+    "use_qalora": "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line.",
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }  # fmt: skip
 """Keys of LoraConfig that an adapter to train must not set -> the reason."""
