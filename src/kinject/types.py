@@ -105,20 +105,25 @@ class Usage:
     tokens_out: int = 0
     tokens_thinking: int = 0
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.tokens_in + other.tokens_in,
+            self.tokens_out + other.tokens_out,
+            self.tokens_thinking + other.tokens_thinking,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """An answer of a generator: the text, the reason for its end (``stop``, ``length``, ...), and the tokens used.
 
-    `thinking` is what a reasoning model wrote before its answer. `generator` names the model that wrote it, where a run has
-    several.
+    `thinking` is what a reasoning model wrote before its answer.
     """
 
     text: str
     finish_reason: str = "stop"
     usage: Usage = Usage()
     thinking: str = ""
-    generator: str = ""
 
 
 @dataclass(frozen=True, slots=True)

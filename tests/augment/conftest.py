@@ -135,4 +135,4 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes takes milliseconds."""
     monkeypatch.setattr("kinject.requests.sender.LONGEST_PAUSE", 0.01)
     monkeypatch.setattr("kinject.requests.sender.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("kinject.requests.wire.MOST_BYTES", 1_000_000)
+    monkeypatch.setattr("kinject.requests.endpoint.MOST_BYTES", 1_000_000)

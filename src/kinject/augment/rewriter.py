@@ -240,7 +240,7 @@ class Rewriter:
             self._accept_texts(answer, checker)
             if answer.accepted:
                 refusals.accept()
-                name = answer.completion.generator or self.sender.generator.name
+                name = self.sender.generator.name
                 generator = "mechanical" if group.style.mechanical else name
                 texts = [text for text, _ in answer.texts]
                 self.store.accept(

@@ -323,9 +323,7 @@ def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None
 def money_spent(section: EvalSection, run_dir: Path, caches: Collection[str] | None = None) -> float:
     """Return the cost of all answers in the run folder, of endpoints and of the judge, or of those in `caches` alone."""
     paid = {path: generator for path, generator in _paid_by_cache(section).items() if caches is None or path in caches}
-    return math.fsum(
-        spent_so_far(generator, limits_of(generator, None), run_dir / path) for path, generator in paid.items()
-    )
+    return math.fsum(spent_so_far(generator, run_dir / path) for path, generator in paid.items())
 
 
 def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:

@@ -22,8 +22,7 @@ __all__ = ["Generator", "SandboxWriter", "Stopped", "Structure", "Transient", "g
 def generator_identity(section: GeneratorSection) -> dict[str, Any]:
     """Return everything besides messages and seed that shapes the answers of `section`'s generator.
 
-    Of an endpoint that is the model, not the address: a model may move, or be at several addresses. Of several models, any
-    may write an answer: the identity lists them.
+    Of an endpoint that is the model, not the address: a model may move, or be at several addresses.
     """
     if section.kind in ("sandbox", "file"):
         return {"kind": section.kind}
@@ -31,9 +30,10 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
         from kinject.requests.transformers import model_identity
 
         return model_identity(section)
-    models = sorted({str(part.model) for part in section.parts().values()})
-    identity = {"kind": section.kind, "temperature": section.sampling_temperature, "max_tokens": section.max_tokens}
-    return {**identity, "model": models[0] if len(models) == 1 else models, **sampling_options(section)}
+    return {
+        "kind": section.kind, "temperature": section.sampling_temperature, "max_tokens": section.max_tokens,
+        "model": str(section.model), **sampling_options(section),
+    }  # fmt: skip
 
 
 def open_generator(

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from kinject.requests.generator import Generator, Transient
-from kinject.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
+from kinject.requests.limits import Limits, RateLimit
 from kinject.types import Usage
 
 log = logging.getLogger(__name__)
@@ -23,31 +23,34 @@ _FAULTS_UNTIL_PAUSE = 3
 """Faults in a row, without an answer in between."""
 _NEWEST = 0.1
 """Weight of the newest answer in the mean latency."""
-_MOST_SHOWN = 4
+_GROWTH = 0.1
+"""Added to the concurrency limit by each answer; each refusal for overload subtracts 1."""
 
 
 @dataclass
 class EndpointState:
     """One endpoint of a run: its generator and limits, its requests in flight, its latency and its faults.
 
-    `name` is its key in the recipe, "" for the only one. `latency` is the exponentially weighted mean of the seconds of an
-    answer, 0 before the first. `closed` holds the error after which it gets no further request.
+    `name` is its key in the recipe, "" for the only one. `most_in_flight` starts at the recipe's concurrency and follows
+    the endpoint's capacity: of a burst of four times the capacity three in four are refused, which leaves the capacity.
+    `latency` is the exponentially weighted mean of the seconds of an answer, 0 before the first. `closed` holds the
+    error after which it gets no further request.
     """
 
     name: str
     generator: Generator
     limits: Limits
-    budget: Budget
     n_sent: int = 0
     n_answered: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     usage: Usage = Usage()
     latency: float = 0.0
     closed: str = ""
+    in_flight: int = 0
 
     def __post_init__(self) -> None:
         prefix = f"{self.name}: " if self.name else ""
-        self.concurrency = AdaptiveConcurrency(self.limits.concurrency)
+        self.most_in_flight = float(self.limits.concurrency)
         self.requests = RateLimit(self.limits.requests_per_minute, f"{prefix}requests_per_minute")
         self.tokens = RateLimit(self.limits.tokens_per_minute, f"{prefix}tokens_per_minute")
         self._pause = self._paused_until = 0.0
@@ -60,13 +63,17 @@ class EndpointState:
         return bool(self._pause)
 
     @property
-    def expected_wait(self) -> float:
-        """Seconds until it has answered its requests in flight and one more: its latency, times load over capacity."""
-        return self.latency * (self.concurrency.in_flight + 1) / self.concurrency.limit
+    def expected_wait(self) -> tuple[float, float]:
+        """Seconds until it has answered its requests in flight and one more; before the first answers, the load decides.
+
+        That of Finagle's Peak EWMA (mean latency times requests in flight), over the endpoint's capacity.
+        """
+        load = (self.in_flight + 1) / self.most_in_flight
+        return self.latency * load, load
 
     def wait(self, units: float) -> float:
         """Return the seconds until it can take a request of `units` tokens; infinite if that depends on another's end."""
-        if self.closed or self.concurrency.is_full or self._trying:
+        if self.closed or self.in_flight >= int(self.most_in_flight) or self._trying:
             return math.inf
         pause = self._paused_until - monotonic() if self._pause else 0.0
         return max(pause, self.requests.wait(), self.tokens.wait(units), 0.0)
@@ -74,23 +81,21 @@ class EndpointState:
     def take(self, units: float) -> list[float]:
         """Count a request as in flight; return the entry of its tokens, for `tokens.settle`."""
         self._trying = self.is_paused
-        self.concurrency.enter()
+        self.in_flight += 1
         self.requests.take()
         return self.tokens.take(units)
 
     def leave(self, *, overloaded: bool) -> None:
         """Count a request as ended."""
         self._trying = False
-        self.concurrency.leave(overloaded=overloaded)
+        self.in_flight -= 1
+        changed = self.most_in_flight + (-1 if overloaded else _GROWTH)
+        self.most_in_flight = max(1.0, min(float(self.limits.concurrency), changed))
 
     def record_answer(self, usage: Usage, seconds: float) -> None:
         """Count an answer that took `seconds`."""
         self.n_answered += 1
-        used = self.usage
-        self.usage = Usage(
-            used.tokens_in + usage.tokens_in, used.tokens_out + usage.tokens_out,
-            used.tokens_thinking + usage.tokens_thinking,
-        )  # fmt: skip
+        self.usage = self.usage + usage
         self.latency += (seconds - self.latency) * (_NEWEST if self.latency else 1.0)
         self._pause = 0.0
         self._faults_in_a_row = 0
@@ -99,17 +104,16 @@ class EndpointState:
         """Count a fault; an endpoint that gives nothing but faults, or asks for a pause, is left alone for a while."""
         self.faults[fault.kind] += 1
         overloaded = fault.kind == "overload"
-        self._faults_in_a_row += not overloaded or self.concurrency.limit <= 1
+        self._faults_in_a_row += not overloaded or self.most_in_flight <= 1
         now = monotonic()
-        requested_pause = min(fault.retry_after or 0.0, longest_wait)
         if self._faults_in_a_row >= _FAULTS_UNTIL_PAUSE and now >= self._paused_until:
             self._pause = min(2 * self._pause, LONGEST_ENDPOINT_PAUSE) or FIRST_ENDPOINT_PAUSE
             self._paused_until = now + self._pause
             if self._pause == FIRST_ENDPOINT_PAUSE:
                 log.warning(f"{fault} {self.name} gets no requests for a while; the other endpoints continue.")
-        if requested_pause and overloaded:
+        if fault.retry_after and overloaded:
             self._pause = self._pause or FIRST_ENDPOINT_PAUSE
-            self._paused_until = max(self._paused_until, now + requested_pause)
+            self._paused_until = max(self._paused_until, now + min(fault.retry_after, longest_wait))
 
     def counts(self, n_answered: int) -> dict[str, Any]:
         """Return the manifest's entry; `n_answered` are the answers of all endpoints."""
@@ -138,11 +142,7 @@ class _Waiting:
 
 
 class LoadBalancer:
-    """Gives each request, in order, an endpoint that can take it now: the one with the least expected wait.
-
-    With requests enough, each endpoint has as many in flight as it can take, and faster ones get more of them. The
-    expected wait is that of Finagle's Peak EWMA (mean latency times requests in flight), over the endpoint's capacity.
-    """
+    """Gives each request, in order, an endpoint that can take it now: the one with the least expected wait."""
 
     def __init__(self, endpoints: Sequence[EndpointState], stopping: Callable[[], bool]) -> None:
         self.endpoints = endpoints
@@ -157,20 +157,15 @@ class LoadBalancer:
         """
         for endpoint in self.endpoints:
             endpoint.tokens.check(units)
-        if not self._waiting:
-            best = self._best(units, avoid)
-            if best is not None:
-                return Turn(best, best.take(units))
         waiting = _Waiting(asyncio.get_running_loop().create_future(), units, avoid)
         self._waiting.append(waiting)
         self._wake()
         try:
             return await waiting.future
         except asyncio.CancelledError:
-            if waiting.future.done() and not waiting.future.cancelled():
-                turn = waiting.future.result()
-                if turn is not None:
-                    turn.endpoint.leave(overloaded=False)
+            turn = waiting.future.result() if waiting.future.done() and not waiting.future.cancelled() else None
+            if turn is not None:
+                turn.endpoint.leave(overloaded=False)
             self._wake()
             raise
 
@@ -192,19 +187,9 @@ class LoadBalancer:
 
     def _best(self, units: float, avoid: EndpointState | None) -> EndpointState | None:
         """Return the endpoint that can take a request now and has the least expected wait, None if there is none."""
-        if len(self.endpoints) == 1:
-            return self.endpoints[0] if not self.endpoints[0].wait(units) else None
         ready = [endpoint for endpoint in self.endpoints if not endpoint.wait(units)]
         others = [endpoint for endpoint in ready if endpoint is not avoid]
-        # Before the first answers, the load decides.
-        return min(
-            others or ready,
-            key=lambda candidate: (
-                candidate.expected_wait,
-                candidate.concurrency.in_flight / candidate.concurrency.limit,
-            ),
-            default=None,
-        )
+        return min(others or ready, key=lambda endpoint: endpoint.expected_wait, default=None)
 
     def _wake(self) -> None:
         """Give the first waiting requests their turn; if no endpoint can take one, try again as soon as one can."""
@@ -228,20 +213,12 @@ class LoadBalancer:
             first.future.set_result(Turn(endpoint, endpoint.take(first.units)))
 
     def status(self) -> str:
-        """Return each endpoint's part of the answers, and which do not answer; "" for one endpoint."""
+        """Return how many endpoints answer, and which do not; "" for one endpoint."""
         if len(self.endpoints) == 1:
             return ""
-        total = sum(endpoint.n_answered for endpoint in self.endpoints)
-        parts = [
-            f"{endpoint.name} {endpoint.n_answered / max(1, total):.0%}" for endpoint in self.endpoints[:_MOST_SHOWN]
-        ]
-        if len(self.endpoints) > _MOST_SHOWN:
-            parts = [f"{len(self.endpoints)} endpoints"]
         down = [endpoint.name for endpoint in self.endpoints if endpoint.closed or endpoint.is_paused]
-        if down:
-            more = f" and {len(down) - _MOST_SHOWN} more" if len(down) > _MOST_SHOWN else ""
-            parts.append(f"no answers from {', '.join(down[:_MOST_SHOWN])}{more}")
-        return ", ".join(parts)
+        without = f", no answers from {', '.join(down)}" if down else ""
+        return f"{len(self.endpoints)} endpoints{without}"
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry: counts by endpoint; {} for one endpoint."""
@@ -249,26 +226,6 @@ class LoadBalancer:
             return {}
         total = sum(endpoint.n_answered for endpoint in self.endpoints)
         return {endpoint.name: endpoint.counts(total) for endpoint in self.endpoints}
-
-
-def sum_counts(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the sum of several `LoadBalancer.counts` by endpoint."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    rows = {name: [part[name] for part in parts if name in part] for name in names}
-    n_answered = sum(row["answered"] for endpoint_rows in rows.values() for row in endpoint_rows)
-    return {name: _sum_of(endpoint_rows, n_answered) for name, endpoint_rows in rows.items()}
-
-
-def _sum_of(rows: Sequence[Mapping[str, Any]], n_answered: int) -> dict[str, Any]:
-    answered = sum(row["answered"] for row in rows)
-    seconds = sum(row["latency_seconds"] * row["answered"] for row in rows)
-    total: dict[str, Any] = {
-        **rows[-1], "share": round(answered / max(1, n_answered), 4), "latency_seconds": round(seconds / max(1, answered), 3),
-        "faults": dict(sum((Counter(row["faults"]) for row in rows), Counter[str]())),
-    }  # fmt: skip
-    return total | {
-        key: sum(row[key] for row in rows) for key in ("sent", "answered", "tokens_in", "tokens_out", "cost")
-    }
 
 
 def render_endpoints(endpoints: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,9 +39,8 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
 
 
 _USAGE = (
-    "SELECT endpoint, total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT endpoint, tokens_in, "
-    "tokens_out, tokens_thinking FROM answers UNION ALL SELECT endpoint, tokens_in, tokens_out, 0 FROM lost) "
-    "GROUP BY endpoint"
+    "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT tokens_in, tokens_out, "
+    "tokens_thinking FROM answers UNION ALL SELECT tokens_in, tokens_out, 0 FROM lost)"
 )
 
 
@@ -54,10 +52,9 @@ def stored_usage(path: Path) -> Usage:
     mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
-            rows = database.execute(_USAGE).fetchall()
+            return Usage(*map(int, database.execute(_USAGE).fetchone()))
     except sqlite3.Error:  # a run reports the damage
         return Usage()
-    return Usage(*(int(sum(column)) for column in zip(*(row[1:] for row in rows), strict=True))) if rows else Usage()
 
 
 class AnswerCache:
@@ -129,13 +126,7 @@ class AnswerCache:
 
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
-        by_endpoint = self.usage_by_endpoint().values()
-        return Usage(*(sum(column) for column in zip(*map(astuple, by_endpoint), strict=True)))
-
-    def usage_by_endpoint(self) -> dict[str, Usage]:
-        """Return the tokens of all stored and lost answers by the endpoint that they came from."""
-        rows = self._database.execute(_USAGE)
-        return {str(row[0]): Usage(*map(int, row[1:])) for row in rows}
+        return Usage(*map(int, self._database.execute(_USAGE).fetchone()))
 
     def __len__(self) -> int:
         return int(self._database.execute("SELECT count(*) FROM answers").fetchone()[0])

@@ -317,7 +317,7 @@ def _endpoint_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[st
 
 def has_prices(generator: GeneratorSection) -> bool:
     """Return whether an answer costs anything."""
-    return any(part.price_in or part.price_out for part in generator.parts().values())
+    return bool(generator.price_in or generator.price_out)
 
 
 def _is_url(text: str) -> bool:

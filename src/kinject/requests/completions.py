@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from kinject.errors import EndpointError
 from kinject.requests.chat import read_usage
-from kinject.requests.endpoint import Endpoint, error_of
+from kinject.requests.endpoint import Endpoint
 from kinject.requests.generator import Structure, Transient
-from kinject.requests.wire import Reply
+from kinject.requests.replies import Reply, error_of
 from kinject.types import Completion, Message, Usage
 
 PROMPT: Final = "prompt"

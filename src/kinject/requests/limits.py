@@ -1,32 +1,26 @@
-"""Limits of requests: adaptive concurrency, rate limits and a budget that is never exceeded."""
+"""Limits of requests: how many at once and in a minute, and a budget that is never exceeded."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
-from kinject.requests.cache import AnswerCache
-from kinject.types import Usage
-
-log = logging.getLogger(__name__)
+from kinject.requests.cache import stored_usage
 
 PERIOD = 60.0
 """Seconds of the window of a rate limit."""
 _BATCH_IN_FLIGHT = 20_000
-_GROWTH = 0.1
-"""Added to the concurrency limit by each answer; each refusal subtracts 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a run. Rates are per minute, None without a limit; prices are per million tokens.
+    """The limits of a run over all its endpoints. Rates are per minute, None without a limit; prices per million tokens.
 
     `budget` is in the currency of the prices and covers the run folder, earlier runs included.
     """
@@ -42,84 +36,31 @@ class Limits:
         """Return the cost of tokens."""
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
 
-
-_LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "price_in", "price_out")
-"""Fields of `Limits` that each of several endpoints has for itself."""
+    def times(self, number: float) -> Limits:
+        """Return the limits of so many endpoints (of 1/n: of each of n)."""
+        requests, tokens = (
+            None if rate is None else round(rate * number)
+            for rate in (self.requests_per_minute, self.tokens_per_minute)
+        )
+        concurrency = round(self.concurrency * number)
+        return replace(self, concurrency=concurrency, requests_per_minute=requests, tokens_per_minute=tokens)
 
 
 def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
-    """Return the limits of a generator: requests at once, in a minute, and the budget.
-
-    Of several endpoints they are the sums, and the prices the highest.
-    """
-    parts = list(generator.parts().values())
-
-    def total(name: str) -> int | None:
-        limits = [getattr(part, name) for part in parts]
-        return None if None in limits else sum(limits)
-
-    return Limits(
+    """Return the limits of a generator, which each of its endpoints has, and the budget."""
+    one = Limits(
         # All requests of a batch are in flight at once.
-        concurrency=_BATCH_IN_FLIGHT if generator.batch else sum(part.concurrency for part in parts),
-        requests_per_minute=total("requests_per_minute"), tokens_per_minute=total("tokens_per_minute"),
-        price_in=max(part.price_in for part in parts), price_out=max(part.price_out for part in parts),
-        budget=budget,
+        concurrency=_BATCH_IN_FLIGHT if generator.batch else generator.concurrency,
+        requests_per_minute=generator.requests_per_minute, tokens_per_minute=generator.tokens_per_minute,
+        price_in=generator.price_in, price_out=generator.price_out, budget=budget,
     )  # fmt: skip
+    return one.times(len(generator.parts()))
 
 
-def endpoint_limits(section: GeneratorSection, limits: Limits) -> dict[str, Limits]:
-    """Return the limits of each endpoint of a generator by name; `limits` are those of the only one."""
-    parts = section.parts().items()
-    return {
-        name: replace(limits, **{key: getattr(part, key) for key in _LIMITS}) if name else limits
-        for name, part in parts
-    }
-
-
-def earlier_cost(spent: Mapping[str, Usage], prices: Mapping[str, Limits]) -> tuple[float, float]:
-    """Return the cost of earlier answers by endpoint, and that of their thinking."""
-    cost = thinking = 0.0
-    for name, usage in spent.items():
-        limits = [prices[name]] if name in prices else list(prices.values())
-        cost += max(limit.cost(usage.tokens_in, usage.tokens_out) for limit in limits)
-        thinking += max(limit.cost(0, usage.tokens_thinking) for limit in limits)
-    return cost, thinking
-
-
-def spent_so_far(section: GeneratorSection, limits: Limits, path: Path) -> float:
+def spent_so_far(generator: GeneratorSection, path: Path) -> float:
     """Return the cost of all answers in the cache at `path`, 0 without one."""
-    if not path.exists():
-        return 0.0
-    with AnswerCache(path) as cache:
-        return earlier_cost(cache.usage_by_endpoint(), endpoint_limits(section, limits))[0]
-
-
-class AdaptiveConcurrency:
-    """The number of requests that may be in flight: `limit` starts at `most` and follows the endpoint's capacity.
-
-    Each refusal for overload lowers it by one: of a burst of four times the capacity three in four are refused, which leaves
-    the capacity. Each answer raises it by a tenth: an endpoint that refuses fewer than one in ten at any load is used in
-    full, and one at its capacity is probed by as much.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.limit = float(most)
-        self.in_flight = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further request may be sent now."""
-        return self.in_flight >= int(self.limit)
-
-    def enter(self) -> None:
-        """Count one request as in flight."""
-        self.in_flight += 1
-
-    def leave(self, *, overloaded: bool) -> None:
-        """Count one request as ended."""
-        self.in_flight -= 1
-        self.limit = max(1.0, self.limit - 1) if overloaded else min(float(self.most), self.limit + _GROWTH)
+    usage = stored_usage(path)
+    return limits_of(generator, None).cost(usage.tokens_in, usage.tokens_out)
 
 
 class RateLimit:
@@ -128,7 +69,6 @@ class RateLimit:
     def __init__(self, per_period: int | None, name: str) -> None:
         self._limit = per_period
         self._name = name
-        self._waited = False
         self._spent: deque[list[float]] = deque()
         self._sum = 0.0
 
@@ -150,9 +90,6 @@ class RateLimit:
             self._sum -= self._spent.popleft()[1]
         if not self._spent or self._sum + units <= self._limit:
             return 0.0
-        if not self._waited:
-            self._waited = True
-            log.info("%s: %s is reached; requests wait their turn from now on.", self._name, f"{self._limit:,}")
         return max(self._spent[0][0] + PERIOD - now, 0.001)
 
     def take(self, units: float = 1.0) -> list[float]:

@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from kinject.requests.balance import EndpointState, LoadBalancer, Turn
 from kinject.requests.cache import AnswerCache, request_key
 from kinject.requests.chat import with_thinking
 from kinject.requests.generator import Generator, Stopped, Structure, Transient
-from kinject.requests.limits import Budget, Limits, SharedBudget, earlier_cost, endpoint_limits
+from kinject.requests.limits import Budget, Limits, SharedBudget
 from kinject.signals import handled_by, interruption
 from kinject.types import Completion, Message, Usage
 
@@ -53,14 +54,12 @@ class Traffic:
     n_sent: int = 0
     n_answered: int = 0
     n_cached: int = 0
-    n_retried: dict[str, int] = field(default_factory=dict)
+    n_retried: Counter[str] = field(default_factory=Counter)
     n_lost: int = 0
     """Answers that were interrupted and may have been charged."""
     n_estimated: int = 0
     """Answers without a plausible token count."""
-    tokens_in: int = 0
-    tokens_out: int = 0
-    tokens_thinking: int = 0
+    used: Usage = Usage()
     seconds: float = 0.0
     endpoints: Callable[[], Mapping[str, Any]] = dict
     """The counts by endpoint, where there are several."""
@@ -68,7 +67,7 @@ class Traffic:
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         counts: dict[str, object] = {
-            "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": self.n_retried,
+            "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": dict(self.n_retried),
             "lost": self.n_lost, "usage_estimated": self.n_estimated, "request_seconds": round(self.seconds, 3),
         }  # fmt: skip
         endpoints = self.endpoints()
@@ -91,28 +90,24 @@ class Sender:
 
     def __init__(
         self, generator: Generator, cache: AnswerCache | None, limits: Limits, partner: Sender | None = None,
-        others: Sequence[tuple[Generator, Limits]] = (),
+        others: Sequence[Generator] = (),
     ) -> None:  # fmt: skip
-        """`others` are further endpoints with their limits. With a `partner` it shares the budget and the stop.
+        """`others` are further endpoints of the same model. With a `partner` it shares the budget and the stop.
 
-        The cost of the run folder so far is read from `cache`, at today's prices of the endpoints; answers of an
-        endpoint that the recipe no longer names count at the highest of them.
+        The cost of the run folder so far is read from `cache`, at today's prices.
         """
         self.generator = generator
         self.traffic = Traffic()
-        shared = partner.budget.shared if partner else SharedBudget(limits.budget)
-        self.budget: Budget = Budget(limits, shared)
+        self.budget: Budget = Budget(limits, partner.budget.shared if partner else SharedBudget(limits.budget))
         self._cache = cache
+        self._limits = limits
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
-        self._endpoints = [
-            EndpointState(each.endpoint, each, its, Budget(its, shared)) for each, its in ((generator, limits), *others)
-        ]
-        prices = {endpoint.name: endpoint.limits for endpoint in self._endpoints}
-        spent, self._cost_of_thinking = earlier_cost(cache.usage_by_endpoint() if cache else {}, prices)
-        shared.spent += spent
+        each = limits.times(1 / (1 + len(others)))
+        self._endpoints = [EndpointState(one.endpoint, one, each) for one in (generator, *others)]
+        self._earlier = cache.usage() if cache else Usage()
+        self.budget.shared.spent += limits.cost(self._earlier.tokens_in, self._earlier.tokens_out)
         self._balancer = LoadBalancer(self._endpoints, self._stopping.is_set)
         self.traffic.endpoints = self._balancer.counts
-        self._identities = {endpoint.generator.name: endpoint.generator.identity for endpoint in self._endpoints}
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
         self._last_answer = monotonic()
@@ -131,8 +126,7 @@ class Sender:
     @property
     def cost_of_thinking(self) -> float:
         """The part of the run folder's cost that a reasoning model's thinking took, at this sender's prices."""
-        now = sum(endpoint.limits.cost(0, endpoint.usage.tokens_thinking) for endpoint in self._endpoints)
-        return self._cost_of_thinking + now
+        return self._limits.cost(0, (self._earlier + self.traffic.used).tokens_thinking)
 
     def stop(self) -> None:
         """Send nothing more. Requests in flight may finish."""
@@ -150,8 +144,9 @@ class Sender:
         """Return the text beside the progress bar: tokens of this run and cost of the run folder."""
         if not self.traffic.n_answered or not self.generator.remote:
             return ""
-        thinking = f" ({self.traffic.tokens_thinking:,} thinking)" if self.traffic.tokens_thinking else ""
-        text = f"{self.traffic.tokens_in:,} tokens in, {self.traffic.tokens_out:,} out{thinking}"
+        used = self.traffic.used
+        thinking = f" ({used.tokens_thinking:,} thinking)" if used.tokens_thinking else ""
+        text = f"{used.tokens_in:,} tokens in, {used.tokens_out:,} out{thinking}"
         cost = f"cost {self.budget.spent:.4f}" if self.budget.spent else ""
         return ", ".join(part for part in (text, cost, self._balancer.status()) if part)
 
@@ -164,34 +159,31 @@ class Sender:
             structure = None
         if self._cache is None:
             return await self._request(messages, seed, structure)
-        # One key a model: an answer has that of the model that wrote it, whichever endpoint it came from.
         schema = (structure.name, structure.schema) if structure else None
-        keys = {name: request_key(identity, messages, seed, schema) for name, identity in self._identities.items()}
-        for name, key in keys.items():
-            stored = self._cache.get(key)
-            if stored is not None:
-                self.traffic.n_cached += 1
-                return stored if len(keys) == 1 else replace(stored, generator=name)
-        first = keys[self.generator.name]
-        if first in self._in_flight:  # two equal passages share one request
-            return await asyncio.shield(self._in_flight[first])
+        key = request_key(self.generator.identity, messages, seed, schema)
+        stored = self._cache.get(key)
+        if stored is not None:
+            self.traffic.n_cached += 1
+            return stored
+        if key in self._in_flight:  # two equal passages share one request
+            return await asyncio.shield(self._in_flight[key])
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._in_flight[first] = future
+        self._in_flight[key] = future
         try:
-            completion = await self._request(messages, seed, structure, keys)
+            completion = await self._request(messages, seed, structure, key)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else Stopped())
             future.exception()  # retrieved: there may be no other waiter
             raise
         finally:
-            del self._in_flight[first]
+            del self._in_flight[key]
         future.set_result(completion)
         return completion
 
     async def _request(
-        self, messages: list[Message], seed: int, structure: Structure | None, keys: Mapping[str, bytes] | None = None
+        self, messages: list[Message], seed: int, structure: Structure | None, key: bytes | None = None
     ) -> Completion:
-        """Send until answered; store the answer under its model's key.
+        """Send until answered; store the answer under `key`.
 
         Endpoints that are overloaded, or unreachable after they answered, are tried again for `MAX_SILENCE`.
         """
@@ -214,10 +206,10 @@ class Sender:
                     raise self._failed(error) from error
                 continue
             else:
-                if self._cache is not None and keys is not None:
-                    await self._cache.keep(keys[endpoint.generator.name], completion, endpoint.name)
+                if self._cache is not None and key is not None:
+                    await self._cache.keep(key, completion, endpoint.name)
                 return completion
-            self.traffic.n_retried[failure.kind] = self.traffic.n_retried.get(failure.kind, 0) + 1
+            self.traffic.n_retried[failure.kind] += 1
             # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
             unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
             n_answered = self.traffic.n_answered
@@ -257,36 +249,39 @@ class Sender:
     ) -> Completion:  # fmt: skip
         """Send once, within all limits, and end the turn."""
         endpoint, overloaded = turn.endpoint, False
-        usage: Usage | None = None
+        used = Usage()
         try:
             if self.stopping:
                 raise Stopped
-            reserved = await endpoint.budget.reserve(tokens_in, most_out, self._stopping.is_set)
+            reserved = await self.budget.reserve(tokens_in, most_out, self._stopping.is_set)
             if reserved is None:
                 self.stop()
                 raise Stopped
             self.traffic.n_sent += 1
             endpoint.n_sent += 1
-            generator, start = endpoint.generator, monotonic()
+            start = monotonic()
             try:
                 arguments = (messages, seed, structure) if structure else (messages, seed)
-                completion = self._with_usage(await generator.complete(*arguments), tokens_in, most_out)
-                usage = completion.usage
-                endpoint.record_answer(usage, monotonic() - start)
+                completion = self._with_usage(await endpoint.generator.complete(*arguments), tokens_in, most_out)
+                used = completion.usage
+                endpoint.record_answer(used, monotonic() - start)
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
-                usage = self._record_lost(endpoint, fault, tokens_in, most_out)
+                used = self._record_lost(endpoint, fault, tokens_in, most_out)
                 if len(self._endpoints) > 1:
                     endpoint.record_fault(fault, LONGEST_WAIT)
                 raise
             finally:
-                used = usage or Usage()
-                endpoint.budget.settle(reserved, used.tokens_in, used.tokens_out)
+                self.budget.settle(reserved, used.tokens_in, used.tokens_out)
                 endpoint.tokens.settle(turn.entry, used.tokens_in + used.tokens_out)
         finally:
             self._balancer.leave(turn, overloaded=overloaded)
-        self._record_answer(completion.usage)
-        return completion if len(self._identities) == 1 else replace(completion, generator=endpoint.generator.name)
+        self.traffic.n_answered += 1
+        self.traffic.used = self.traffic.used + used
+        self._n_failures = 0
+        self._silent_since = None
+        self._last_answer = monotonic()
+        return completion
 
     def _with_usage(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
         """Return a completion with its tokens, estimated where it does not report them: the budget must count every answer."""
@@ -300,24 +295,15 @@ class Sender:
         used = Usage(usage.tokens_in or math.ceil(tokens_in), n_out, usage.tokens_thinking)
         return replace(completion, usage=with_thinking(used, len(completion.thinking), len(text)))
 
-    def _record_lost(self, endpoint: EndpointState, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
+    def _record_lost(self, endpoint: EndpointState, fault: Transient, tokens_in: float, most_out: int) -> Usage:
         """Store and return the tokens that a fault may have cost: the most possible, where it reports none."""
         if fault.lost is None or not self.generator.remote:
-            return None
+            return Usage()
         self.traffic.n_lost += 1
         usage = Usage(fault.lost.tokens_in or math.ceil(tokens_in), fault.lost.tokens_out or most_out)
         if self._cache is not None:
             self._cache.put_lost(usage, endpoint.name)
         return usage
-
-    def _record_answer(self, usage: Usage) -> None:
-        self.traffic.n_answered += 1
-        self.traffic.tokens_in += usage.tokens_in
-        self.traffic.tokens_out += usage.tokens_out
-        self.traffic.tokens_thinking += usage.tokens_thinking
-        self._n_failures = 0
-        self._silent_since = None
-        self._last_answer = monotonic()
 
     def _failed(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
         """Return the error of a failed request, fatal where many in a row or all (`everyone`) fail. A fatal one stops the run."""
@@ -367,11 +353,10 @@ async def open_sender(
         for name, part in section.parts().items():
             opening = open_generator(part, run_dir, sandbox, completions=completions)
             generator = await stack.enter_async_context(opening)
-            named = replace(generator, endpoint=name, identity={**generator.identity, **(label or {})})
-            opened.append((named, endpoint_limits(section, limits)[name]))
-        (first, its), *others = opened
+            opened.append(replace(generator, endpoint=name, identity={**generator.identity, **(label or {})}))
+        first, *others = opened
         answers = stack.enter_context(AnswerCache(run_dir / cache)) if first.remote else None
-        yield Sender(first, answers, its, partner, others)
+        yield Sender(first, answers, limits, partner, others)
 
 
 Item = TypeVar("Item")
@@ -426,45 +411,27 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
     return [result for result in results if isinstance(result, EndpointError) or not isinstance(result, BaseException)]
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose time limits leave out the time for which the process was stopped (SIGSTOP)."""
-
-    def time(self) -> float:
-        return monotonic()
-
-    def read_clock(self) -> None:
-        """Read the clock each second from now on, so that a pause is counted to the second."""
-        self.call_later(1.0, self.read_clock)
-
-    def cancel_all(self) -> None:
-        for task in asyncio.all_tasks(self):
-            task.cancel()
-
-
 def run_event_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
     """Return the result of `work`, as `asyncio.run` does; in a thread of its own where a loop runs already, as in Jupyter."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run_here(work, [])
-    loops: list[_Loop] = []
+        return asyncio.run(work)
+    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Answer]]] = []
+
+    async def cancellable() -> Answer:
+        task = asyncio.ensure_future(work)
+        tasks.append((asyncio.get_running_loop(), task))
+        return await task
+
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(_run_here, work, loops)
+        future = pool.submit(asyncio.run, cancellable())
         try:
             return future.result()
         except KeyboardInterrupt:  # the thread receives no signal
-            for loop in loops:
-                loop.call_soon_threadsafe(loop.cancel_all)
+            for loop, task in tasks:
+                loop.call_soon_threadsafe(task.cancel)
             raise
-
-
-def _run_here(work: Coroutine[Any, Any, Answer], loops: list[_Loop]) -> Answer:
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, _Loop)
-        loops.append(loop)
-        loop.read_clock()
-        return runner.run(work)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from kinject.recipe import GeneratorSection, Recipe
 from kinject.requests import generator_identity
 from kinject.requests.balance import EndpointState, LoadBalancer
 from kinject.requests.generator import Generator, Transient
-from kinject.requests.limits import Budget, Limits, SharedBudget
+from kinject.requests.limits import Limits
 from kinject.requests.sender import Sender
 from kinject.types import Completion, Usage
 
@@ -146,9 +146,7 @@ def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: di
 
 def states(*limits: Limits) -> list[EndpointState]:
     generator = Generator("test", {}, True, lambda messages, seed: asyncio.sleep(0))
-    return [
-        EndpointState(f"e{index}", generator, one, Budget(one, SharedBudget(None))) for index, one in enumerate(limits)
-    ]
+    return [EndpointState(f"e{index}", generator, one) for index, one in enumerate(limits)]
 
 
 def test_a_request_goes_where_the_answer_comes_soonest() -> None:
@@ -240,7 +238,7 @@ def seconds_for(
 
     async def send_all() -> None:
         first, *others = [endpoint(number) for number in range(len(slowness))]
-        sender = Sender(first, None, Limits(16), None, [(one, Limits(16)) for one in others])
+        sender = Sender(first, None, Limits(16 * len(slowness)), None, others)
         await asyncio.gather(*(sender.send([], seed) for seed in range(n)))
 
     loop.run_in_virtual_time(send_all())

@@ -124,6 +124,12 @@ FAULTS: dict[str, Fault] = {
         unmade=True,
     ),
     "answer to making lost": Fault("make", says(None), "again", "no connection"),
+    "answer to making with a part of a key": Fault(
+        "make",
+        lambda good, seen: (good[0], {**good[1], "id": os.environ["OPENAI_API_KEY"][:16]}, good[2]),
+        "again",
+        "cannot be read",
+    ),
     "answer to making unreadable": Fault("make", says(PAGE), "again", "cannot be read"),
     "look fails": Fault("look", says(ERROR), "again", "answered 500.*submitted batches continue"),
     "look resets": Fault("look", says(None), "again", "no connection"),

@@ -12,8 +12,9 @@ from kinject.augment import augment
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.requests.chat import refused_parameter, split_thinking
-from kinject.requests.endpoint import Endpoint, parse_completion
+from kinject.requests.endpoint import Endpoint
 from kinject.requests.generator import Structure, items_in, json_in
+from kinject.requests.replies import parse_completion
 from kinject.types import Message
 
 Make = Callable[..., Recipe]

@@ -10,7 +10,7 @@ from kinject.augment import augment
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
 from kinject.requests import Transient
-from kinject.requests.endpoint import parse_completion
+from kinject.requests.replies import parse_completion
 from kinject.web import is_loopback
 
 Make = Callable[..., Recipe]
@@ -166,17 +166,3 @@ def test_what_a_completion_lacks_is_told_by_its_finish_reason() -> None:
 )  # fmt: skip
 def test_only_this_machine_is_loopback(url: str, expected: bool) -> None:
     assert is_loopback(url) is expected
-
-
-@pytest.fixture
-def without_aiohttp(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("wire", "endpoint"):
-        monkeypatch.setattr(f"kinject.requests.{module}.has_aiohttp", lambda: False)
-
-
-@pytest.mark.usefixtures("without_aiohttp", "exact_copies_only")
-def test_without_aiohttp_the_plain_transport_does_the_same(make_recipe: Make, serving: Any) -> None:
-    server = serving(faults={"reset": 0.2, "500": 0.2})
-    assert augment(make_recipe(server.url)).got == 36
-    with pytest.raises(EndpointError, match="no connection"):
-        augment(make_recipe("http://127.0.0.1:9/v1", generator__temperature=0.9))

@@ -23,32 +23,21 @@ from kinject.cli import main
 from kinject.doctor import answers
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
-from kinject.requests import Transient
 from kinject.requests.cache import AnswerCache
-from kinject.requests.endpoint import Endpoint, parse_completion, retry_after
+from kinject.requests.replies import parse_completion, retry_after
 from kinject.requests.sender import Sender
 from kinject.types import Usage
 
 Few = Callable[..., Recipe]
 Start = Callable[[Callable[[Talk, int], bool | None]], Hostile]
 PEM = Path(__file__).with_name("untrusted.pem")
-TRANSPORTS = ("aiohttp", "httpx")
-
-
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to the wire: with aiohttp and where that is missing."""
-    if request.param == "httpx":
-        for module in ("wire", "endpoint"):
-            monkeypatch.setattr(f"kinject.requests.{module}.has_aiohttp", lambda: False)
-    return str(request.param)
 
 
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
     monkeypatch.setattr("kinject.requests.sender.N_FAILURES_IN_A_ROW", 2)
-    monkeypatch.setattr("kinject.requests.wire.MOST_BYTES", 100_000)
+    monkeypatch.setattr("kinject.requests.endpoint.MOST_BYTES", 100_000)
 
 
 def _closed_port() -> int:
@@ -59,7 +48,7 @@ def _closed_port() -> int:
 
 @pytest.mark.usefixtures("one_try")
 def test_a_refused_connection_and_a_name_without_an_address_end_the_run_with_their_reason(
-    few: Few, transport: str, monkeypatch: pytest.MonkeyPatch
+    few: Few, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EndpointError, match=r"no connection \(.*\). Is the endpoint running\?.*So did the 1 requests"):
         augment(few(f"http://127.0.0.1:{_closed_port()}/v1"))
@@ -73,9 +62,7 @@ def test_a_refused_connection_and_a_name_without_an_address_end_the_run_with_the
         augment(few("http://no-such-host.invalid/v1"))
 
 
-def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
-    few: Few, hostile: Start, transport: str
-) -> None:
+def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(few: Few, hostile: Start) -> None:
     plain = hostile(lambda talk, number: None)
     with pytest.raises(EndpointError, match=r"no secure connection .*http or https") as caught:
         augment(few(plain.url.replace("http:", "https:")))
@@ -101,9 +88,7 @@ def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("one_try")
-def test_both_transports_sort_what_breaks_on_the_wire_alike(
-    few: Few, hostile: Start, transport: str, raw: bytes, message: str
-) -> None:
+def test_what_breaks_on_the_wire_is_sorted(few: Few, hostile: Start, raw: bytes, message: str) -> None:
     def act(talk: Talk, number: int) -> bool:
         talk.close_connection = True
         return talk.raw(raw)
@@ -114,9 +99,7 @@ def test_both_transports_sort_what_breaks_on_the_wire_alike(
 
 @pytest.mark.usefixtures("one_try")
 @pytest.mark.parametrize("started", [b"", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"])
-def test_an_answer_that_never_ends_is_given_up_by_both_transports(
-    few: Few, hostile: Start, transport: str, started: bytes
-) -> None:
+def test_an_answer_that_never_ends_is_given_up(few: Few, hostile: Start, started: bytes) -> None:
     def act(talk: Talk, number: int) -> bool:
         talk.raw(started)
         return talk.until_left(b"1\r\n \r\n" if started else b"", 0.02)
@@ -236,7 +219,7 @@ def test_no_deadline_or_rate_reads_the_wall_clock() -> None:
         if re.search(r"\btime\.time\(|from time import .*\btime\b|datetime\.now|utcnow", path.read_text("utf-8"))
     }
     # The date in a Retry-After without a Date beside it, and what the local endpoint says of its batches.
-    assert readers == {"endpoint.py", "serve.py"}
+    assert readers == {"replies.py", "serve.py"}
 
 
 @pytest.mark.parametrize(
@@ -338,27 +321,6 @@ def test_another_model_than_the_one_asked_for_is_told_once(
     caplog.clear()
     assert augment(few(hostile(lambda talk, number: None).url, styles={"paraphrase": 2})).n_sent == 4
     assert caplog.records == []
-
-
-def test_a_request_without_end_of_its_own_has_the_time_of_the_recipe(
-    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import asyncio
-
-    section = few(hostile(lambda talk, number: None).url, generator__timeout=0.1).augment
-    assert section is not None
-
-    async def never(body: bytes) -> None:
-        await asyncio.sleep(3600)
-
-    async def ask() -> None:
-        async with Endpoint(section.generator) as endpoint:
-            monkeypatch.setattr(endpoint, "_post", never)
-            await endpoint.complete([{"role": "user", "content": "a"}], 0)
-
-    with pytest.raises(Transient, match=r"no whole answer within 0\.1 s") as caught:
-        asyncio.run(ask())
-    assert (caught.value.kind, caught.value.lost) == ("timeout", Usage())
 
 
 @pytest.mark.usefixtures("impatient")
