@@ -68,10 +68,12 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    folder_of_file = str(file.parent)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **options)
-        model = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **options)
+        tokenizer = AutoTokenizer.from_pretrained(folder_of_file, gguf_file=file.name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder_of_file, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+        )
     except ImportError as error:
         raise InputError(f"{file}: needs the package gguf. Install it: pip install 'kinject[gguf]'.") from error
     except Exception as error:  # a damaged file, or an architecture that it cannot convert, raises any exception

@@ -9,12 +9,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from kinds import as_parquet
 from question_files import (
     FORMATS,
     Drawn,
     as_csv,
     as_lines,
-    as_parquet,
     draw,
     draw_questions,
     mmlu_cells,

@@ -16,7 +16,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from kinject.corpus import profiles
 from kinject.errors import InputError, KinjectError, TrainingError
 from kinject.eval.retrievers import DenseRetriever
 from kinject.models import load_model, load_tokenizer
@@ -282,5 +281,4 @@ def test_the_source_names_no_way_to_load_a_pickle() -> None:
                 ):
                     assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
     assert issubclass(yaml_lines._Loader, yaml.SafeLoader)
-    assert profiles._SafeLoader in (yaml.SafeLoader, getattr(yaml, "CSafeLoader", None))
     assert importers == {"train/checkpoints.py", "models/load.py"}  # a restricted reader; the name of an error

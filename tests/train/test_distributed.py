@@ -277,7 +277,13 @@ def test_two_processes_learn_from_a_teacher_what_one_learns(
     one = make_recipe(**words, run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2})
     train(one)
     recipe = make_recipe(**words, run_dir=str(tmp_path / "two"), trainer=sizes)
-    run = {"name": "two", "recipe": str(recipe.path), "overrides": [], "environment": _environment("ddp")}
+    run = {
+        "name": "two",
+        "recipe": str(recipe.path),
+        "overrides": [],
+        "environment": _environment("ddp"),
+        "interrupted": False,
+    }
     _run_in_two([run], tmp_path)
     expected, actual = (
         [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]

@@ -15,8 +15,8 @@ from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.setup import check_training
-from kinject.train.trainable import check_trainable, summarize_names
-from kinject.train.updates.layers import rate_factor
+from kinject.train.trainable import check_trainable
+from kinject.train.updates.layers import rate_factor, summarize_names
 
 MakeRecipe = Callable[..., Recipe]
 FAST = {"learning_rate": 1e-2}

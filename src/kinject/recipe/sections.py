@@ -268,7 +268,10 @@ class AugmentSection:
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     coverage: int | None = option(
-        None, help="Texts in which each fact of a passage is to stand: facts in fewer are asked for by name.", min=1, max=1000
+        None,
+        help="Texts in which each fact of a passage is to stand: facts in fewer are asked for by name.",
+        min=1,
+        max=1000,
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
     contamination_check: tuple[str, ...] = option(
