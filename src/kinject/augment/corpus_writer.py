@@ -346,7 +346,7 @@ class _RaftRows:
         others = self._distractors(gold, question, section.distractors + (not shows_gold))
         texts = [*([gold.shown] if shows_gold else []), *others]
         rng.shuffle(texts)
-        completion = quoting_answer(quotation, answer) if shows_gold else answer
+        completion = quoting_answer(quotation, answer) if shows_gold and section.quote else answer
         return {"prompt": with_passages(texts, question_prompt(question)), "completion": f" {completion}"}
 
     def _distractors(self, gold: Passage, question: str, n: int) -> list[str]:

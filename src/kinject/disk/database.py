@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kinject.disk.format import FORMAT_VERSION, check_version
@@ -73,10 +73,6 @@ class OffsetIndex:
     def offsets_of(self, identity: str) -> list[int]:
         """Return the offsets of the rows with this id, in order; [] if there are none."""
         return self._offsets.get(int(identity, 16), []) if _ID.fullmatch(identity) else []
-
-    def ids(self) -> Iterator[str]:
-        """Yield each id once."""
-        return (f"{number:016x}" for number in self._offsets)
 
     def __len__(self) -> int:
         """Return the number of different ids."""

@@ -233,6 +233,7 @@ class RaftSection:
     without_gold: float = option(
         0.2, help="Fraction of the questions whose own passage is replaced by one more distractor.", min=0.0, max=1.0
     )
+    quote: bool = option(True, help="Whether answers quote their passage first.")
 
 
 @dataclass(frozen=True)
