@@ -50,6 +50,14 @@ FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal":
 CONCURRENCY = 8
 DATED = ("log.jsonl", "timing.jsonl")
 """Outputs whose hash in a manifest is one of times, too."""
+_COST = re.compile(rb"<tr><th[^>]*>(?:cost: work seconds|resumed from)</th><td>.*?</td>\s*</tr>\s*")
+
+
+def without_cost(content: bytes) -> bytes:
+    """Return a page of a training without its command, its seconds and the checkpoint that it resumed from."""
+    return _COST.sub(b"", without_command(content))
+
+
 MANIFEST = json_without(
     "written", "command", "this_run", "seconds", "resumed_from", "scored_now", "work_seconds", *DATED
 )
@@ -198,7 +206,7 @@ def train_case(folder: Path, model: Path, **trainer: Any) -> Case:
         argv, [run, tokens], again=[*argv, "--resume"], look=look,
         ignored=frozenset({".lock", "timing.jsonl", "SHA256SUMS"}),  # sums over files that hold times, too
         timed={"manifest.json": MANIFEST, "log.jsonl": log, "trainer_state.json": log, "complete.json": log,
-               "report.html": without_command},
+               "report.html": without_cost},
     )  # fmt: skip
 
 
