@@ -358,17 +358,6 @@ def _split_choices(choices: Any) -> tuple[Any, Any]:
     return choices, None
 
 
-def check_choices(value: Any, location: str) -> None:
-    """Raise `InputError` if the column `choices` of a row holds labels that do not name one text each, or equal texts."""
-    texts, labels = _split_choices(value)
-    if labels is not None:
-        _labelled_gold(texts, labels, labels[0] if isinstance(labels, list) and labels else None, location)
-    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        fault = choice_fault(texts)
-        if fault:
-            raise InputError(f"{location}: choices: {fault}")
-
-
 def _labelled_gold(texts: Any, labels: Any, key: Any, location: str) -> int:
     """Return the index of the label `key`. Raises `InputError` at `location` unless each text has a label of its own."""
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):

@@ -85,12 +85,6 @@ def format_points(difference: float) -> str:
     return "0.0" if text[1:] == "0.0" else text
 
 
-def format_relative(fraction: float) -> str:
-    """Return a fraction of another accuracy, signed, in whole percent: 0.104 gives ``+10%``, none gives ``0%``."""
-    text = f"{100 * fraction:+.0f}%".replace("-", "−")
-    return "0%" if text[1:] == "0%" else text
-
-
 def format_p(p: float) -> str:
     """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05: ``p < 0.05`` or ``p > 0.05``."""
     from kinject.results import ALPHA
