@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from kinject.corpus.public_data import command_for
 from kinject.disk import path_exists
-from kinject.errors import Fault, InputError, KinjectError, RecipeError
+from kinject.errors import InputError, KinjectError, Problem, RecipeError
 from kinject.models import (
     attention_fault,
     choose_attention,
@@ -52,7 +52,7 @@ _SECTION: Mapping[str, Verb] = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class Advice:
     """Something that will not work: its place (a file, a line, a package), the fault, and the fix."""
 
     location: str
@@ -66,7 +66,7 @@ class MachineCheck:
 
     name: str
     value: str
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Advice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RecipeCheck:
 
     name: str
     value: str
-    problems: tuple[Problem, ...]
+    problems: tuple[Advice, ...]
     keys: tuple[str, ...] = ()
 
 
@@ -87,7 +87,7 @@ class Checkup(Tabular):
     recipes: tuple[RecipeCheck, ...]
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[Advice]:
         """Every problem, the machine's first."""
         checks: list[MachineCheck | RecipeCheck] = [*self.machine, *self.recipes]
         return [problem for check in checks for problem in check.problems]
@@ -150,7 +150,7 @@ def _check_system() -> Iterator[MachineCheck]:
     yield MachineCheck("memory", f"{machine_memory() / 2**30:.1f} GiB")
     free = shutil.disk_usage(".").free
     text = f"{free / 2**30:.1f} GiB free in this folder"
-    problem = Problem("disk", text, "Free some: a checkpoint of a 7B model takes tens of GiB.")
+    problem = Advice("disk", text, "Free some: a checkpoint of a 7B model takes tens of GiB.")
     yield MachineCheck("disk", text, (problem,) if free < _MIN_FREE_DISK else ())
 
 
@@ -176,7 +176,7 @@ def _check_devices() -> Iterator[MachineCheck]:
     if device == "cpu" and shutil.which("nvidia-smi"):
         fault = f"this machine has an NVIDIA driver, but torch {torch.__version__} sees no GPU"
         fix = "Install a torch that is built for CUDA (pip install torch, without the CPU index)."
-        yield MachineCheck("torch", "sees no GPU", (Problem("torch", fault, fix),))
+        yield MachineCheck("torch", "sees no GPU", (Advice("torch", fault, fix),))
 
 
 def _check_packages() -> Iterator[MachineCheck]:
@@ -193,10 +193,10 @@ def _check_packages() -> Iterator[MachineCheck]:
         try:
             installed = version(name)
         except PackageNotFoundError:
-            problems.append(Problem(name, "is not installed", fix))
+            problems.append(Advice(name, "is not installed", fix))
             continue
         if not requirement.specifier.contains(installed, prereleases=True):
-            problems.append(Problem(name, f"{installed} is installed, kinject needs {requirement.specifier}", fix))
+            problems.append(Advice(name, f"{installed} is installed, kinject needs {requirement.specifier}", fix))
         if name in _SHOWN_PACKAGES:
             shown.append(f"{name} {installed}")
     yield MachineCheck("packages", ", ".join(shown), tuple(problems))
@@ -254,15 +254,15 @@ def check_recipes(files: Sequence[Path], *, hub_reachable: bool, offline: bool) 
                 continue
             recipe = read_recipe(file)
         except RecipeError as error:
-            yield RecipeCheck(str(file), "cannot be read", tuple(map(_recipe_problem, error.faults)))
+            yield RecipeCheck(str(file), "cannot be read", tuple(map(_advice_on, error.problems)))
         except KinjectError as error:
-            yield RecipeCheck(str(file), "cannot be read", (Problem(str(file), str(error), "Check the path."),))
+            yield RecipeCheck(str(file), "cannot be read", (Advice(str(file), str(error), "Check the path."),))
         else:
             yield _check_recipe(recipe, surroundings)
 
 
-def _recipe_problem(fault: Fault) -> Problem:
-    return Problem(fault.location, f"{fault.key}: {fault.message}", "Correct the recipe.")
+def _advice_on(fault: Problem) -> Advice:
+    return Advice(fault.location, f"{fault.key}: {fault.message}", "Correct the recipe.")
 
 
 def _commands_by_output(files: Sequence[Path]) -> dict[str, str]:
@@ -302,28 +302,28 @@ def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
     return RecipeCheck(str(recipe.path), "; ".join(parts) or "runs in this process", tuple(problems), keys)
 
 
-def _check_inputs(recipe: Recipe, commands: Mapping[str, str]) -> Iterator[Problem]:
+def _check_inputs(recipe: Recipe, commands: Mapping[str, str]) -> Iterator[Advice]:
     """Yield a problem for each missing input; the fix names the command that makes it, if one of the recipes does."""
     for verb in [verb for section, verb in _SECTION.items() if section in recipe.raw]:
         try:
             read_recipe(recipe.path, verb=verb)
         except RecipeError as error:
-            for fault in error.faults:
+            for fault in error.problems:
                 if not fault.message.startswith("found '"):
-                    yield _recipe_problem(fault)
+                    yield _advice_on(fault)
                     continue
                 path = fault.message.split("'")[1]
                 command = next((command for output, command in commands.items() if _is_within(path, output)), "")
                 command = command or command_for(path)
                 yours = "This is your own input: put it there, or give another path (section.key=PATH)."
-                yield Problem(fault.location, f"{path} does not exist", f"Run {command} first." if command else yours)
+                yield Advice(fault.location, f"{path} does not exist", f"Run {command} first." if command else yours)
 
 
 def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Problem]]:
+def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Advice]]:
     """Return the device, dtype and attention of a training run, and its problems on this machine."""
     trainer = recipe.trainer
     location = str(recipe.path)
@@ -334,7 +334,7 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
         fault, separator, fix = str(error).rpartition(" Or set ")
         if not separator:
             fault, _, fix = str(error).rpartition(" Set ")
-        return "cannot train here", [Problem(location, fault, f"Set {fix}")]
+        return "cannot train here", [Advice(location, fault, f"Set {fix}")]
     if attention is None:
         attention = next(iter(fastest_attention(device)), "sdpa")
     dtype = "float32" if model.dtype == "auto" else model.dtype
@@ -344,18 +344,18 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
     problems = []
     needs_bitsandbytes = "8bit" in str(trainer.get("optim", "")) or model.quantization != "none"
     if needs_bitsandbytes and importlib.util.find_spec("bitsandbytes") is None:
-        problems.append(Problem(location, "needs bitsandbytes, which is not installed", "pip install bitsandbytes"))
+        problems.append(Advice(location, "needs bitsandbytes, which is not installed", "pip install bitsandbytes"))
     if trainer.get("fp16") and device == "cpu":
         fault = "trainer.fp16: half precision with a scaler needs a GPU"
-        problems.append(Problem(location, fault, "Set trainer.fp16: false."))
+        problems.append(Advice(location, fault, "Set trainer.fp16: false."))
     if trainer.get("bf16") and not fast_bf16:
         fault = f"trainer.bf16: {emulated_bf16(device) or f'this {device} only emulates bfloat16 (slow)'}"
-        problems.append(Problem(location, fault, "Remove the line: kinject then chooses by the device."))
+        problems.append(Advice(location, fault, "Remove the line: kinject then chooses by the device."))
     quantization = f", {model.quantization}" if model.quantization != "none" else ""
     return f"trains on {device} in {dtype}{f' with {mixed}' if mixed else ''}{quantization}, {attention}", problems
 
 
-def _check_cached(recipe: Recipe, name: str) -> Iterator[Problem]:
+def _check_cached(recipe: Recipe, name: str) -> Iterator[Advice]:
     """Yield a problem for a model of the hub that is not in the cache."""
     if path_exists(Path(name)) or name.startswith(("runs/", ".", "/")):
         return
@@ -368,18 +368,18 @@ def _check_cached(recipe: Recipe, name: str) -> Iterator[Problem]:
         return  # not a name of the hub: `_check_inputs` reports it
     if not cached:
         fix = f"With a network: hf download {name}; or give a folder: model.path=FOLDER (eval.models.NAME=FOLDER)."
-        yield Problem(str(recipe.path), f"{name} is not cached, and the hub was not reached", fix)
+        yield Advice(str(recipe.path), f"{name} is not cached, and the hub was not reached", fix)
 
 
-def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iterator[Problem]:
+def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iterator[Advice]:
     if retrieval is None or importlib.util.find_spec("sentence_transformers") is not None:
         return
     if retrieval.kind in ("dense", "both"):
         fault = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
-        yield Problem(str(recipe.path), fault, "pip install 'kinject[rag]', or set kind: bm25 or lexical.")
+        yield Advice(str(recipe.path), fault, "pip install 'kinject[rag]', or set kind: bm25 or lexical.")
     if retrieval.reranker is not None and retrieval.reranker.base_url is None:
         fault = "eval.retrieval.reranker needs sentence_transformers"
-        yield Problem(str(recipe.path), fault, "pip install 'kinject[rag]', or name an endpoint in base_url.")
+        yield Advice(str(recipe.path), fault, "pip install 'kinject[rag]', or name an endpoint in base_url.")
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
@@ -391,14 +391,14 @@ def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
         yield from section.parts().values() if section is not None else ()
 
 
-def _check_endpoint(recipe: Recipe, generator: GeneratorSection, offline: bool) -> Iterator[Problem]:
+def _check_endpoint(recipe: Recipe, generator: GeneratorSection, offline: bool) -> Iterator[Advice]:
     location, key = str(recipe.path), generator.api_key_env
     if generator.address is None and not os.environ.get(key):
-        yield Problem(location, f"the environment variable {key} is not set", f"export {key}=...")
+        yield Advice(location, f"the environment variable {key} is not set", f"export {key}=...")
     url = generator.address or "https://api.openai.com/v1"
     if not offline and not answers(url):
         fix = "Start the endpoint, or set generator.base_url to one that runs."
-        yield Problem(location, f"nothing answers at {url}", fix)
+        yield Advice(location, f"nothing answers at {url}", fix)
 
 
 def render(checkup: Checkup) -> str:
@@ -415,7 +415,7 @@ def render(checkup: Checkup) -> str:
     if not checkup.problems:
         return "\n".join([*lines, "", "No problems found."])
     lines += ["", f"{len(checkup.problems)} problems:"]
-    by_fix: dict[str, list[Problem]] = {}
+    by_fix: dict[str, list[Advice]] = {}
     for problem in checkup.problems:
         by_fix.setdefault(problem.fix, []).append(problem)
     for fix, problems in by_fix.items():

@@ -1,7 +1,7 @@
 """The errors of kinject, as one tree::
 
     KinjectError                 an error of the input or the system, reported in one line; exit code 2
-    ├── RecipeError              faults of a recipe, all of them at once, each with file:line
+    ├── RecipeError              problems of a recipe, all of them at once, each with file:line
     ├── InputError               a document, corpus, question or model folder that cannot be used
     ├── DiskError                a file that cannot be read or written, or that another process holds
     ├── EndpointError            a language-model endpoint that refuses or fails
@@ -77,20 +77,24 @@ class Terminated(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a recipe: `location` is ``file:line`` or ``command line``, `key` the dotted key, `message` the text."""
+class Problem:
+    """One problem of a recipe: its key (dotted, or part by part), a message, and ``file:line`` or ``command line``.
 
-    location: str
-    key: str
+    Checks give key and message; `kinject.recipe.Recipe.located` adds the place.
+    """
+
+    key: str | tuple[str | int, ...]
     message: str
+    location: str = ""
 
     def __str__(self) -> str:
-        return f"{self.location}: {self.key}: {self.message}" if self.key else f"{self.location}: {self.message}"
+        key = self.key if isinstance(self.key, str) else ".".join(map(str, self.key))
+        return ": ".join(part for part in (self.location, key, self.message) if part)
 
 
 class RecipeError(KinjectError):
-    """A recipe has faults; `faults` holds all of them, and the message has one line for each."""
+    """A recipe has problems; `problems` holds all of them, and the message has one line for each."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        super().__init__("\n".join(str(fault) for fault in faults))
-        self.faults = tuple(faults)
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)

@@ -28,7 +28,7 @@ trainer:
 def _faults(path: Path, *overrides: str, verb: str | None = None) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         read_recipe(path, overrides, verb)  # type: ignore[arg-type]
-    return [str(fault).replace(str(path.parent) + "/", "") for fault in caught.value.faults]
+    return [str(fault).replace(str(path.parent) + "/", "") for fault in caught.value.problems]
 
 
 def test_a_good_recipe_is_read_with_numbers_as_numbers(write: Write) -> None:

@@ -24,7 +24,7 @@ def check_shared(recipe: StudyRecipe) -> None:
 def faults(path: Path) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         check_names(read_recipe(path, (), "study"))
-    return [str(fault) for fault in caught.value.faults]
+    return [str(fault) for fault in caught.value.problems]
 
 
 def test_the_base_is_always_an_arm_and_stands_first(tmp_path, tiny_model):

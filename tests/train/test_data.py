@@ -158,7 +158,7 @@ def test_a_split_that_cannot_be_used_is_refused(
     section = {"path": str(documents), "validation_fraction": 0.1, **{k: str(tmp_path / v) for k, v in corpus.items()}}
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(corpus=section, trainer={"eval_strategy": eval_strategy}))
-    assert [(item.key, fault in item.message) for item in caught.value.faults] == [(key, True)]
+    assert [(item.key, fault in item.message) for item in caught.value.problems] == [(key, True)]
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps({"text": "The mill of Kelm.", "document_id": "d"}) + "\n")
     with pytest.raises(RecipeError, match="holds one document"):

@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(trainer=trainer, techniques={"muon": 1.0, **more}))
-    assert any(fault.key == "techniques.muon" and words in fault.message for fault in caught.value.faults)
+    assert any(fault.key == "techniques.muon" and words in fault.message for fault in caught.value.problems)
 
 
 def test_a_model_whose_layers_do_not_train_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:

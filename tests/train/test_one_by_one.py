@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(trainer=trainer, **sections))
-    assert any(fault.key == key and words in fault.message for fault in caught.value.faults)
+    assert any(fault.key == key and words in fault.message for fault in caught.value.problems)
 
 
 _RANK = """

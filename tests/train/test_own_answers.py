@@ -222,7 +222,7 @@ def test_what_cannot_be_answered_is_a_fault_at_once(
     )
     with pytest.raises(RecipeError) as caught:
         train(recipe)
-    keys = [fault.key for fault in caught.value.faults]
+    keys = [fault.key for fault in caught.value.problems]
     assert {"corpus.answers", "corpus.mix.asked.answers"} <= set(keys)
 
 

@@ -200,7 +200,7 @@ def test_what_cannot_be_combined_is_refused(
     model = {"path": str(tiny_model), **sections.pop("model", {})}
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(model=model, **sections, **_section(kept)))
-    assert any(fault.key == "regularization.projection" and words in fault.message for fault in caught.value.faults)
+    assert any(fault.key == "regularization.projection" and words in fault.message for fault in caught.value.problems)
 
 
 def test_a_model_of_which_no_matrix_trains_is_refused(make_recipe: MakeRecipe, tiny_model: Path, kept: Path) -> None:
@@ -227,4 +227,4 @@ def test_processes_that_share_rows_or_weights_are_refused(
 def test_sharded_weights_are_refused(make_recipe: MakeRecipe, kept: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(trainer={"fsdp": "full_shard"}, **_section(kept)))
-    assert any(fault.key == "regularization.projection" for fault in caught.value.faults)
+    assert any(fault.key == "regularization.projection" for fault in caught.value.problems)

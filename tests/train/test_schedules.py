@@ -293,7 +293,7 @@ def test_a_wrong_schedule_is_told_with_its_line(
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         train(make_recipe(trainer=options))
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.problems
     assert fault.key == f"trainer.{key}"
     assert message in fault.message
     path, _, line = fault.location.rpartition(":")
@@ -307,7 +307,7 @@ def test_all_faults_of_a_schedule_are_told_at_once(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"run_dir": "runs/x", "trainer": trainer}))
     with pytest.raises(RecipeError) as caught:
         read_recipe(path)
-    assert len(caught.value.faults) == 4
+    assert len(caught.value.problems) == 4
 
 
 @pytest.mark.parametrize("name", ["polynomial", "one_cycle", "flat_then_cosine", "warmup_stable_decay"])

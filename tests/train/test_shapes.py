@@ -120,4 +120,4 @@ def test_its_settings_and_conflicts_are_checked_as_any_other(
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         check_training(make_recipe(techniques={"custom": custom}, trainer=trainer))
-    assert any(fault.key == key and message in fault.message for fault in caught.value.faults)
+    assert any(fault.key == key and message in fault.message for fault in caught.value.problems)

@@ -27,7 +27,7 @@ from kinject.augment.prompts import (
 )
 from kinject.augment.repair import Repaired, repair
 from kinject.disk import content_id
-from kinject.errors import Fault, InputError, RecipeError
+from kinject.errors import InputError, Problem, RecipeError
 from kinject.recipe.check import Checker as FieldChecker
 from kinject.recipe.check import suggestion
 from kinject.recipe.sections import option
@@ -263,18 +263,18 @@ def read_style(path: Path, *, templates: bool = True) -> Style:
     Without `templates` they are not tried: of the shipped styles a test does so.
     """
     file = read_yaml(path)
-    faults: list[Fault] = []
+    problems: list[Problem] = []
 
-    def report(key: tuple[str | int, ...], fault: str) -> None:
-        faults.append(Fault(file.location(key), ".".join(map(str, key)), fault))
+    def report(key: tuple[str | int, ...], message: str) -> None:
+        problems.append(Problem(key, message, file.location(key)))
 
     style = FieldChecker(report).section(Style, file.root, ())
     if style is not None:
-        for key, fault in _structure_faults(style):
-            report(key, fault)
-        faults += _template_faults(style, file) if templates else ()
-    if faults or style is None:
-        raise RecipeError(faults)
+        for key, message in _structure_faults(style):
+            report(key, message)
+        problems += _template_faults(style, file) if templates else ()
+    if problems or style is None:
+        raise RecipeError(problems)
     return style
 
 
@@ -305,7 +305,7 @@ def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str
         yield ("rules", "quotes"), "needs parser: quoted."
 
 
-def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
+def _template_faults(style: Style, file: YamlFile) -> Iterator[Problem]:
     """Yield the faults of templates, each with the line in the file."""
     items: dict[str, Any] = {"entity": "Mara Lind"} if style.scope == "pair" else {}
     templates: list[tuple[tuple[str | int, ...], str, dict[str, Any], str]] = []
@@ -323,7 +323,7 @@ def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
         known = extra if key[0] == "rows" else {**_EXAMPLE_VARIABLES, **extra}
         for line, fault in _faults_of(template, known, required):
             first = file.lines.get(key, 1) + ("\n" in template)
-            yield Fault(f"{file.path}:{first + line - 1}", ".".join(map(str, key)), fault)
+            yield Problem(key, fault, f"{file.path}:{first + line - 1}")
 
 
 def _faults_of(template: str, known: Mapping[str, Any], required: str) -> Iterator[tuple[int, str]]:
@@ -394,16 +394,18 @@ STYLES: Mapping[str, Style] = _Styles({})
 
 def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
     """Return the shipped styles and those in the files `paths`, by name. Raises `RecipeError` with every fault in them."""
-    custom, faults = dict[str, Style](), list[Fault]()
+    custom, problems = dict[str, Style](), list[Problem]()
     for path in map(Path, paths):
         try:
             style = read_style(path)
         except RecipeError as error:
-            faults += error.faults
+            problems += error.problems
             continue
         if style.name in _SHIPPED or style.name in custom:
-            faults.append(Fault(f"{path}:1", "name", f"{style.name!r} is the name of another style. Choose another."))
+            problems.append(
+                Problem("name", f"{style.name!r} is the name of another style. Choose another.", f"{path}:1")
+            )
         custom[style.name] = style
-    if faults:
-        raise RecipeError(faults)
+    if problems:
+        raise RecipeError(problems)
     return _Styles(custom)

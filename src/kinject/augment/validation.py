@@ -32,7 +32,7 @@ def check_sections(recipe: Recipe) -> None:
 
 def _raise_faults(recipe: Recipe, faults: list[tuple[str, str]]) -> None:
     if faults:
-        raise RecipeError([recipe.fault(key, fault) for key, fault in faults])
+        raise RecipeError([recipe.problem(key, fault) for key, fault in faults])
 
 
 def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk import content_id, file_name
-from kinject.errors import EndpointError, Fault, InputError
+from kinject.errors import EndpointError, InputError, Problem
 from kinject.eval.prompts import GENERATED, ChatStyle, Generation, Prompt, PromptRequest, render_prompt
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import Store
@@ -332,35 +332,35 @@ def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:
     return endpoints | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
 
 
-def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
     """Yield the faults of the endpoints among `eval.models`, so that none shows after the first paid request."""
     scored = [format for format in section.formats if format not in GENERATED]
     by_identity: dict[str, tuple[str, str]] = {}
     paid = _paid_by_cache(section).values()
     if section.budget is not None and not any(map(has_prices, paid)):
         needs = "needs price_in and price_out: without prices all is free."
-        yield recipe.fault("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
+        yield recipe.problem("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
     for name, table in section.endpoints().items():
         key = f"eval.models.{name}"
         if table.endpoint.kind != "openai" or table.endpoint.batch:
-            yield recipe.fault(f"{key}.endpoint", "must be of kind: openai, without batch: true: it answers at once.")
+            yield recipe.problem(f"{key}.endpoint", "must be of kind: openai, without batch: true: it answers at once.")
         for faulty_key, problem in generator_faults(f"{key}.endpoint", table.generator(1)):
-            yield recipe.fault(faulty_key, problem)
+            yield recipe.problem(faulty_key, problem)
         if table.api == "chat":
             if scored:
-                yield recipe.fault(
+                yield recipe.problem(
                     f"{key}.api", f"a chat returns no log-probs of given choices, which {scored[0]} {_NEEDS}"
                 )
             for unused in ("tokenizer", "window"):
                 if getattr(table, unused) is not None:
-                    yield recipe.fault(f"{key}.{unused}", "is for api: completions. Remove it.")
+                    yield recipe.problem(f"{key}.{unused}", "is for api: completions. Remove it.")
         elif table.tokenizer is None and (table.window is not None or table.chat):
             unused = "window" if table.window is not None else "chat"
-            yield recipe.fault(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
+            yield recipe.problem(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
         identity = content_id(generator_identity(table.generator(1)), table.api, table.revision)
         other, address = by_identity.setdefault(identity, (name, table.address))
         if address != table.address:
-            yield recipe.fault(
+            yield recipe.problem(
                 key, f"has the model name, revision and parameters of {other} at another address, so that their answers would "
                 "be taken for one another's. Give each a revision (any text).",
             )  # fmt: skip

@@ -10,7 +10,7 @@ from kinject.corpus.grading import GoldIndex, check_names
 from kinject.corpus.questions import Layout, read_questions
 from kinject.corpus.templates import read_template
 from kinject.disk import path_exists
-from kinject.errors import Fault, InputError, RecipeError
+from kinject.errors import InputError, Problem, RecipeError
 from kinject.eval.endpoint import endpoint_faults
 from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
@@ -165,7 +165,7 @@ def check_section(recipe: Recipe) -> None:
         raise RecipeError(faults)
 
 
-def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
     """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
     yield from _model_faults(recipe, section)
     yield from endpoint_faults(recipe, section)
@@ -173,15 +173,15 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
-            yield Fault(recipe.location(key), key, problem)
+            yield Problem(key, problem, recipe.location(key))
     judged = judge_section_faults(section, writes=not OPEN.isdisjoint(section.formats))
     for key, problem in judged:
-        yield Fault(recipe.location(key), key, problem)
+        yield Problem(key, problem, recipe.location(key))
     for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
-        yield Fault(recipe.location(key), key, problem)
+        yield Problem(key, problem, recipe.location(key))
 
 
-def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
     """Yield the keys of a chat that nothing reads, because no model, or not this one, is asked in a chat."""
     tables = section.tables()
     sections: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
@@ -191,31 +191,32 @@ def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     for section_key, holder in sections.items():
         for key in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
             if getattr(holder, key, None):
-                yield recipe.fault(
+                yield recipe.problem(
                     f"{section_key}.{key}", f"there is no chat, so nothing reads it. Set {section_key}.chat: true."
                 )
 
 
-def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
     trains = recipe.corpus is not None or recipe.trainer
     overridden = isinstance(recipe, EvalRecipe) and any(
         text.startswith(("model.", "model=")) for text in recipe.overrides
     )
     if recipe.model is not None and (overridden or not trains):
         location = "command line" if overridden else recipe.location("model")
-        yield Fault(
-            location, "model",
+        yield Problem(
+            "model",
             "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
+            location,
         )  # fmt: skip
     for name, table in section.local().items():
         if table.device_map not in (None, "none") and world_size() > 1:
-            yield recipe.fault(
+            yield recipe.problem(
                 f"eval.models.{name}.device_map",
                 f"is for one process: each of {world_size()} would take every GPU. Start one.",
             )
         if table.revision is not None and path_exists(Path(table.path)):
-            yield recipe.fault(
+            yield recipe.problem(
                 f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
             )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from glob import has_magic, iglob
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from kinject.disk import check_regular, is_folder, path_exists
-from kinject.errors import DiskError, Fault, RecipeError
+from kinject.errors import DiskError, Problem, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection
 from kinject.recipe.eval_section import EvalSection
@@ -118,15 +118,23 @@ class Recipe(Sections):
         about = [path for path in self._inputs if message.startswith((f"{path}:", f"{path}/"))]
         if not about:
             return ""
-        return f" ({str(self.fault(self._inputs[max(about, key=len)], '')).removesuffix(': ')})"
+        return f" ({self.problem(self._inputs[max(about, key=len)], '')!s})"
 
-    def fault(self, key: str | KeyPath, message: str) -> Fault:
+    def problem(self, key: str | KeyPath, message: str) -> Problem:
         """Return the fault `message` at `key`."""
-        return Fault(self.location(key), key if isinstance(key, str) else ".".join(map(str, key)), message)
+        return Problem(key if isinstance(key, str) else ".".join(map(str, key)), message, self.location(key))
 
-    def error(self, key: str | KeyPath, fault: str) -> RecipeError:
-        """Return a `RecipeError` with one fault at `key`."""
-        return RecipeError([self.fault(key, fault)])
+    def error(self, key: str | KeyPath, message: str) -> RecipeError:
+        """Return a `RecipeError` with one problem at `key`."""
+        return RecipeError([self.problem(key, message)])
+
+    def raise_any(self, problems: Iterable[Problem]) -> None:
+        """Raise `RecipeError` with each of `problems` once, at its line, if there are any."""
+        unique = list(
+            dict.fromkeys(item if item.location else self.problem(item.key, item.message) for item in problems)
+        )
+        if unique:
+            raise RecipeError(unique)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,21 +235,21 @@ def read_recipe(
     raw = copy.deepcopy(file.root)
     overridden: set[KeyPath] = set()
     inputs: dict[str, KeyPath] = {}
-    faults = [fault for override in overrides if (fault := _apply_override(override, raw, overridden)) is not None]
+    problems = [found for override in overrides if (found := _apply_override(override, raw, overridden)) is not None]
     notes = _leave_out_general_text(raw)
     kind = _RECIPES[verb] if verb is not None else Recipe
     required = tuple(kind.__annotations__) if verb is not None else ()
     checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
 
     def report(key: KeyPath, message: str) -> None:
-        faults.append(Fault(_location(file, frozenset(overridden), key), ".".join(map(str, key)), message))
+        problems.append(Problem(".".join(map(str, key)), message, _location(file, frozenset(overridden), key)))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
         if kind != "output":
             inputs.setdefault(str(Path(value)), key)
-        fault = _input_fault(value, kind, must_exist=key[0] in checked)
-        if fault:
-            report(key, fault)
+        message = _about_input(value, kind, must_exist=key[0] in checked)
+        if message:
+            report(key, message)
 
     for key, message in _find_secrets(raw):
         report(key, message)
@@ -264,8 +272,8 @@ def read_recipe(
     for section in required:
         if section not in raw:
             report((section,), f"missing. kinject {verb} needs this section.")
-    if faults:
-        raise RecipeError(faults)
+    if problems:
+        raise RecipeError(problems)
     return kind(
         **sections, path=path, overrides=tuple(overrides), raw=raw, notes=tuple(notes), _file=file,
         _overridden=frozenset(overridden), _inputs=inputs,
@@ -273,17 +281,17 @@ def read_recipe(
 
 
 def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> DocumentsSection:
-    """Return the section documents of the recipe at `path` (None: its defaults) after `overrides`.
+    """Return the section documents of the recipe at `path` (None: its deproblems) after `overrides`.
 
     Raises `RecipeError` with every fault of the section.
     """
     raw = {} if path is None else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
-    faults = [fault for override in overrides if (fault := _apply_override(override, raw, set())) is not None]
+    problems = [found for override in overrides if (found := _apply_override(override, raw, set())) is not None]
     source = "command line" if path is None else str(path)
-    checker = Checker(lambda key, message: faults.append(Fault(source, ".".join(map(str, key)), message)))
+    checker = Checker(lambda key, message: problems.append(Problem(".".join(map(str, key)), message, source)))
     section = checker.section(DocumentsSection, raw.get("documents", {}), ("documents",))
-    if faults or section is None:
-        raise RecipeError(faults)
+    if problems or section is None:
+        raise RecipeError(problems)
     return section
 
 
@@ -312,9 +320,9 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises `RecipeError` for bad YAML or an override that cannot be put in.
     """
     raw = copy.deepcopy(read_yaml(path).root)
-    faults = [fault for override in overrides if (fault := _apply_override(override, raw, set())) is not None]
-    if faults:
-        raise RecipeError(faults)
+    problems = [found for override in overrides if (found := _apply_override(override, raw, set())) is not None]
+    if problems:
+        raise RecipeError(problems)
     return raw
 
 
@@ -334,33 +342,33 @@ def _find_secrets(raw: Mapping[str, object]) -> Iterator[tuple[KeyPath, str]]:
                 yield key, f"(part of) the value of the environment variable {name} is written here. Take it out."
 
 
-def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]) -> Fault | None:
-    """Put one ``section.key=value`` into `raw`; return the fault if it cannot be."""
+def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]) -> Problem | None:
+    """Put one ``section.key=value`` into `raw`; return the problem if it cannot be."""
     key, equals, text = override.partition("=")
     if not equals or not key:
-        return Fault(
-            "command line", f"{override:.200}", "expected section.key=value, for example trainer.learning_rate=1e-5."
+        return Problem(
+            f"{override:.200}", "expected section.key=value, for example trainer.learning_rate=1e-5.", "command line"
         )
     try:
         value = parse_scalar(text)
     except RecipeError as error:
-        return Fault("command line", key, f"the value {text!r:.200} cannot be read: {error.faults[0].message}")
+        return Problem(key, f"the value {text!r:.200} cannot be read: {error.problems[0].message}", "command line")
     parts = tuple(key.split("."))
     sections = [section.name for section in fields(Sections)]
     if parts[0] not in sections:
-        return Fault("command line", key, f"unknown key.{suggestion(parts[0], sections)}")
+        return Problem(key, f"unknown key.{suggestion(parts[0], sections)}", "command line")
     mapping: Any = raw
     for part in parts[:-1]:
         mapping = mapping.setdefault(part, {})
         if not isinstance(mapping, dict):
-            return Fault("command line", key, f"{part} is no mapping in this recipe.")
+            return Problem(key, f"{part} is no mapping in this recipe.", "command line")
     mapping[parts[-1]] = value
     overridden.add(parts)
     return None
 
 
-def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
-    """Return the fault of an input's path, "" without one."""
+def _about_input(value: str, kind: str, *, must_exist: bool) -> str:
+    """Return the problem of an input's path, "" without one."""
     if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
         return f"found {len(value):,} characters. No file, folder or name on the hub is that long: give a shorter one."
     if kind == "output":

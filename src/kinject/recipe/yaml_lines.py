@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from kinject.disk import read_bytes
-from kinject.errors import Fault, RecipeError
+from kinject.errors import Problem, RecipeError
 from kinject.recipe.check import KeyPath
 
 MOST_BYTES = 2**18
@@ -74,12 +74,14 @@ def read_yaml(path: Path) -> YamlFile:
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(
-            [Fault(f"{path}:1", "", f"not UTF-8 (byte {error.start}). Save the file as UTF-8.")]
+            [Problem("", f"not UTF-8 (byte {error.start}). Save the file as UTF-8.", f"{path}:1")]
         ) from error
     root, lines = _parse(text, str(path))
     root = {} if root is None and () not in lines else root
     if not isinstance(root, dict):
-        raise RecipeError([Fault(f"{path}:1", "", f"found {type(root).__name__}, a recipe is a mapping of sections.")])
+        raise RecipeError(
+            [Problem("", f"found {type(root).__name__}, a recipe is a mapping of sections.", f"{path}:1")]
+        )
     return YamlFile(path, root, lines)
 
 
@@ -87,8 +89,8 @@ def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
     """Return the value of `text` and the line of every key in it. Raises `RecipeError` with `source` (and the line)."""
     in_file = source != "command line"
 
-    def fault(line: int, message: str) -> RecipeError:
-        return RecipeError([Fault(f"{source}:{line}" if in_file else source, "", message)])
+    def error_at(line: int, message: str) -> RecipeError:
+        return RecipeError([Problem("", message, f"{source}:{line}" if in_file else source)])
 
     reader = None
     try:
@@ -98,21 +100,21 @@ def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
         value = reader.read(node, ()) if node is not None else None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise fault(line, f"bad YAML: {error.problem or error.context}.") from error
+        raise error_at(line, f"bad YAML: {error.problem or error.context}.") from error
     except yaml.YAMLError as error:
-        raise fault(1, f"bad YAML: {str(error).splitlines()[0]}. Write it as UTF-8 text.") from error
+        raise error_at(1, f"bad YAML: {str(error).splitlines()[0]}. Write it as UTF-8 text.") from error
     except RecursionError as error:
-        raise fault(1, f"bad YAML: nested more than {_DEEPEST} levels deep.") from error
+        raise error_at(1, f"bad YAML: nested more than {_DEEPEST} levels deep.") from error
     except _TooMuchError as error:
-        raise fault(error.line, f"bad YAML: {error}.") from error
-    if reader.faults:
-        raise RecipeError(reader.faults)
+        raise error_at(error.line, f"bad YAML: {error}.") from error
+    if reader.problems:
+        raise RecipeError(reader.problems)
     return value, reader.lines
 
 
 class _TooMuchError(Exception):
-    def __init__(self, line: int, fault: str) -> None:
-        super().__init__(fault)
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
         self.line = line
 
 
@@ -123,7 +125,7 @@ class _ValueReader:
         self.source = source
         self.loader = loader
         self.lines: dict[KeyPath, int] = {}
-        self.faults: list[Fault] = []
+        self.problems: list[Problem] = []
         self.n_values = 0
 
     def read(self, node: yaml.Node, path: KeyPath) -> Any:
@@ -138,15 +140,15 @@ class _ValueReader:
             return self._build_scalar(node, path)
         kind = "map" if isinstance(node, yaml.MappingNode) else "seq"
         if node.tag != _TAG + kind:
-            self.report(line, path, _tag_fault(node))
+            self.report(line, path, _about_tag(node))
             return None
         if isinstance(node, yaml.MappingNode):
             return self._build_mapping(node, path)
         return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
 
-    def report(self, line: int, path: KeyPath, fault: str) -> None:
+    def report(self, line: int, path: KeyPath, message: str) -> None:
         location = self.source if self.source == "command line" else f"{self.source}:{line}"
-        self.faults.append(Fault(location, ".".join(map(str, path)), fault))
+        self.problems.append(Problem(path, message, location))
 
     def _build_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         line, text, kind = node.start_mark.line + 1, node.value, node.tag.removeprefix(_TAG)
@@ -157,7 +159,7 @@ class _ValueReader:
         resolved = self.loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         implied = str(resolved).removeprefix(_TAG)
         if kind not in _READ:
-            self.report(line, path, _tag_fault(node))
+            self.report(line, path, _about_tag(node))
         elif kind != implied and (kind, implied) != ("float", "int"):
             self.report(line, path, f"found {text!r}, expected {_READ[kind]} to match its tag. Remove the tag.")
         elif kind in ("int", "float") and len(text) > _LONGEST_NUMBER:
@@ -188,5 +190,5 @@ class _ValueReader:
         return values
 
 
-def _tag_fault(node: yaml.Node) -> str:
+def _about_tag(node: yaml.Node) -> str:
     return f"the tag {node.tag.replace(_TAG, '!!', 1)!r} is not read. Remove it."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.rows import RESERVED_KWARGS
 from kinject.disk import check_regular, path_exists
-from kinject.errors import DiskError, Fault, InputError, RecipeError
+from kinject.errors import DiskError, InputError, Problem, RecipeError
 from kinject.hub import upload_fault
 from kinject.models import check_config, choose_attention, choose_device, choose_precision, emulated_bf16
 from kinject.process import is_launched
@@ -262,7 +262,7 @@ def trainer_field(recipe: TrainRecipe, name: str) -> Any:
 
 def _raise_faults(recipe: TrainRecipe, faults: Faults) -> None:
     if faults:
-        raise RecipeError([Fault(recipe.location(key), key, fault) for key, fault in faults])
+        raise RecipeError([Problem(key, fault, recipe.location(key)) for key, fault in faults])
 
 
 def _section_faults(recipe: TrainRecipe) -> Faults:

@@ -48,7 +48,7 @@ def set_special_tokens(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) 
         if token is not None and token not in tokenizer.get_vocab():
             special = ", ".join(tokenizer.all_special_tokens)
             faults.append(
-                recipe.fault(f"trainer.{key}", f"{token!r:.80} is no token of this tokenizer. It has {special}.")
+                recipe.problem(f"trainer.{key}", f"{token!r:.80} is no token of this tokenizer. It has {special}.")
             )
         elif token is not None:
             setattr(tokenizer, key, token)

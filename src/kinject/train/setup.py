@@ -13,7 +13,7 @@ import torch
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile
-from kinject.errors import Fault, InputError, RecipeError
+from kinject.errors import InputError, Problem, RecipeError
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
@@ -83,16 +83,16 @@ def _check_custom(recipe: TrainRecipe, config: SFTConfig) -> None:
     """Raise `RecipeError` for unknown names and settings under techniques.custom, and for conflicts of what is on."""
     kinds: dict[str, Any] = {**OBJECTIVES, **UPDATE_RULES}
     known = {name for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
-    faults: list[Fault] = []
-    checker = Checker(lambda key, message: faults.append(recipe.fault(key, message)))
+    faults: list[Problem] = []
+    checker = Checker(lambda key, message: faults.append(recipe.problem(key, message)))
     for name, settings in recipe.techniques.custom.items():
         if name in known:
             checker.section(kinds[name], settings, ("techniques", "custom", name))
         else:
-            faults.append(recipe.fault(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known)}"))
+            faults.append(recipe.problem(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known)}"))
     for name, kind in kinds.items():
         if kind.is_on(name, recipe):
-            faults += [recipe.fault(*conflict) for conflict in kind.conflicts(name, recipe, config)]
+            faults += [recipe.problem(*conflict) for conflict in kind.conflicts(name, recipe, config)]
     if faults:
         raise RecipeError(faults)
 

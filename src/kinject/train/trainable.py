@@ -104,7 +104,7 @@ def check_model(recipe: TrainRecipe) -> None:
             faults.append(("trainer.router_aux_loss_coef", fault))
         faults += adapter_faults(recipe, config) if recipe.adapter is not None else []
     if faults:
-        raise RecipeError([recipe.fault(key, fault) for key, fault in faults])
+        raise RecipeError([recipe.problem(key, fault) for key, fault in faults])
 
 
 def empty_model(config: Any) -> Any:
