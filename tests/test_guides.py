@@ -37,11 +37,10 @@ RECIPE: dict[str, Mapping[str, Any]] = {
 
 
 class Row(NamedTuple):
-    """One row of a guide: its number, its subject, its location, its line and the tests of its effect or the reason."""
+    """One row of a guide: its number, its subject, its line and the tests of its effect or the reason."""
 
     number: str
     subject: str
-    location: str
     line: str
     proof: str
 
@@ -113,8 +112,8 @@ def test_every_row_has_a_line_and_a_test_or_a_reason() -> None:
             assert len(reason) > 10, row.number
             assert "[above]" not in reason or "(#what-is-not-built)" in reason, row.number
             continue
-        assert row.line or row.location, row.number
-        assert all((ROOT / path).is_file() for path in re.findall(r"recipes/[\w./-]+\.yaml", row.location)), row.number
+        assert row.line, row.number
+        assert all((ROOT / path).is_file() for path in re.findall(r"recipes/[\w./-]+\.yaml", row.line)), row.number
         assert row.tests or row.like, row.number
         for number in row.like:
             other = BY_NUMBER[number]

@@ -30,11 +30,11 @@ _SECTIONS = (
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put pages that the nav does not name at the end of Training: a new guide is found without a change here."""
+    """Put pages that the nav does not name at the end of Use: a new guide is found without a change here."""
     assert config.nav is not None
     named = json.dumps(config.nav)
-    training = next(section["Training"] for section in config.nav if "Training" in section)
-    training += [page.name for page in sorted(Path(config.docs_dir).glob("*.md")) if f'"{page.name}"' not in named]
+    use = next(section["Use"] for section in config.nav if "Use" in section)
+    use += [page.name for page in sorted(Path(config.docs_dir).glob("*.md")) if f'"{page.name}"' not in named]
     return config
 
 
