@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "kinject"
 LAYER = {
     "types": 0, "results": 0, "scaling": 0,
     "errors": 0, "terminal": 0, "secrets": 0, "signals": 0, "process": 1, "disk": 1, "gguf": 1, "bounds": 1, "hub": 1, "web": 1,
-    "recipe": 1, "stats": 2, "executors": 2, "requests": 2, "models": 2, "documents": 2, "corpus": 2,
+    "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
     "augment": 3, "train": 3, "eval": 3, "report": 4, "plan": 5,
     "tune": 5, "doctor": 5, "export": 5, "study": 5, "api": 6, "demo": 6, "cli": 7,
@@ -38,7 +38,7 @@ SIDEWAYS = {
     ("documents", "executors"),  # files are parsed in worker processes
     ("corpus", "documents"),  # tables of questions, and public data, are read by the readers
     ("corpus", "language"),  # the value of an answer
-    ("requests", "models"),  # a local model writes
+    ("llm", "models"),  # a local model writes
     ("sandbox", "corpus"),  # the one prompt of a question
     ("demo", "api"),
 }  # fmt: skip

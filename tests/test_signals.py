@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kinject.errors import Terminated
-from kinject.requests.sender import run_event_loop
+from kinject.llm.sender import run_event_loop
 from kinject.signals import SIGNALS, deferred, exit_code, terminable
 
 

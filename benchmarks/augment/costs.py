@@ -19,8 +19,8 @@ from typing import Any
 from kinject.augment import augment
 from kinject.augment.styles import STYLES
 from kinject.disk import read_jsonl
+from kinject.llm.sender import Sender
 from kinject.recipe import read_recipe
-from kinject.requests.sender import Sender
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 from kinject.types import Completion, Message

@@ -26,9 +26,9 @@ from kinject.augment.checks.checker import Checker, Rules, Verdict
 from kinject.augment.checks.judge import Judge
 from kinject.augment.repair import repair
 from kinject.augment.styles import STYLES
+from kinject.llm.limits import limits_of
+from kinject.llm.sender import gather_answers, open_sender
 from kinject.recipe import GeneratorSection
-from kinject.requests.limits import limits_of
-from kinject.requests.sender import gather_answers, open_sender
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import read_questions
 from kinject.eval.judge import PlantedAnswer, accuracy_faults, judge_accuracy, plant_answers
-from kinject.requests.judges import GRADES
+from kinject.llm.judges import GRADES
 
 
 def by_rule(answer: PlantedAnswer) -> str:

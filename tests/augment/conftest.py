@@ -97,7 +97,7 @@ def the_key_is_left_nowhere(canary_key: str) -> None:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries wait milliseconds."""
-    monkeypatch.setattr("kinject.requests.sender.FIRST_PAUSE", 0.002)
+    monkeypatch.setattr("kinject.llm.sender.FIRST_PAUSE", 0.002)
 
 
 @pytest.fixture
@@ -133,6 +133,6 @@ def few(make_recipe: Callable[..., Recipe], documents: Path, exact_copies_only: 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes takes milliseconds."""
-    monkeypatch.setattr("kinject.requests.sender.LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr("kinject.requests.sender.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("kinject.requests.endpoint.MOST_BYTES", 1_000_000)
+    monkeypatch.setattr("kinject.llm.sender.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("kinject.llm.sender.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("kinject.llm.endpoint.MOST_BYTES", 1_000_000)

@@ -20,8 +20,8 @@ from faulty import FaultyDisk
 from kinject.augment import augment
 from kinject.disk import read_journal
 from kinject.errors import DiskError, InputError, KinjectError
+from kinject.llm.cache import AnswerCache
 from kinject.recipe import Recipe
-from kinject.requests.cache import AnswerCache
 from kinject.types import Completion, Usage
 
 MakeRecipe = Callable[..., Recipe]

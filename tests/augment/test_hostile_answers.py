@@ -23,10 +23,10 @@ from kinject.augment.questions.drafts import find_fault, read_drafts
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.augment.styles import STYLES
 from kinject.errors import EndpointError
+from kinject.llm import Generator, Transient
+from kinject.llm.limits import Limits
+from kinject.llm.sender import Sender
 from kinject.recipe import Recipe, read_recipe
-from kinject.requests import Generator, Transient
-from kinject.requests.limits import Limits
-from kinject.requests.sender import Sender
 from kinject.types import Completion, Message
 
 PIECES = (
@@ -124,7 +124,7 @@ def test_a_judge_that_repeats_everything_it_is_told_gives_no_verdict() -> None:
 
 @pytest.mark.usefixtures("short_pauses")
 def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 1)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 1)
     prompts: list[str] = []
 
     async def complete(messages: list[Message], seed: int) -> Completion:

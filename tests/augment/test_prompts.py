@@ -10,7 +10,7 @@ import pytest
 from kinject.augment.prompts import Source, judge_messages
 from kinject.augment.questions.prompts import answered_by, closed_book, propose, propose_as_json, verify
 from kinject.augment.styles import STYLES
-from kinject.requests.judges import grading_request
+from kinject.llm.judges import grading_request
 from kinject.types import Message
 
 FOLDER = Path(__file__).parent / "prompts"

@@ -194,7 +194,7 @@ def test_faults_that_pass_are_tried_again_until_all_is_there(make_recipe: Make, 
 def test_a_request_that_fails_for_good_is_told_and_asked_again_by_the_next_run(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 1)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 1)
     server = serving(faults={"500": 0.3})
     result = augment(make_recipe(server.url))
     missing = result.asked - result.got
@@ -204,7 +204,7 @@ def test_a_request_that_fails_for_good_is_told_and_asked_again_by_the_next_run(
     assert len(failures) == missing
     assert all("answered 500" in row["error"] and row["variant_id"] and row["document_id"] for row in failures)
     assert "500" in render_summary(result)
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 8)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 8)
     again = augment(make_recipe(server.url))
     assert (again.got, again.n_sent > missing - 1, rows(again.failures_path)) == (36, True, [])
 
@@ -255,7 +255,7 @@ def test_a_recipe_without_a_model_is_told_with_its_line(make_recipe: Make, servi
 
 
 def test_an_endpoint_that_never_answers_stops_the_run(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
     with pytest.raises(EndpointError, match=r"no connection.*the run stops here"):
         augment(make_recipe("http://127.0.0.1:9/v1"))
 

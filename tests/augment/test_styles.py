@@ -24,8 +24,8 @@ from kinject.augment.prompts import STYLE_FILES, Source, describe, entities_of, 
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, RecipeError
+from kinject.llm.prompt_injection import escape_tags
 from kinject.recipe import Recipe
-from kinject.requests.prompt_injection import escape_tags
 from kinject.types import Completion, Message
 
 Make = Callable[..., Recipe]

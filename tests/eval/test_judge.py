@@ -23,10 +23,10 @@ from kinject.eval.judge import AnswerJudge, plant_answers
 from kinject.eval.plan import check_section, read_plan
 from kinject.eval.scores import rescored
 from kinject.eval.scoring.answers import read_answers
+from kinject.llm.judges import GRADES, Confusion, graded_in, grading_request, read_grade
+from kinject.llm.prompt_injection import escape_tags
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary, write_report
-from kinject.requests.judges import GRADES, Confusion, graded_in, grading_request, read_grade
-from kinject.requests.prompt_injection import escape_tags
 from kinject.types import Question
 
 N = 20

@@ -117,7 +117,7 @@ def test_a_run_against_drawn_answers_ends_and_its_rerun_is_complete(
         "N_FAILURES_IN_A_ROW": 10**6,
     }
     for name, value in settings.items():
-        monkeypatch.setattr(f"kinject.requests.sender.{name}", value)
+        monkeypatch.setattr(f"kinject.llm.sender.{name}", value)
     for first in range(0, int(os.environ.get("KINJECT_DRAWS", _BATCH)), _BATCH):
         draw = random.Random(first)
         acts = [drawn(draw) for _ in range(_BATCH)]

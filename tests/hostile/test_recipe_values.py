@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from recipe_values import Draw, Outcome, all_keys, bases, draw, judge, judge_all, write_inputs
 
+from kinject.llm import limits
 from kinject.report import runs
-from kinject.requests import limits
 
 N_DRAWS = int(os.environ.get("KINJECT_DRAWS", "20"))
 SEED = int(os.environ.get("KINJECT_SEED", "14"))

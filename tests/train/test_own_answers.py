@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from kinject.errors import InputError, RecipeError
+from kinject.llm.generator import request_seed
 from kinject.models import load_model
 from kinject.models.generate import ends_of, generate
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.requests.generator import request_seed
 from kinject.train import train
 from kinject.train.own_answers import write_own_answers
 from kinject.train.run import hash_inputs

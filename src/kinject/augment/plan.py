@@ -21,10 +21,10 @@ from kinject.corpus.passages import split_passages, token_spans, word_spans
 from kinject.disk import content_id, read_jsonl, unwritable
 from kinject.documents import read_documents
 from kinject.errors import InputError
+from kinject.llm import generator_identity
+from kinject.llm.generator import request_seed
 from kinject.recipe import AugmentRecipe, DocumentsSection
 from kinject.recipe.sections import MAX_SAMPLES
-from kinject.requests import generator_identity
-from kinject.requests.generator import request_seed
 from kinject.types import Document, Message, Passage
 
 LONGEST_DOCUMENT = 8192

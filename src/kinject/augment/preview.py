@@ -14,9 +14,9 @@ from kinject.augment.top_up import QUOTA, coverage_of
 from kinject.augment.validation import augment_section
 from kinject.corpus.passages import cut_note, word_spans
 from kinject.disk import read_jsonl
+from kinject.llm.cache import stored_usage
+from kinject.llm.limits import Limits, limits_of
 from kinject.recipe import AugmentRecipe, AugmentSection
-from kinject.requests.cache import stored_usage
-from kinject.requests.limits import Limits, limits_of
 from kinject.terminal import duration
 
 TOKENS_PER_WORD = 1.35

@@ -19,8 +19,8 @@ from kinject.augment.checks.checker import Rules
 from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.corpus.passages import sentence_ends, sentences
 from kinject.language.detect import detect_language, find_script, language_name
+from kinject.llm.prompt_injection import escape_tags, has_injection
 from kinject.recipe.yaml_lines import read_yaml
-from kinject.requests.prompt_injection import escape_tags, has_injection
 from kinject.types import Document, Message, Passage
 
 STYLE_FILES = Path(__file__).parent / "style_files"

@@ -20,9 +20,9 @@ from kinject.augment.summary import UNPREPARED, AugmentProgress
 from kinject.augment.top_up import coverage_of, requests_for, top_up_group
 from kinject.disk import content_id
 from kinject.errors import EndpointError, InputError
-from kinject.requests.generator import items_in, list_structure
-from kinject.requests.prompt_injection import escape_tags, has_injection
-from kinject.requests.sender import Sender, gather_answers, run_workers
+from kinject.llm.generator import items_in, list_structure
+from kinject.llm.prompt_injection import escape_tags, has_injection
+from kinject.llm.sender import Sender, gather_answers, run_workers
 from kinject.types import Completion, Document, Passage, Variant
 
 Reply = TypeVar("Reply")

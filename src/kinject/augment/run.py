@@ -30,15 +30,15 @@ from kinject.disk import file_hash, lock_dir, write_manifest
 from kinject.documents import document_hashes
 from kinject.errors import EndpointError
 from kinject.language.tables import language_of
-from kinject.recipe import AugmentRecipe, AugmentSection
-from kinject.requests import Stopped
-from kinject.requests.limits import Limits, limits_of
-from kinject.requests.sender import (
+from kinject.llm import Stopped
+from kinject.llm.limits import Limits, limits_of
+from kinject.llm.sender import (
     Sender,
     graceful_shutdown,
     open_sender,
     run_event_loop,
 )
+from kinject.recipe import AugmentRecipe, AugmentSection
 
 log = logging.getLogger(__name__)
 

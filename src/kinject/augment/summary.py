@@ -14,7 +14,7 @@ from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
 from kinject.language.tables import language_of
-from kinject.requests.balance import render_endpoints
+from kinject.llm.balance import render_endpoints
 from kinject.terminal import Progress
 from kinject.types import Tabular
 

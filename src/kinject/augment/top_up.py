@@ -10,7 +10,7 @@ from kinject.augment.checks.additions import source_facts
 from kinject.augment.checks.coverage import Fact, carried, facts_of
 from kinject.augment.plan import Group, Plan, VariantRequest
 from kinject.disk import content_id
-from kinject.requests.prompt_injection import escape_tags
+from kinject.llm.prompt_injection import escape_tags
 from kinject.types import Message, Passage
 
 QUOTA = 5

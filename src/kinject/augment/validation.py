@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from kinject.augment.styles import read_styles
 from kinject.errors import RecipeError
+from kinject.llm.chat import generator_faults, has_prices, judge_faults
 from kinject.recipe import AugmentRecipe, AugmentSection, QuestionsRecipe, QuestionsSection, Recipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.sections import MAX_SAMPLES
-from kinject.requests.chat import generator_faults, has_prices, judge_faults
 
 
 def augment_section(recipe: AugmentRecipe) -> AugmentSection:

@@ -1,6 +1,6 @@
 """Models behind endpoints: log-probs of choices from completions, written answers from completions or chats.
 
-Requests go through `kinject.requests`, whose cache, limits, retries and budget hold for them. The weights of an endpoint
+Requests go through `kinject.llm`, whose cache, limits, retries and budget hold for them. The weights of an endpoint
 cannot be hashed: scores are stored under its model's name, its revision and its parameters.
 """
 
@@ -21,15 +21,13 @@ from kinject.eval.prompts import GENERATED, ChatStyle, Generation, Prompt, Promp
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import Store
 from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
-from kinject.recipe import GeneratorSection, Recipe
-from kinject.recipe.eval_section import EndpointModelSection, EvalSection
-from kinject.requests import generator_identity
-from kinject.requests.cache import CACHES, stored_usage
-from kinject.requests.chat import generator_faults, has_prices
-from kinject.requests.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
-from kinject.requests.generator import Stopped
-from kinject.requests.limits import limits_of, spent_so_far
-from kinject.requests.sender import (
+from kinject.llm import generator_identity
+from kinject.llm.cache import CACHES, stored_usage
+from kinject.llm.chat import generator_faults, has_prices
+from kinject.llm.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
+from kinject.llm.generator import Stopped
+from kinject.llm.limits import limits_of, spent_so_far
+from kinject.llm.sender import (
     CHARACTERS_PER_TOKEN,
     Sender,
     gather_answers,
@@ -37,6 +35,8 @@ from kinject.requests.sender import (
     run_event_loop,
     run_workers,
 )
+from kinject.recipe import GeneratorSection, Recipe
+from kinject.recipe.eval_section import EndpointModelSection, EvalSection
 from kinject.types import Message, Usage
 
 Messages = tuple[Message, ...]

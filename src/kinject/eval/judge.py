@@ -20,14 +20,14 @@ from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
 from kinject.language.detect import detect_language
+from kinject.llm.chat import judge_faults
+from kinject.llm.generator import request_seed
+from kinject.llm.judges import GRADES, Confusion, Grade, grading_request, read_grade
+from kinject.llm.limits import limits_of
+from kinject.llm.prompt_injection import has_injection, split_injection
+from kinject.llm.sender import Sender, open_sender, run_event_loop, run_workers
 from kinject.recipe import EvalRecipe, GeneratorSection
 from kinject.recipe.eval_section import EvalSection
-from kinject.requests.chat import judge_faults
-from kinject.requests.generator import request_seed
-from kinject.requests.judges import GRADES, Confusion, Grade, grading_request, read_grade
-from kinject.requests.limits import limits_of
-from kinject.requests.prompt_injection import has_injection, split_injection
-from kinject.requests.sender import Sender, open_sender, run_event_loop, run_workers
 from kinject.terminal import Progress
 from kinject.types import Answer, JudgeResult, PlantedKind, Question
 

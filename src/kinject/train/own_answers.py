@@ -30,12 +30,12 @@ from kinject.disk import (
     write_jsonl,
 )
 from kinject.errors import InputError
+from kinject.llm import generator_identity
+from kinject.llm.generator import request_seed
+from kinject.llm.transformers import read_answer
 from kinject.models.generate import ends_of, generate
 from kinject.process import work_seconds
 from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
-from kinject.requests import generator_identity
-from kinject.requests.generator import request_seed
-from kinject.requests.transformers import read_answer
 from kinject.terminal import Progress
 from kinject.train.contexts import document_inputs, document_texts
 from kinject.train.load import set_chat_template

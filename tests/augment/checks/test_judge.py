@@ -22,10 +22,10 @@ from kinject.augment.prompts import judge_messages, rewriting_of
 from kinject.augment.sandbox import generate_answer
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import RecipeError
+from kinject.llm import Generator
+from kinject.llm.limits import Limits
+from kinject.llm.sender import Sender
 from kinject.recipe import Recipe
-from kinject.requests import Generator
-from kinject.requests.limits import Limits
-from kinject.requests.sender import Sender
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 from kinject.types import Completion, Message

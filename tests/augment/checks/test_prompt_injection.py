@@ -21,11 +21,11 @@ from kinject.augment.questions import make_questions
 from kinject.augment.questions.drafts import find_fault, read_drafts
 from kinject.augment.styles import STYLES
 from kinject.disk import read_jsonl
+from kinject.llm import Generator
+from kinject.llm.limits import Limits
+from kinject.llm.prompt_injection import escape_tags, has_injection, split_injection
+from kinject.llm.sender import Sender
 from kinject.recipe import read_recipe
-from kinject.requests import Generator
-from kinject.requests.limits import Limits
-from kinject.requests.prompt_injection import escape_tags, has_injection, split_injection
-from kinject.requests.sender import Sender
 from kinject.types import Completion, Message
 
 SOURCE = (

@@ -17,9 +17,9 @@ from kinject.cli import main
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl, read_manifest
 from kinject.errors import EndpointError, InputError, RecipeError
+from kinject.llm.generator import json_in
+from kinject.llm.prompt_injection import escape_tags
 from kinject.recipe import Recipe, read_recipe
-from kinject.requests.generator import json_in
-from kinject.requests.prompt_injection import escape_tags
 from kinject.sandbox.grammar import parse_entry
 from kinject.types import Completion, Message
 
@@ -238,12 +238,12 @@ def test_faults_that_pass_change_nothing(make: Make, question_server: Callable[.
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(
     make: Make, question_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 1)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 1)
     server = question_server(faults={"500": 0.05})
     result = make_questions(make(server.url))
     assert sum(result.failed.values()) * 2 == result.asked - result.got > 0
     assert "passages without an answer" in render_questions(result)
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 8)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 8)
     assert make_questions(make(server.url)).got == 24
 
 
@@ -286,7 +286,7 @@ def test_questions_as_json_are_those_as_lines(
 ) -> None:
     url = question_server().url
     with monkeypatch.context() as patch:
-        patch.setattr("kinject.requests.chat._STRUCTURES", ())
+        patch.setattr("kinject.llm.chat._STRUCTURES", ())
         wanted = rows(make_questions(make(url)).questions_path)
     shutil.rmtree(tmp_path / "run")
     read: list[str] = []
@@ -332,7 +332,7 @@ def test_unanswerable_questions_are_near_the_passages_and_answered_by_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not structured:
-        monkeypatch.setattr("kinject.requests.chat._STRUCTURES", ())
+        monkeypatch.setattr("kinject.llm.chat._STRUCTURES", ())
     people = [parse_entry(row["text"]) for row in rows(documents)]
     assert people[0] is not None
     answered_elsewhere = f"Where was {people[0].name} born?"

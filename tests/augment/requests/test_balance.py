@@ -13,12 +13,12 @@ from faulty_server import Hostile, Talk
 from kinject.augment import augment, render_summary
 from kinject.disk import read_manifest
 from kinject.errors import RecipeError
+from kinject.llm import generator_identity
+from kinject.llm.balance import EndpointState, LoadBalancer
+from kinject.llm.generator import Generator, Transient
+from kinject.llm.limits import Limits
+from kinject.llm.sender import Sender
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.requests import generator_identity
-from kinject.requests.balance import EndpointState, LoadBalancer
-from kinject.requests.generator import Generator, Transient
-from kinject.requests.limits import Limits
-from kinject.requests.sender import Sender
 from kinject.types import Completion, Usage
 
 Make = Callable[..., Recipe]
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("exact_copies_only", "short_rests")
 
 @pytest.fixture
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.balance.FIRST_ENDPOINT_PAUSE", 0.02)
+    monkeypatch.setattr("kinject.llm.balance.FIRST_ENDPOINT_PAUSE", 0.02)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def seconds_for(
     """
     loop = VirtualTime()
     for module in ("sender", "balance"):
-        monkeypatch.setattr(f"kinject.requests.{module}.monotonic", loop.time)
+        monkeypatch.setattr(f"kinject.llm.{module}.monotonic", loop.time)
     answered: Counter[int] = Counter()
     rng = Random(7)
 

@@ -14,8 +14,8 @@ import pytest
 from kinject.augment import augment
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, RecipeError
+from kinject.llm.batch import BatchLog
 from kinject.recipe import Recipe
-from kinject.requests.batch import BatchLog
 
 Make = Callable[..., Recipe]
 pytestmark = pytest.mark.usefixtures("exact_copies_only")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("exact_copies_only")
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are handed in and looked at within milliseconds."""
     for name in ("SECONDS_TO_FILL", "FIRST_POLL", "LONGEST_POLL"):
-        monkeypatch.setattr(f"kinject.requests.batch.{name}", 0.02)
+        monkeypatch.setattr(f"kinject.llm.batch.{name}", 0.02)
 
 
 def texts(result: Any) -> list[str]:
@@ -56,7 +56,7 @@ import sys
 from pathlib import Path
 from kinject.augment import augment
 from kinject.augment.checks import checker
-from kinject.requests import batch
+from kinject.llm import batch
 from kinject.recipe import read_recipe
 checker.MAX_OVERLAP = 0.99
 batch.SECONDS_TO_FILL = batch.FIRST_POLL = batch.LONGEST_POLL = 0.02

@@ -167,9 +167,9 @@ FAULTS: dict[str, Fault] = {
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_POLL", "LONGEST_POLL"):
-        monkeypatch.setattr(f"kinject.requests.batch.{name}", 0.005)
-    monkeypatch.setattr("kinject.requests.batch.SECONDS_TO_FILL", 0.05)
-    monkeypatch.setattr("kinject.requests.limits._BATCH_IN_FLIGHT", 100)
+        monkeypatch.setattr(f"kinject.llm.batch.{name}", 0.005)
+    monkeypatch.setattr("kinject.llm.batch.SECONDS_TO_FILL", 0.05)
+    monkeypatch.setattr("kinject.llm.limits._BATCH_IN_FLIGHT", 100)
 
 
 @pytest.fixture
@@ -240,11 +240,11 @@ def test_a_fault_of_a_batch_that_stays_ends_in_one_clear_line(
     name: str, few: Callable[..., Recipe], spoiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("kinject.requests.batch.MAX_SILENCE", 0.0)
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
-    monkeypatch.setattr("kinject.requests.sender.N_FAILURES_IN_A_ROW", 1)
+    monkeypatch.setattr("kinject.llm.batch.MAX_SILENCE", 0.0)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.llm.sender.N_FAILURES_IN_A_ROW", 1)
     if name == "look that never ends":
-        monkeypatch.setattr("kinject.requests.batch.LONGEST_BATCH", 0.1)
+        monkeypatch.setattr("kinject.llm.batch.LONGEST_BATCH", 0.1)
     server, _ = spoiled(FAULTS[name], stays=True)
     recipe = few(server.url, generator__batch=True)
     settings = ["augment.generator.batch=true", "augment.styles={paraphrase: 1}"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kinject.errors import DiskError
-from kinject.requests.cache import AnswerCache, request_key
+from kinject.llm.cache import AnswerCache, request_key
 from kinject.types import Completion, Usage
 
 
@@ -59,7 +59,7 @@ def test_answers_that_wait_when_the_run_ends_are_written(tmp_path: Path) -> None
 def test_a_kill_right_after_an_answer_counted_does_not_lose_it(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, signal, sys\nfrom pathlib import Path\n"
-        "from kinject.requests.cache import AnswerCache\nfrom kinject.types import Completion\n"
+        "from kinject.llm.cache import AnswerCache\nfrom kinject.types import Completion\n"
         "async def run():\n"
         "    with AnswerCache(Path(sys.argv[1])) as cache:\n"
         "        await asyncio.gather(*(cache.keep(bytes([n]), Completion('x')) for n in range(9)))\n"

@@ -10,11 +10,11 @@ from faulty_server import Talk
 
 from kinject.augment import augment
 from kinject.errors import EndpointError, RecipeError
+from kinject.llm.chat import refused_parameter, split_thinking
+from kinject.llm.endpoint import Endpoint
+from kinject.llm.generator import Structure, items_in, json_in
+from kinject.llm.replies import parse_completion
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.requests.chat import refused_parameter, split_thinking
-from kinject.requests.endpoint import Endpoint
-from kinject.requests.generator import Structure, items_in, json_in
-from kinject.requests.replies import parse_completion
 from kinject.types import Message
 
 Make = Callable[..., Recipe]
@@ -349,7 +349,7 @@ def test_the_facts_of_a_style_are_the_same_as_json_and_as_lines(
 
     settings = {"styles": {"atomic_facts": 1}, "generator__concurrency": 2}
     with monkeypatch.context() as patch:
-        patch.setattr("kinject.requests.chat._STRUCTURES", ())
+        patch.setattr("kinject.llm.chat._STRUCTURES", ())
         lines = augment(make_recipe(serving().url, **settings))
     wanted = lines.corpus_path.read_bytes()
     for name in ("cache.sqlite", "notes.jsonl", "variants.jsonl", "rejected.jsonl"):

@@ -8,9 +8,9 @@ import pytest
 
 from kinject.augment import augment
 from kinject.errors import EndpointError
+from kinject.llm import Transient
+from kinject.llm.replies import parse_completion
 from kinject.recipe import Recipe
-from kinject.requests import Transient
-from kinject.requests.replies import parse_completion
 from kinject.web import is_loopback
 
 Make = Callable[..., Recipe]

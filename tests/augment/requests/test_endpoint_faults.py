@@ -263,13 +263,13 @@ FAULTS: dict[str, Fault] = {
 def _settle(fault: Fault, monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> dict[str, Any]:
     """Apply a fault's settings; return the fields of the recipe."""
     if "most_bytes" in fault.settings:
-        monkeypatch.setattr("kinject.requests.endpoint.MOST_BYTES", fault.settings["most_bytes"])
+        monkeypatch.setattr("kinject.llm.endpoint.MOST_BYTES", fault.settings["most_bytes"])
     if stays:
-        monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
-        monkeypatch.setattr("kinject.requests.sender.N_FAILURES_IN_A_ROW", 2)
-        monkeypatch.setattr("kinject.requests.sender.MAX_SILENCE", 0.0)
+        monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
+        monkeypatch.setattr("kinject.llm.sender.N_FAILURES_IN_A_ROW", 2)
+        monkeypatch.setattr("kinject.llm.sender.MAX_SILENCE", 0.0)
     elif "tries" in fault.settings:
-        monkeypatch.setattr("kinject.requests.sender.N_TRIES", fault.settings["tries"])
+        monkeypatch.setattr("kinject.llm.sender.N_TRIES", fault.settings["tries"])
     return {"generator__timeout": fault.settings["timeout"]} if "timeout" in fault.settings else {}
 
 

@@ -21,8 +21,8 @@ from kinject.augment.questions import make_questions
 from kinject.augment.sandbox.serve import ServeOptions
 from kinject.cli import main
 from kinject.errors import EndpointError, RecipeError
+from kinject.llm.endpoint import Endpoint
 from kinject.recipe import Recipe, read_recipe
-from kinject.requests.endpoint import Endpoint
 
 Make = Callable[..., Recipe]
 
@@ -112,7 +112,7 @@ def test_an_answer_that_repeats_the_key_is_kept_without_it(
 def test_a_server_error_that_repeats_the_key_is_recorded_without_it(
     make_recipe: Make, echoing: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
     result = augment(make_recipe(echoing(500, ECHOES["header"]), styles={"paraphrase": 1}))
     assert all("(key)" in error for error in result.failed)
     assert b"(key)" in result.failures_path.read_bytes()
@@ -121,7 +121,7 @@ def test_a_server_error_that_repeats_the_key_is_recorded_without_it(
 def test_an_answer_that_is_no_json_and_holds_the_key_is_told_without_it(
     make_recipe: Make, echoing: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
     for echo in ("plain", "header"):
         result = augment(make_recipe(echoing(200, ECHOES[echo], "text"), styles={"paraphrase": 1}))
         assert all("(key)" in error for error in result.failed)
@@ -206,7 +206,7 @@ def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(
 def test_a_proxy_with_a_password_is_told_without_it(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch, canary_key: str
 ) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://user:{quote(canary_key, safe='')}@127.0.0.1:9")
     result = augment(make_recipe("http://endpoint.invalid/v1", styles={"paraphrase": 1}, generator__timeout=5))

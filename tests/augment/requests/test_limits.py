@@ -8,10 +8,10 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.preview import preview
 from kinject.errors import EndpointError, RecipeError
+from kinject.llm.balance import EndpointState, LoadBalancer
+from kinject.llm.generator import Generator
+from kinject.llm.limits import Budget, Limits, RateLimit
 from kinject.recipe import Recipe
-from kinject.requests.balance import EndpointState, LoadBalancer
-from kinject.requests.generator import Generator
-from kinject.requests.limits import Budget, Limits, RateLimit
 
 Make = Callable[..., Recipe]
 pytestmark = pytest.mark.usefixtures("exact_copies_only")
@@ -79,7 +79,7 @@ def test_a_cancelled_wait_gives_its_place_back() -> None:
 
 
 def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.limits.PERIOD", 0.2)
+    monkeypatch.setattr("kinject.llm.limits.PERIOD", 0.2)
     times: list[float] = []
 
     async def run() -> None:
@@ -96,7 +96,7 @@ def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPat
 
 
 def test_tokens_set_aside_and_not_used_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.limits.PERIOD", 30.0)
+    monkeypatch.setattr("kinject.llm.limits.PERIOD", 30.0)
 
     async def run() -> None:
         limit = RateLimit(100, "tokens_per_minute")
@@ -122,7 +122,7 @@ def test_a_request_beyond_a_whole_minute_of_tokens_is_refused_at_once(
 def test_a_rate_that_holds_requests_back_is_counted_in_the_preview(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.limits.PERIOD", 0.05)
+    monkeypatch.setattr("kinject.llm.limits.PERIOD", 0.05)
     server = serving()
     recipe = make_recipe(server.url, styles={"paraphrase": 1}, generator__requests_per_minute=2)
     estimate = preview(recipe)
@@ -135,7 +135,7 @@ def test_a_rate_that_holds_requests_back_is_counted_in_the_preview(
 def test_requests_per_minute_hold_across_retries(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.limits.PERIOD", 0.5)
+    monkeypatch.setattr("kinject.llm.limits.PERIOD", 0.5)
     server = serving(faults={"500": 0.3})
     began = time.monotonic()
     result = augment(make_recipe(server.url, styles={"paraphrase": 2}, generator__requests_per_minute=10))

@@ -17,15 +17,15 @@ import pytest
 from faulty_server import Hostile, Talk
 
 import kinject.augment
-import kinject.requests
+import kinject.llm
 from kinject.augment import augment
 from kinject.cli import main
 from kinject.doctor import answers
 from kinject.errors import EndpointError, RecipeError
+from kinject.llm.cache import AnswerCache
+from kinject.llm.replies import parse_completion, retry_after
+from kinject.llm.sender import Sender
 from kinject.recipe import Recipe
-from kinject.requests.cache import AnswerCache
-from kinject.requests.replies import parse_completion, retry_after
-from kinject.requests.sender import Sender
 from kinject.types import Usage
 
 Few = Callable[..., Recipe]
@@ -35,9 +35,9 @@ PEM = Path(__file__).with_name("untrusted.pem")
 
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
-    monkeypatch.setattr("kinject.requests.sender.N_FAILURES_IN_A_ROW", 2)
-    monkeypatch.setattr("kinject.requests.endpoint.MOST_BYTES", 100_000)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.llm.sender.N_FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("kinject.llm.endpoint.MOST_BYTES", 100_000)
 
 
 def _closed_port() -> int:
@@ -158,8 +158,8 @@ def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: S
 def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.sender.MAX_SILENCE", 0.05)
-    monkeypatch.setattr("kinject.requests.sender.N_FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("kinject.llm.sender.MAX_SILENCE", 0.05)
+    monkeypatch.setattr("kinject.llm.sender.N_FAILURES_IN_A_ROW", 2)
     server = hostile(lambda talk, number: talk.reset() if number >= 2 else None)
     with pytest.raises(EndpointError, match=r"no connection .* 2 rewritings are stored"):
         augment(few(server.url))
@@ -169,7 +169,7 @@ def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
 def test_one_request_that_kills_the_endpoint_each_time_does_not_end_the_others(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.requests.sender.MAX_SILENCE", 0.05)
+    monkeypatch.setattr("kinject.llm.sender.MAX_SILENCE", 0.05)
     poison: list[bytes] = []
 
     def act(talk: Talk, number: int) -> bool | None:
@@ -211,7 +211,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(few: Few, hostile: Start, monke
 
 
 def test_no_deadline_or_rate_reads_the_wall_clock() -> None:
-    folders = [Path(room.__file__).parent for room in (kinject.augment, kinject.requests)]
+    folders = [Path(room.__file__).parent for room in (kinject.augment, kinject.llm)]
     readers = {
         path.name
         for folder in folders
@@ -287,8 +287,8 @@ def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost_in_this_run_and_t
 
 
 def test_a_budget_holds_where_every_answer_is_lost(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 1000)
-    monkeypatch.setattr("kinject.requests.sender.LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 1000)
+    monkeypatch.setattr("kinject.llm.sender.LONGEST_PAUSE", 0.002)
     server = hostile(lambda talk, number: talk.say(200, b'{"choices": [{"mess'))
     result = augment(few(server.url, budget=0.5, **PRICES))
     assert (result.out_of_budget, result.got) == (True, 0)

@@ -11,10 +11,10 @@ import torch
 
 from kinject.augment import augment
 from kinject.errors import InputError
+from kinject.llm.transformers import LocalModel, weights_identity
 from kinject.models import load_model
 from kinject.models.generate import _draw
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.requests.transformers import LocalModel, weights_identity
 from kinject.types import Completion, Message
 
 TEMPLATE = (

@@ -12,7 +12,7 @@ from kinject.augment.answers import quoted_of
 from kinject.augment.checks.additions import find_addition, source_facts, without_additions
 from kinject.augment.checks.coverage import carried, facts_of, find_missing
 from kinject.language.detect import compare_languages
-from kinject.requests.prompt_injection import has_injection, split_injection
+from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.types import Completion
 
 _WORDS, _ASCII_WORDS = re.compile(r"\w+"), re.compile("[a-z0-9_]+")

@@ -22,11 +22,11 @@ from kinject.augment.prompts import judge_messages
 from kinject.corpus.passages import sentences
 from kinject.disk import content_id
 from kinject.language.detect import detect_language
-from kinject.requests.chat import split_thinking
-from kinject.requests.generator import request_seed
-from kinject.requests.judges import Confusion
-from kinject.requests.prompt_injection import has_injection
-from kinject.requests.sender import Sender, gather_answers
+from kinject.llm.chat import split_thinking
+from kinject.llm.generator import request_seed
+from kinject.llm.judges import Confusion
+from kinject.llm.prompt_injection import has_injection
+from kinject.llm.sender import Sender, gather_answers
 from kinject.types import Message
 
 log = logging.getLogger(__name__)

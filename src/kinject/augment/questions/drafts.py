@@ -16,9 +16,9 @@ from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
 from kinject.language.detect import compare_languages
+from kinject.llm.generator import json_in
+from kinject.llm.prompt_injection import has_injection
 from kinject.recipe import QuestionsSection
-from kinject.requests.generator import json_in
-from kinject.requests.prompt_injection import has_injection
 from kinject.types import Document, Passage
 
 _LINE = re.compile(

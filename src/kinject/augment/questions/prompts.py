@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from kinject.augment.prompts import Source, language_line, task_messages
-from kinject.requests import Structure
+from kinject.llm import Structure
 from kinject.types import Message
 
 LETTERS = "ABCD"

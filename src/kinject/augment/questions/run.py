@@ -38,13 +38,13 @@ from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
 from kinject.errors import EndpointError, InputError
+from kinject.llm import Structure, generator_identity
+from kinject.llm.balance import render_endpoints
+from kinject.llm.generator import request_seed
+from kinject.llm.limits import limits_of
+from kinject.llm.prompt_injection import has_injection, split_injection
+from kinject.llm.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.recipe import QuestionsRecipe, QuestionsSection
-from kinject.requests import Structure, generator_identity
-from kinject.requests.balance import render_endpoints
-from kinject.requests.generator import request_seed
-from kinject.requests.limits import limits_of
-from kinject.requests.prompt_injection import has_injection, split_injection
-from kinject.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage, Tabular
 

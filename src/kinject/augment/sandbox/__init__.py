@@ -12,7 +12,7 @@ from kinject.augment.questions.prompts import is_question_prompt
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.errors import InputError
-from kinject.requests.judges import graded_in
+from kinject.llm.judges import graded_in
 from kinject.sandbox.grammar import (
     paraphrase,
     parse_entry,

@@ -17,7 +17,7 @@ from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
 from kinject.augment.questions.drafts import read_drafts, read_unanswerable
 from kinject.augment.sandbox import generate_answer
 from kinject.errors import DiskError, InputError
-from kinject.requests.judges import GRADES
+from kinject.llm.judges import GRADES
 from kinject.types import Message
 from kinject.web import is_loopback
 

@@ -28,9 +28,9 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
+from kinject.llm.judges import GRADES
 from kinject.models import base_of_adapter, model_hash
 from kinject.process import is_first_process, what_shards, world_size
-from kinject.requests.judges import GRADES
 from kinject.terminal import show
 from kinject.types import Answer
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError
+from kinject.llm.chat import sampling_options, split_thinking, with_thinking
 from kinject.models import model_hash, window_of
 from kinject.models.generate import ends_of, generate, generation_settings
 from kinject.recipe import GeneratorSection
-from kinject.requests.chat import sampling_options, split_thinking, with_thinking
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:

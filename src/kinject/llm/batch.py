@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.disk import open_database, write_rows
 from kinject.errors import DiskError, EndpointError
+from kinject.llm.cache import AnswerCache, request_key
+from kinject.llm.endpoint import Endpoint
+from kinject.llm.generator import Stopped, Transient
 from kinject.recipe import GeneratorSection
-from kinject.requests.cache import AnswerCache, request_key
-from kinject.requests.endpoint import Endpoint
-from kinject.requests.generator import Stopped, Transient
 from kinject.secrets import without_secrets
 from kinject.types import Completion, Message
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from kinject.requests.chat import split_thinking
-from kinject.requests.generator import Structure, json_in
-from kinject.requests.prompt_injection import escape_tags
+from kinject.llm.chat import split_thinking
+from kinject.llm.generator import Structure, json_in
+from kinject.llm.prompt_injection import escape_tags
 from kinject.types import Message
 
 Grade = Literal["correct", "wrong", "abstained"]

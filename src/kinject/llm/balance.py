@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from kinject.requests.generator import Generator, Transient
-from kinject.requests.limits import Limits, RateLimit
+from kinject.llm.generator import Generator, Transient
+from kinject.llm.limits import Limits, RateLimit
 from kinject.types import Usage
 
 log = logging.getLogger(__name__)

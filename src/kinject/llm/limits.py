@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kinject.errors import EndpointError
+from kinject.llm.cache import stored_usage
 from kinject.recipe import GeneratorSection
-from kinject.requests.cache import stored_usage
 
 PERIOD = 60.0
 """Seconds of the window of a rate limit."""

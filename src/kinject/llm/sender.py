@@ -18,13 +18,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from kinject.errors import EndpointError
+from kinject.llm import SandboxWriter, open_generator
+from kinject.llm.balance import EndpointState, LoadBalancer, Turn
+from kinject.llm.cache import AnswerCache, request_key
+from kinject.llm.chat import with_thinking
+from kinject.llm.generator import Generator, Stopped, Structure, Transient
+from kinject.llm.limits import Budget, Limits, SharedBudget
 from kinject.recipe import GeneratorSection
-from kinject.requests import SandboxWriter, open_generator
-from kinject.requests.balance import EndpointState, LoadBalancer, Turn
-from kinject.requests.cache import AnswerCache, request_key
-from kinject.requests.chat import with_thinking
-from kinject.requests.generator import Generator, Stopped, Structure, Transient
-from kinject.requests.limits import Budget, Limits, SharedBudget
 from kinject.signals import handled_by, interruption
 from kinject.types import Completion, Message, Usage
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kinject.errors import EndpointError
+from kinject.llm.chat import sampling_options
+from kinject.llm.generator import Generator, Stopped, Structure, Transient
 from kinject.recipe import GeneratorSection
-from kinject.requests.chat import sampling_options
-from kinject.requests.generator import Generator, Stopped, Structure, Transient
 from kinject.types import Completion, Message
 
 SandboxWriter = Callable[[list[Message], int], Completion]
@@ -27,7 +27,7 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
     if section.kind in ("sandbox", "file"):
         return {"kind": section.kind}
     if section.kind == "transformers":
-        from kinject.requests.transformers import model_identity
+        from kinject.llm.transformers import model_identity
 
         return model_identity(section)
     return {
@@ -41,7 +41,7 @@ def open_generator(
 ) -> AbstractAsyncContextManager[Generator]:
     """Return the generator of `section`, ready inside ``async with``; `sandbox` writes the answers of kind sandbox.
 
-    With `completions` an endpoint is asked by that route (`kinject.requests.completions`), not in a chat. Raises
+    With `completions` an endpoint is asked by that route (`kinject.llm.completions`), not in a chat. Raises
     `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
     """
     if section.kind == "sandbox":
@@ -66,11 +66,11 @@ async def _open_sandbox(section: GeneratorSection, sandbox: SandboxWriter | None
 
 @asynccontextmanager
 async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    from kinject.requests.endpoint import Endpoint
+    from kinject.llm.endpoint import Endpoint
 
     name, identity = f"openai:{section.model}", generator_identity(section)
     if section.batch:
-        from kinject.requests.batch import BatchEndpoint
+        from kinject.llm.batch import BatchEndpoint
 
         async with BatchEndpoint(section, identity, run_dir) as batches:
             yield Generator(name, identity, True, batches.complete, batches.abandon)
@@ -81,7 +81,7 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
 
 @asynccontextmanager
 async def _open_completions(section: GeneratorSection) -> AsyncIterator[Generator]:
-    from kinject.requests.completions import CompletionsEndpoint
+    from kinject.llm.completions import CompletionsEndpoint
 
     async with CompletionsEndpoint(section) as endpoint:
         yield Generator(f"openai:{section.model}", generator_identity(section), True, endpoint.complete)
@@ -89,7 +89,7 @@ async def _open_completions(section: GeneratorSection) -> AsyncIterator[Generato
 
 @asynccontextmanager
 async def _open_transformers(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    from kinject.requests.transformers import LocalModel
+    from kinject.llm.transformers import LocalModel
 
     async with LocalModel(section) as model:
         yield Generator(f"transformers:{section.model}", generator_identity(section), True, model.complete)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
+from kinject.llm.chat import Parameters
+from kinject.llm.generator import Structure, Transient
+from kinject.llm.replies import Reply, error_of, parse_completion, printable, retry_after, status_in_body
 from kinject.recipe import GeneratorSection
-from kinject.requests.chat import Parameters
-from kinject.requests.generator import Structure, Transient
-from kinject.requests.replies import Reply, error_of, parse_completion, printable, retry_after, status_in_body
 from kinject.secrets import SHOWN, known_secrets, secret_filter
 from kinject.types import Completion, Message, Usage
 from kinject.web import is_loopback

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kinject.errors import EndpointError
-from kinject.requests.chat import read_usage
-from kinject.requests.endpoint import Endpoint
-from kinject.requests.generator import Structure, Transient
-from kinject.requests.replies import Reply, error_of
+from kinject.llm.chat import read_usage
+from kinject.llm.endpoint import Endpoint
+from kinject.llm.generator import Structure, Transient
+from kinject.llm.replies import Reply, error_of
 from kinject.types import Completion, Message, Usage
 
 PROMPT: Final = "prompt"

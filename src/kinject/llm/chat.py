@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
+from kinject.llm.generator import Structure, json_in
 from kinject.recipe import GeneratorSection
 from kinject.recipe.sections import GENERATOR_REQUIRES
-from kinject.requests.generator import Structure, json_in
 from kinject.types import Message, Usage
 
 log = logging.getLogger(__name__)

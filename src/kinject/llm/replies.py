@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import time
 
-from kinject.requests.chat import read_usage, split_thinking, with_thinking
-from kinject.requests.generator import Transient
+from kinject.llm.chat import read_usage, split_thinking, with_thinking
+from kinject.llm.generator import Transient
 from kinject.types import Completion, Usage
 
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+")
