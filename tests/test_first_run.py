@@ -53,7 +53,7 @@ NOT_HERE = {
     "--job slurm": "tests/cli/test_slurm.py runs the job",
     "kinject chat RUN": "a run of its own; tests/cli/test_chat.py asks models",
     "recipes/studies/chat": "minutes; tests/study/test_stages.py plans its arms",
-    "--add INSTRUCT": "names that stand for models; tests/train/test_difference.py merges",
+    "--add INSTRUCT": "names that stand for models; tests/train/test_merge.py merges",
     "recipes/studies/sandbox": "minutes; tests/test_benchmarks.py runs a small study",
 }
 """Part of a documented command -> why it is not run here."""

@@ -64,7 +64,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import transformers
 
-    from kinject.train.difference import add_difference
+    from kinject.train.merge import add_difference
 
     config = transformers.LlamaConfig(
         vocab_size=arguments.vocabulary, hidden_size=arguments.width, intermediate_size=arguments.inner,

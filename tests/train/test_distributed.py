@@ -26,7 +26,6 @@ from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
 from kinject.train.config import make_sft_config
-from kinject.train.guards import sample_output
 from kinject.train.load import load_training_model, split_row_faults
 
 MakeRecipe = Callable[..., Recipe]
@@ -331,10 +330,7 @@ def test_weights_stay_off_the_gpu_until_fsdp_has_sharded_them(
     model, notes = load_training_model(recipe, tiny_tokenizer)
     assert len(moved) == 1
     assert "on cpu once it is sharded" in notes[0]
-    row = {"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}
-    assert len(sample_output(model, row)) == 3
     model.config._attn_implementation = "flash_attention_2"  # runs on GPUs only
-    assert sample_output(model, row).numel() == 0
     assert not reads_later_tokens(model)
 
 

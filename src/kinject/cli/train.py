@@ -58,8 +58,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 _EXPORT = """\
 Make a finished run ready for use elsewhere: its model as one plain folder with a model card. An adapter is
-folded into its base shard by shard, so that a large model needs little memory. The commands that serve it are
-printed. Where asked for, further parts are made: a GGUF file (llama.cpp), and a data set of the corpus and of
+folded into its base, which is in memory once. The commands that serve it are printed. Where asked for, further parts are made: a GGUF file (llama.cpp), and a data set of the corpus and of
 question files. --push uploads a part to the Hugging Face hub, and nothing else. A part that is there already is
 not made, or uploaded, again.
 
@@ -119,8 +118,7 @@ def add_export(verbs: Any) -> None:
 
 def _merge(arguments: argparse.Namespace) -> None:
     """Merge models as the arguments ask; print the folder of each result. Raises `InputError` unless they are of one form."""
-    from kinject.train.difference import add_difference
-    from kinject.train.merge import apply_adapter, merge
+    from kinject.train.merge import add_difference, apply_adapter, merge
 
     forms = {"--average-with": arguments.average_with, "--add": arguments.add, "--onto": arguments.onto}
     used = [name for name, value in forms.items() if value is not None]

@@ -455,8 +455,7 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
 
 
 def _run_merge(stage: Stage) -> dict[str, Any]:
-    from kinject.train.difference import add_difference
-    from kinject.train.merge import apply_adapter, merge
+    from kinject.train.merge import add_difference, apply_adapter, merge
 
     values = stage.parameters
     if "alpha" in values:

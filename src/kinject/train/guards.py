@@ -1,6 +1,6 @@
 """Checks for faults of training that raise no error; the recipe's `guards` set the reaction to each.
 
-`check_trained` decides whether a run is finished: a run that changed nothing, or whose numbers are not finite, is not.
+`check_trained` decides whether a run is finished: a run that changed nothing, or whose loss is not finite, is not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ _LAST = 3
 _SPIKE = 10.0
 _VANISHED = 1e-8
 """Gradient of a weight, by root mean square, below which AdamW moves it little: the usual epsilon of its denominator."""
-_ROW = 64
-"""Tokens of the row on which the model's output is checked."""
 _FREE = ("lora_A", "lora_embedding_A")
 """Weights of an adapter that change nothing alone: they are multiplied by others, which begin at 0."""
 
@@ -61,16 +59,15 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     """Counts updates made and skipped; checks the loss, the gradient norm and the learning rate.
 
     `updates` is the number of updates with a gradient that was finite and not zero, `skipped` that of updates left out
-    because their gradient was not finite, `skipped_last` how many of the latest were; `warnings` are the warnings so far.
-    `norms` are those of the running median. `weights` and `output` are the results of `weight_sums` and `sample_output`
-    before the first step. Checkpoints hold its `state`.
+    because their gradient was not finite, the latest of them if `last_skipped`; `warnings` are the warnings so far, `norms`
+    those of the running median, `weights` the result of `weight_sums` before the first step. Checkpoints hold its `state`.
     """
 
     def __init__(self, reactions: GuardsSection) -> None:
         self.reactions = reactions
-        self.updates = self.skipped = self.skipped_last = 0
-        self.weights: dict[str, int] = {}
-        self.output = torch.empty(0)
+        self.updates = self.skipped = 0
+        self.last_skipped = False
+        self.weights: dict[str, float] = {}
         self.warnings: list[str] = []
         self.norms: deque[float] = deque(maxlen=_WINDOW)
         self._losses: deque[float] = deque(maxlen=_LOSSES)
@@ -92,58 +89,39 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self._highest_rate = max((row.get("learning_rate", 0.0) for row in state.log_history), default=0.0)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it is.
-
-        accelerate sets it for a scaler alone, and not with a fused optimizer, which skips within its own step.
-        """
-        optimizer._is_overflow = self.skipped_last > 0
-
-    def keep_output(self, model: Any, row: Mapping[str, Any]) -> bool:
-        """Keep the model's output on a row before training; return whether it is finite."""
-        self.output = sample_output(model, row)
-        return bool(self.output.isfinite().all())
+        """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it is."""
+        # accelerate 1.15 sets it for a scaler alone, and not with a fused optimizer, which skips within its own step
+        optimizer._is_overflow = self.last_skipped
 
     def count(self, norm: float) -> bool:
         """Count an update by the norm of its gradient; return whether that is finite."""
         is_finite = math.isfinite(norm)
         self.updates += is_finite and norm > 0
         self.skipped += not is_finite
-        self.skipped_last = 0 if is_finite else self.skipped_last + 1
+        self.last_skipped = not is_finite
         return is_finite
 
-    def may_update(self, norm: float, step: int) -> bool:
+    def may_update(self, norm: float, step: int, scale: float | None = None) -> bool:
         """Return whether to make the update of this (0-based) step: False if its gradient norm is not finite.
 
-        Raises `TrainingError` if more updates would be skipped than the recipe allows.
+        A scaler (fp16, its `scale`) finds its scale by skipped updates, each at half the scale of the one before, so the
+        recipe's limit does not apply to them. Raises `TrainingError` past that limit, or once the scale is below 1.
         """
         if self.count(norm):
             return True
-        if self.skipped > self.reactions.skipped_updates:
+        message = f"step {step + 1}: the gradient norm is {norm}"
+        if scale is not None and scale < 1:
             raise TrainingError(
-                f"step {step + 1}: the gradient norm is {norm} for the {self.skipped}. time; guards.skipped_updates "
-                f"allows {self.reactions.skipped_updates}. Lower trainer.learning_rate or trainer.max_grad_norm; with "
-                "fp16, use bf16. The last complete checkpoint is kept."
+                f"{message} even with the loss scaled by {scale:g}; {self.skipped} updates were skipped. fp16 cannot hold this "
+                "model's numbers: use bf16: true, or lower trainer.learning_rate. The last complete checkpoint is kept."
             )
-        self._react(
-            "warn", f"step {step + 1}: the gradient norm is {norm}; the update is skipped ({self.skipped} so far)."
-        )
-        return False
-
-    def check_scaler(self, norm: float, scale: float, step: int) -> bool:
-        """Return whether an fp16 scaler makes the update of this (0-based) step: not if its norm is not finite.
-
-        A scaler finds its scale by such updates, each at half the scale of the one before, so the recipe's limit does not
-        apply to them. Raises `TrainingError` once the scale is below 1: then the loss itself is not finite.
-        """
-        if self.count(norm):
-            return True
-        if scale < 1:
+        if scale is None and self.skipped > self.reactions.skipped_updates:
             raise TrainingError(
-                f"step {step + 1}: the gradient norm is {norm} even with the loss scaled by {scale:g}; {self.skipped} updates "
-                "were left out. fp16 cannot hold this model's numbers: use bf16: true, or lower trainer.learning_rate. "
-                "The last complete checkpoint is kept."
+                f"{message} for the {self.skipped}. time; guards.skipped_updates allows {self.reactions.skipped_updates}. "
+                "Lower trainer.learning_rate or trainer.max_grad_norm; with fp16, use bf16. The last complete checkpoint is kept."
             )
-        self._react("warn", f"step {step + 1}: fp16 overflow at loss scale {scale:g}; the update is left out.")
+        scaled = "" if scale is None else f" at loss scale {scale:g}"
+        self._react("warn", f"{message}{scaled}; the update is skipped ({self.skipped} so far).")
         return False
 
     def check_progress(self, loss: float, norm: float, step: int) -> None:
@@ -199,27 +177,23 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Check the loss and the learning rate that were logged."""
-        logs = logs or {}
+        logs, prefix = logs or {}, f"step {state.global_step}: "
         if logs.get("loss") == 0.0:
-            self._react(
-                self.reactions.nothing_learned,
-                f"step {state.global_step}: the loss is exactly 0, so nothing is learned. Check the labels.",
-            )
+            message = f"{prefix}the loss is exactly 0, so nothing is learned. Check the labels."
+            self._react(self.reactions.nothing_learned, message)
         for name, value in logs.items():
             if name.endswith("loss") and not math.isfinite(value):
-                message = f"step {state.global_step}: {name} is {value}, which log.jsonl writes as null."
-                self._react_once(name, "warn", message)
+                self._react_once(name, "warn", f"{prefix}{name} is {value}, which log.jsonl writes as null.")
         rate = logs.get("learning_rate")
         self._highest_rate = max(self._highest_rate, rate or 0.0)
         remaining = 1 - state.global_step / max(state.max_steps, 1)
         settled = state.global_step > args.get_warmup_steps(state.max_steps) and remaining > 0.05
         if rate is not None and settled and rate < 1e-4 * self._highest_rate:
             self._react_once(
-                "rate",
-                self.reactions.vanishing_rate,
-                f"step {state.global_step}: the learning rate is down to {rate:.2g} with {remaining:.0%} of the steps to go. "
+                "rate", self.reactions.vanishing_rate,
+                f"{prefix}the learning rate is down to {rate:.2g} with {remaining:.0%} of the steps to go. "
                 "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
-            )
+            )  # fmt: skip
 
     def ended_above(self) -> bool:
         """Return whether the last losses are far above the first, however short the run was; warn of that."""
@@ -237,23 +211,19 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """Return the counts, warnings and norms so far, for JSON."""
         return {
-            "updates": self.updates, "skipped": self.skipped, "skipped_last": self.skipped_last, "weights": self.weights,
+            "updates": self.updates, "skipped": self.skipped, "last_skipped": self.last_skipped, "weights": self.weights,
             "warnings": list(self.warnings), "norms": list(self.norms), "warned": sorted(self._warned),
             "losses": list(self._losses), "first_loss": self._first_loss, "lowest_loss": self._lowest_loss,
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a `state` of an earlier process."""
-        self.updates, self.skipped, self.skipped_last = state["updates"], state["skipped"], state["skipped_last"]
+        self.updates, self.skipped, self.last_skipped = state["updates"], state["skipped"], state["last_skipped"]
         self.weights, self._warned = state["weights"], set(state["warned"])
         self.warnings[:] = state["warnings"]
         self.norms.extend(state["norms"])
         self._losses.extend(state["losses"])
         self._first_loss, self._lowest_loss = state["first_loss"], state["lowest_loss"]
-
-    def warn(self, message: str) -> None:
-        """Log a warning and keep it for the manifest."""
-        self._react("warn", message)
 
     def _react_once(self, fault: str, reaction: str, message: str) -> None:
         if fault not in self._warned:
@@ -292,15 +262,11 @@ def check_start(
     if config.learning_rate == 0 or (lost > 0.5 and not rounds_up):
         warnings += react(
             reactions.vanishing_rate,
-            f"trainer.learning_rate: {config.learning_rate:.2g} is too small: in {_dtype(model)}, {lost:.0%} of the weights "
-            "round back to their old values. Set model.dtype: float32 (bf16 then speeds up the arithmetic), a higher rate, or in "
-            "bfloat16 techniques.stochastic_rounding: true.",
+            f"trainer.learning_rate: {config.learning_rate:.2g} is too small: {lost:.0%} of the weights round back to their old "
+            "values. Set model.dtype: float32 (bf16 then speeds up the arithmetic), a higher rate, or in bfloat16 "
+            "techniques.stochastic_rounding: true.",
         )
     return warnings
-
-
-def _dtype(model: Any) -> str:
-    return str(next(p.dtype for p in model.parameters() if p.requires_grad)).removeprefix("torch.")
 
 
 def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
@@ -319,39 +285,12 @@ def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
     return n_unmoved / max(n, 1)
 
 
-@torch.no_grad()
-def sample_output(model: Any, row: Mapping[str, Any]) -> torch.Tensor:
-    """Return the logsumexp of the model's logits at each of the first tokens of a training row: [tokens], float32.
-
-    It is empty for a model that is not runnable, such as a sharded one before training begins.
-    """
-    if not models.is_runnable(model):
-        return torch.empty(0)
-    device = next(iter(model.parameters())).device
-    ids, positions = (torch.tensor([row[key][:_ROW]], device=device) for key in ("input_ids", "position_ids"))
-    was_training = model.training
-    model.eval()
-    logits: torch.Tensor = getattr(model, "_orig_mod", model)(
-        input_ids=ids, position_ids=positions, use_cache=False
-    ).logits
-    model.train(was_training)
-    return logits[0].float().logsumexp(-1).cpu()
-
-
-def weight_sums(model: Any) -> dict[str, int]:
-    """Return name -> sum of the bytes of each weight that trains, eight at a time, modulo 2^64: this process's part."""
+def weight_sums(model: Any) -> dict[str, float]:
+    """Return name -> sum of each weight that trains, in float64: this process's part."""
     return {
-        name.removeprefix("module.").replace("_orig_mod.", ""): _sum_of_bytes(weight)
+        name.removeprefix("module.").replace("_orig_mod.", ""): float(models.own_part(weight).sum(dtype=torch.float64))
         for name, weight in model.named_parameters() if weight.requires_grad
     }  # fmt: skip
-
-
-def _sum_of_bytes(weight: torch.Tensor) -> int:
-    values = models.own_part(weight).flatten()
-    values = values.clone() if values.storage_offset() * values.element_size() % 8 else values
-    data = values.view(torch.uint8)
-    n = len(data) // 8 * 8
-    return int(data[:n].view(torch.int64).sum()) + int(data[n:].sum())
 
 
 def agree_on_fault(trainer: Any, fault: str) -> None:
@@ -374,35 +313,31 @@ def check_weights(trainer: Any) -> None:
 
 
 def check_trained(trainer: Any) -> None:
-    """Raise `TrainingError` in all processes unless training changed the model, and its loss and output are finite.
+    """Raise `TrainingError` in all processes unless training changed the model and its loss is finite.
 
     The weights are checked as they are saved.
     """
-    unchanged = _unchanged_weights(trainer)
-    agree_on_fault(trainer, update_fault(trainer) or _result_fault(trainer, *unchanged))
-    output, before = sample_output(trainer.model_wrapped, trainer.train_dataset[0]), trainer.guard.output
-    fault = ""
-    if not bool(output.isfinite().all()):
-        name = models.not_finite(models.saved_tensors(trainer.model)) or "the output on the first row of the corpus"
-        fault = f"{name} is not finite after training. {UNSTABLE}"
-    elif (
-        output.numel()
-        and torch.equal(output, before)
-        and not any("trainable_tokens" in n for n in trainer.guard.weights)
-    ):
-        fault = f"the model's output on the first row of the corpus is the same as before training. {_small(trainer)}"
+    unchanged, counted = _unchanged_weights(trainer)
+    fault = update_fault(trainer)
+    if not fault and not trainer.losses.is_finite(trainer._tr_loss):
+        fault = f"the loss is not finite at the end of the run. {UNSTABLE}"
+    if not fault and unchanged == counted:
+        fault = (
+            f"no weight differs from its start after {trainer.guard.updates} updates: trainer.learning_rate: "
+            f"{trainer.args.learning_rate:.2g} over {trainer.state.global_step} steps of its schedule is 0, or so small that "
+            "each change rounds away. Set a higher rate, or model.dtype: float32."
+        )
     agree_on_fault(trainer, fault)
-
-
-def _small(trainer: Any) -> str:
-    return (
-        f"trainer.learning_rate: {trainer.args.learning_rate:.2g} over {trainer.state.global_step} steps of its schedule is 0, "
-        f"or too small for {_dtype(trainer.model)} (each change rounds away). Set a higher rate, or model.dtype: float32."
-    )
+    if unchanged:
+        trainer.guard.warnings += react(
+            "warn",
+            f"{len(unchanged)} of {len(counted)} trained tensors never changed: "
+            f"{', '.join(summarize_names(unchanged)[:3])}. They may get no gradient.",
+        )
 
 
 def update_fault(trainer: Any) -> str:
-    """Return why no update counts; "" if one was made, and the last was not skipped."""
+    """Return why no update counts; "" if one was made."""
     guard, n_steps = trainer.guard, trainer.state.global_step
     if not n_steps:
         return (
@@ -415,12 +350,6 @@ def update_fault(trainer: Any) -> str:
         return (
             f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows of the corpus "
             f"have tokens to learn, and which parameters train."
-        )
-    most = 0 if trainer.accelerator.scaler is None else 1  # a scaler tries a higher scale now and then
-    if guard.skipped_last > most:
-        return (
-            f"the last {guard.skipped_last} of {n_steps} updates were skipped, since their gradients were not finite. "
-            f"{UNSTABLE}"
         )
     return ""
 
@@ -435,33 +364,3 @@ def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:
 
         changed = gather_object(changed)
     return sorted(set(counted) - set(changed), key=counted.index), counted
-
-
-def _result_fault(trainer: Any, unchanged: list[str], counted: list[str]) -> str:
-    guard, args = trainer.guard, trainer.args
-    if not trainer.losses.is_finite(trainer._tr_loss):
-        return f"the loss is not finite at the end of the run. {UNSTABLE}"
-    if unchanged == counted:
-        return f"no weight differs from its start after {guard.updates} updates. {_small(trainer)}"
-    if unchanged:
-        guard.warn(
-            f"{len(unchanged)} of {len(counted)} trained tensors never changed: "
-            f"{', '.join(summarize_names(unchanged)[:3])}. They may get no gradient."
-        )
-    state = getattr(trainer.optimizer, "state", {})
-    names = {id(weight): name for name, weight in trainer.model.named_parameters()}
-    name = models.not_finite(
-        (f"{key} of {names.get(id(weight), 'a weight')}", getattr(value, "scale", value))  # torchao's, of each block
-        for weight, values in state.items() for key, value in values.items() if isinstance(value, torch.Tensor)
-    )  # fmt: skip
-    if name:
-        return f"the optimizer's {name} is not finite, so it no longer moves that weight. {UNSTABLE}"
-    metric = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
-    evaluated = any(metric in row and row["step"] > 0 for row in trainer.state.log_history)
-    best = trainer.state.best_metric
-    if args.load_best_model_at_end and evaluated and (best is None or not math.isfinite(best)):
-        return (
-            f"no evaluation has a finite {metric}, so no checkpoint is the best (trainer.load_best_model_at_end). Check the "
-            "validation corpus and the probes, or remove the line."
-        )
-    return ""

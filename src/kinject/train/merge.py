@@ -1,11 +1,12 @@
-"""Weights of finished models, tensor by tensor: averaged with their base, with an adapter folded in, or in another dtype.
+"""Weights of finished models, shard by shard: averaged, with a difference added, with an adapter folded in, in another dtype.
 
-Averaging is WiSE-FT (arXiv 2109.01903): less learned, less forgotten.
+Averaging with the base is WiSE-FT (arXiv 2109.01903): less learned, less forgotten. The difference of an instruct model and its
+base gives chat to a model that was trained from that base (chat vector, 2310.04799; task arithmetic, 2212.04089).
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import shutil
 import warnings
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from kinject.disk import lock_dir, verified_hashes, write_json, write_manifest, write_sha256sums
 from kinject.errors import InputError
@@ -26,12 +27,12 @@ from kinject.models import (
     check_complete,
     check_finite_in,
     check_model,
-    first_line,
     load_config,
+    load_model,
+    load_tokenizer,
     model_files,
     model_hash,
     not_finite_in,
-    read_header,
     read_headers,
     read_object,
     weight_files,
@@ -42,25 +43,20 @@ if TYPE_CHECKING:
 
 Change = Callable[[str, "torch.Tensor"], Mapping[str, "torch.Tensor"]]
 """The result for a tensor of a file: nothing, one or several tensors by name."""
-_ALIGNMENT = 8
-"""Bytes: the size of the largest value of a tensor."""
-_DTYPES = {
-    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    **{f"{sign}int{bits}": f"{sign.upper() or 'I'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """Name of a dtype in torch -> in safetensors."""
-TORCH_DTYPES = {stored: name for name, stored in _DTYPES.items()}
-"""Name of a dtype in safetensors -> in torch."""
+_SAME_BASE = "All three must be one architecture and size: a model, and an instruct model with its base."
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
     """Write ``(1 - alpha) * base + alpha * tuned`` for each of `alphas` (0 to 1) below `out`; return alpha -> folder.
 
-    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One tensor of each
-    is in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
+    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One shard is in
+    memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
     without weights, when the two do not hold the same tensors, or if a value of theirs or of the result is not finite.
     """
+    import torch
+
     invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
     if invalid:
         raise InputError(f"--alpha: found {invalid[0]}, allowed: 0 (the base) to 1 (the tuned model).")
@@ -75,21 +71,113 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             if not (folder / ADAPTER_CONFIG).exists():
                 check_complete(folder)
             verified_hashes(folder)
-        tuned_dir = _full_weights(Path(tuned), Path(scratch))
+        tuned_dir = Path(tuned)
+        if (tuned_dir / ADAPTER_CONFIG).exists():
+            merge_adapter(tuned_dir, Path(scratch), "float32")
+            tuned_dir = Path(scratch)
         _check_same_tensors(Path(base), tuned_dir)
         for folder in (Path(base), tuned_dir):
             check_finite_in(folder)
-        for alpha in alphas:
-            written[alpha] = out / f"alpha-{alpha:g}"
-            with result_folder(written[alpha], {"base": base, "tuned": tuned}, {"alpha": alpha}) as part:
-                _write(Path(base), tuned_dir, alpha, part)
-                name = not_finite_in(part).rpartition(": ")[2]
-                if name:
+        with open_tensors(Path(base)) as ours:
+            for alpha in alphas:
+
+                def average(name: str, theirs: torch.Tensor, alpha: float = alpha) -> Mapping[str, torch.Tensor]:
+                    mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
+                    return {name: mixed.to(theirs.dtype)}
+
+                written[alpha] = out / f"alpha-{alpha:g}"
+                with result_folder(written[alpha], {"base": base, "tuned": tuned}, {"alpha": alpha}) as part:
+                    rewrite(tuned_dir, part, average)
+                    copy_others(tuned_dir, part)
+                    if name := not_finite_in(part).rpartition(": ")[2]:
+                        raise InputError(
+                            f"{tuned}: {name} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED "
+                            "in the dtype of BASE, or in float32."
+                        )
+    return written
+
+
+def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], out: Path) -> dict[float, Path]:
+    """Write ``model + scale * (plus - minus)`` for each of `scales` below `out`; return scale -> folder.
+
+    All three are folders with safetensors, or names on the hub. One shard is in memory at a time; the sum is made in float32
+    and kept in the dtype of `model`. config.json, tokenizer, chat template and generation_config.json are those of `plus`, and
+    so are rows of the vocabulary that `model` or `minus` lacks. Raises `InputError` for models of different shapes or tokens,
+    and if a value of theirs or of the result is not finite.
+    """
+    for scale in scales:
+        if not math.isfinite(scale) or scale == 0:
+            raise InputError(
+                f"--scale: found {scale:g}, a number that is not 0 is needed: 1 adds the whole difference."
+            )
+    names = {"model": model, "add": plus, "minus": minus}
+    ours, theirs, base = (plain_model(name, role) for role, name in names.items())
+    _check_addable(ours, theirs, base)
+    inputs = {role: model_hash(folder) for role, folder in zip(names, (ours, theirs, base), strict=True)}
+    written: dict[float, Path] = {}
+    with open_tensors(theirs) as added, open_tensors(base) as subtracted:
+        for scale in scales:
+
+            def change(name: str, tensor: torch.Tensor, scale: float = scale) -> Mapping[str, torch.Tensor]:
+                if name not in added or name not in subtracted:
+                    return {}  # a tied head that one of the three repeats
+                result, start = added[name].get_tensor(name), subtracted[name].get_tensor(name)
+                if not tensor.is_floating_point():
+                    return {name: result}
+                result, n = result.float(), min(len(tensor), len(start))
+                result[:n] = (result[:n] - start[:n].float()) * scale + tensor[:n].float()
+                return {name: result.to(tensor.dtype)}
+
+            written[scale] = out / f"scale-{scale:g}"
+            with result_folder(written[scale], inputs, {"scale": scale, "models": names}) as part:
+                rewrite(ours, part, change)
+                copy_others(theirs, part)
+                set_config(part, dtype=_dtype_of(ours))
+                if name := not_finite_in(part).rpartition(": ")[2]:
+                    for side in (ours, theirs, base):
+                        check_finite_in(side)
                     raise InputError(
-                        f"{tuned}: {name} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED in "
-                        "the dtype of BASE, or in float32."
+                        f"{ours}: {name} plus {scale:g} times the difference is out of its dtype's range. Lower --scale, or "
+                        "give the model in float32."
                     )
     return written
+
+
+def _dtype_of(folder: Path) -> str:
+    """Return the dtype in which a model is stored, by its config.json; float32 if that names none."""
+    return str(load_config(str(folder)).dtype or "float32").removeprefix("torch.")
+
+
+def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
+    """Raise `InputError` unless the difference of `plus` and `minus` can be added to `ours`."""
+    headers = [read_headers(folder) for folder in (ours, plus, minus)]
+    tied = {bool(load_config(str(folder)).get_text_config().tie_word_embeddings) for folder in (ours, plus, minus)}
+    n_vocabulary = [load_config(str(folder)).get_text_config().vocab_size for folder in (ours, plus, minus)]
+    different = sorted(set().union(*headers) - set.intersection(*map(set, headers)))
+    if different[1 if tied == {True} else 0 :] or len(tied) > 1:  # a tied head may be stored or not
+        name = (different or ["the output layer"])[0]
+        raise InputError(f"{plus}: {name} is not in both it and {ours}, or {minus}. {_SAME_BASE}")
+    for name in headers[0].keys() - set(different):
+        shapes = [tuple(header[name].shape) for header in headers]
+        is_vocabulary = [shape[:1] for shape in shapes] == [(n,) for n in n_vocabulary]
+        if len({shape[1:] if is_vocabulary else shape for shape in shapes}) > 1:
+            raise InputError(
+                f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {_SAME_BASE}"
+            )
+    if n_vocabulary[0] > n_vocabulary[1]:
+        raise InputError(
+            f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, whose tokenizer the result "
+            "gets. Train the model without further tokens."
+        )
+    tokenizers = [load_tokenizer(str(folder)) for folder in (ours, plus)]
+    special = {str(token) for tokenizer in tokenizers for token in tokenizer.added_tokens_decoder.values()}
+    our_ids, their_ids = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    for token, number in our_ids.items():
+        if their_ids.get(token) != number and token not in special:
+            raise InputError(
+                f"{plus}: the token {token!r} is number {their_ids.get(token)} there and {number} in {ours}, so their "
+                "embeddings cannot be added. Both must be trained from one base."
+            )
 
 
 @contextmanager
@@ -113,14 +201,6 @@ def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]
         os.replace(part, final)
 
 
-def _full_weights(tuned: Path, scratch: Path) -> Path:
-    """Return the folder of full weights: `tuned` itself, or its adapter folded into the base that it names."""
-    if not (tuned / "adapter_config.json").exists():
-        return tuned
-    merge_adapter(tuned, scratch, "float32")
-    return scratch
-
-
 @contextmanager
 def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield tensor name -> the open file that holds it."""
@@ -135,10 +215,8 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_same_tensors(base: Path, tuned: Path) -> None:
-    with open_tensors(base) as ours, open_tensors(tuned) as theirs:
-        different = sorted(ours.keys() ^ theirs.keys())
-        if not different:
-            different = [n for n in ours if ours[n].get_slice(n).get_shape() != theirs[n].get_slice(n).get_shape()]
+    ours, theirs = read_headers(base), read_headers(tuned)
+    different = sorted(ours.keys() ^ theirs.keys()) or [n for n in ours if ours[n].shape != theirs[n].shape]
     if different:
         raise InputError(
             f"{tuned}: {different[0]} differs from {base} in name or shape, so it was not trained from it. Give the base "
@@ -146,83 +224,25 @@ def _check_same_tensors(base: Path, tuned: Path) -> None:
         )
 
 
-def _write(base: Path, tuned: Path, alpha: float, part: Path) -> None:
-    """Write every shard of `tuned` averaged, and the other files of a model folder."""
-    import torch
-
-    with open_tensors(base) as ours:
-
-        def average(name: str, theirs: torch.Tensor) -> Mapping[str, torch.Tensor]:
-            mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
-            return {name: mixed.to(theirs.dtype)}
-
-        rewrite(tuned, part, average)
-    copy_others(tuned, part)
-
-
 def rewrite(folder: Path, out: Path, change: Change) -> None:
-    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one tensor is in memory."""
+    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one shard is in memory."""
     from safetensors import safe_open
+    from safetensors.torch import save_file
 
     shards, n_bytes = weight_files(folder), 0
     files: dict[str, str] = {}
     for path in shards:
-        part = out / f".{path.name}.part"
-        with safe_open(str(path), framework="pt", backend="pread") as file, open(part, "wb") as target:
-            begin = min((tensor.start for tensor in read_header(path).values()), default=0)
-            writer = _TensorWriter(target, room=2 * begin + 4096)
+        tensors: dict[str, torch.Tensor] = {}
+        with safe_open(str(path), framework="pt", backend="pread") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                for key, tensor in change(name, file.get_tensor(name)).items():
-                    writer.add(key, tensor)
-                    files[key] = path.name
-                    n_bytes += tensor.numel() * tensor.element_size()
-            writer.finish()
+                tensors.update(change(name, file.get_tensor(name)))
+        part = out / f".{path.name}.part"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, metadata={"format": "pt"})
         os.replace(part, out / path.name)
+        files.update(dict.fromkeys(tensors, path.name))
+        n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if shards[0].name != "model.safetensors":
         write_json(out / INDEX, {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))})
-
-
-class _TensorWriter:
-    """Writes a safetensors file one tensor at a time, where the library's save_file takes them all.
-
-    The header comes first in the file and is known last: `room` bytes are left for it, and the rest of them is filled with
-    spaces, as the format allows.
-    """
-
-    def __init__(self, file: BinaryIO, room: int) -> None:
-        self._file, self._room = file, room + -room % _ALIGNMENT
-        self._header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        self._odd: list[tuple[str, torch.Tensor]] = []
-        """Tensors whose bytes would put the next one off its alignment; they come last."""
-        self._end = 0
-        file.seek(8 + self._room)
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor of any device, shape and dtype."""
-        if tensor.numel() * tensor.element_size() % _ALIGNMENT:
-            self._odd.append((name, tensor))
-        else:
-            self._write(name, tensor)
-
-    def finish(self) -> None:
-        """Write the remaining tensors, and the header."""
-        for name, tensor in sorted(self._odd, key=lambda item: -item[1].element_size()):
-            self._write(name, tensor)
-        header = json.dumps(self._header, separators=(",", ":")).encode("utf-8")
-        if len(header) > self._room:
-            raise AssertionError(f"a header of {len(header)} bytes, and room for {self._room}")
-        self._file.seek(0)
-        self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
-
-    def _write(self, name: str, tensor: torch.Tensor) -> None:
-        import torch
-
-        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        start, self._end = self._end, self._end + content.nbytes
-        dtype = _DTYPES[str(tensor.dtype).removeprefix("torch.")]
-        offsets = [start, self._end]
-        self._header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
-        self._file.write(content.data)
 
 
 def copy_others(folder: Path, out: Path) -> None:
@@ -294,11 +314,10 @@ def apply_adapter(adapter: str, onto: str, out: Path) -> Path:
 
 
 def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | None = None) -> None:
-    """Write the base of a peft adapter with the adapter folded in, tensor by tensor, to the model folder `out`.
+    """Write the base of a peft adapter with the adapter folded in to the model folder `out`; the base is in memory.
 
-    `onto` takes the place of the base that the adapter names. In memory are the adapter and one tensor of the base. peft makes
-    the sum, in float32; each tensor is rounded once, to the dtype in which the base stores it, or to `dtype`. The tokenizer is
-    the adapter's. Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
+    `onto` takes the place of the base that the adapter names. The dtype is that in which the base is stored, or `dtype`. The
+    tokenizer is the adapter's. Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
     """
     settings = read_object(adapter / ADAPTER_CONFIG)
     check_model(adapter)
@@ -308,110 +327,50 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | No
         raise InputError(
             f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain base model."
         )
-    if settings.get("lora_bias"):
-        raise InputError(f"{adapter}: lora_bias: true is not folded in shard by shard. Train with adapter.merge: true.")
-    fold = _AdapterFold(base, adapter, dtype)
-    rewrite(base, out, fold)
-    unmerged = fold.unmerged()
-    if unmerged:
-        raise InputError(
-            f"{adapter}: adapts {unmerged}, which the files of {base} store under another name. Train with adapter.merge: true."
-        )
     for folder in (base, adapter) if onto is None else (onto,):
         copy_others(folder, out)
-    if fold.head:
-        set_config(out, tie_word_embeddings=False)
-    if dtype != "auto":
-        set_config(out, dtype=dtype)
+    kept = _dtype_of(base) if dtype == "auto" else dtype
+    fold(load_model(str(base), adapter=str(adapter), dtype=kept, device="cpu").model).save_pretrained(out)
 
 
-class _AdapterFold:
-    """Folds an adapter into each tensor of a base. Weights of its model take no memory (see `_blank`)."""
+def fold(tuned: Any) -> Any:
+    """Return the base of a peft model with its adapter folded in, by peft; sums are made in float32 and rounded once.
 
-    def __init__(self, base: Path, adapter: Path, dtype: str) -> None:
-        import torch
-        from peft import PeftConfig, get_peft_model
-        from peft.tuners.tuners_utils import BaseTunerLayer
-        from peft.utils import ModulesToSaveWrapper, load_peft_weights, set_peft_model_state_dict
-        from transformers import AutoModelForCausalLM
-
-        self.dtype = None if dtype == "auto" else getattr(torch, dtype)
-        with torch.device("meta"):
-            config = load_config(str(base))
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        blank = _blank(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of tied weights: see `head`
-            try:
-                tuned = get_peft_model(model, PeftConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
-                weights = load_peft_weights(str(adapter), device="cpu")
-                extra = set_peft_model_state_dict(tuned, weights, low_cpu_mem_usage=True).unexpected_keys
-            except Exception as error:  # peft raises anything for files that do not fit
-                raise InputError(f"{adapter}: peft cannot load it on {base} ({first_line(error)}).") from error
-        if extra:
-            raise InputError(f"{adapter}: holds {extra[0]}, which {base} lacks. Give the base it was trained on.")
-        modules = dict(model.named_modules())
-        layers = {name: module for name, module in modules.items() if isinstance(module, BaseTunerLayer)}
-        self.layers = {name.removesuffix(".token_adapter"): module for name, module in layers.items()}
-        self.wrappers = {name: module for name, module in modules.items() if isinstance(module, ModulesToSaveWrapper)}
-        self.brought = {name: value.data for name, value in model.named_parameters() if value.data_ptr() != blank}
-        """Parameters that the adapter's file holds."""
-        self.folded: set[str] = set()
-        names = {id(module): name for name, module in modules.items()}
-        self.embedding = names[id(model.get_input_embeddings())]
-        head = names.get(id(model.get_output_embeddings()), "")
-        is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
-        self.head = head if is_tied and {self.embedding, head} & {*self.layers, *self.wrappers} else ""
-        """Name of an output layer that was the embedding in the base, and is not with the adapter."""
-
-    def __call__(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return the tensor with the adapter, under its name; for a head that is no longer the embedding, two."""
-        module, _, leaf = name.rpartition(".")
-        if self.head and module == self.head:
-            return {}  # the embedding's copy of it counts
-        tensors = {name: self._folded(module, leaf, tensor)}
-        if self.head and module == self.embedding:
-            tensors[f"{self.head}.{leaf}"] = self._folded(self.head, leaf, tensor)
-        return tensors
-
-    def _folded(self, module: str, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        if not tensor.is_floating_point():
-            return tensor
-        self.folded.add(module)
-        weight = tensor.to(torch.float32, copy=True)
-        if module in self.wrappers:
-            wrapper = self.wrappers[module]
-            weight = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
-        elif module in self.layers and leaf == "weight":
-            layer = self.layers[module]
-            base_layer = layer.get_base_layer()
-            base_layer.weight, nothing = torch.nn.Parameter(weight, requires_grad=False), base_layer.weight
-            layer.merge()
-            weight, base_layer.weight = base_layer.weight.data, nothing
-        else:
-            for key in (f"{module}.{leaf}", f"{module}.base_layer.{leaf}"):
-                weight = self.brought.get(key, weight)
-        return weight.to(self.dtype or tensor.dtype)
-
-    def unmerged(self) -> str:
-        """Return the first module that the adapter changes and no file holds; "" if there is none."""
-        return min({*self.layers, *self.wrappers} - self.folded, default="")
-
-
-def _blank(model: Any) -> int:
-    """Give each parameter of `model` its shape on the CPU without memory: one zero, repeated. Return its address.
-
-    On the meta device peft would move the adapter there as well.
+    A head that is the embedding becomes a tensor of its own where the adapter changes only one of them. Raises `InputError`
+    if peft cannot fold this kind of adapter in.
     """
     import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
-    zero = torch.zeros((), dtype=torch.float32)
-    made: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, value in module._parameters.items():
-            if value is not None:
-                blank = torch.nn.Parameter(zero.expand(value.shape), requires_grad=False)
-                module._parameters[name] = made.setdefault(id(value), blank)
-    return zero.data_ptr()
+    model, dtype = tuned.get_base_model(), tuned.dtype
+    head, embedding = (_unwrapped(layer) for layer in (model.get_output_embeddings(), model.get_input_embeddings()))
+    is_tied = head is not None and head.weight is embedding.weight
+    if is_tied:  # peft would change both, but the adapter of an embedding has no effect on the head
+        head.weight = torch.nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of layers that are merged already
+        try:
+            for layer in tuned.modules():
+                if isinstance(layer, BaseTunerLayer):
+                    weight = layer.get_base_layer().weight
+                    weight.data = weight.data.float()
+                    layer.merge()
+                    weight.data = weight.data.to(dtype)
+            merged = tuned.merge_and_unload().to(dtype)
+        except (AttributeError, NotImplementedError, ValueError) as error:
+            kind = str(tuned.peft_config[tuned.active_adapter].peft_type.value).lower()
+            raise InputError(
+                f"an adapter of type {kind} cannot be folded into its base ({error}). Serve it with peft."
+            ) from error
+    if is_tied:
+        head, embedding = merged.get_output_embeddings(), merged.get_input_embeddings()
+        merged.config.tie_word_embeddings = torch.equal(head.weight, embedding.weight)
+        merged.tie_weights()
+    return merged
+
+
+def _unwrapped(layer: Any) -> Any:
+    """Return a layer of the base without peft's wrappers."""
+    while hasattr(layer, "base_layer") or hasattr(layer, "original_module"):
+        layer = getattr(layer, "base_layer", None) or layer.original_module
+    return layer

@@ -249,14 +249,10 @@ class OptimizerMixin(SFTTrainer):  # type: ignore[misc]
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is None or self.is_deepspeed_enabled:
             made = self.guard.count(1.0 if norm is None else float(norm))
-        elif self.accelerator.scaler is not None:
-            made = self.guard.check_scaler(float(norm), float(self.accelerator.scaler.get_scale()), step)
         else:
-            made = self.guard.may_update(float(norm), step)
-            self.optimizer._is_overflow = (
-                not made
-            )  # accelerate's mark, by which Trainer leaves the schedule where it is
-            if not made:
+            scaler = self.accelerator.scaler
+            made = self.guard.may_update(float(norm), step, None if scaler is None else float(scaler.get_scale()))
+            if not made and scaler is None:
                 model.zero_grad(set_to_none=True)
         loss = self.losses.end_update(self._tr_loss, made=made)
         if made:

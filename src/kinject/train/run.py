@@ -257,7 +257,7 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     """
     from kinject.models import ADAPTER_CONFIG, not_finite_in
     from kinject.train.guards import UNSTABLE, agree_on_fault
-    from kinject.train.merge import save_as
+    from kinject.train.merge import fold, save_as
 
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():
@@ -265,7 +265,7 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     trainer.accelerator.wait_for_everyone()
     if recipe.adapter is not None and recipe.adapter.get("merge"):
         if is_first_process():
-            trainer.accelerator.unwrap_model(trainer.model).merge_and_unload().save_pretrained(str(part))
+            fold(trainer.accelerator.unwrap_model(trainer.model)).save_pretrained(str(part))
             trainer.processing_class.save_pretrained(str(part))
     else:
         trainer.save_model(str(part), _internal_call=True)  # without an upload

@@ -13,7 +13,7 @@ import torch
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile
-from kinject.errors import InputError, Problem, RecipeError
+from kinject.errors import Problem, RecipeError
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
@@ -154,7 +154,6 @@ def _make_trainer(
     check_trainable(trainer.model, recipe)
     for rule in rules:
         rule.start(trainer)
-    _check_output(trainer, recipe)
     trainer.guard.warnings += precision_warnings(recipe, config)
     rounds_up = recipe.techniques.stochastic_rounding
     trainer.guard.warnings += check_start(
@@ -176,16 +175,6 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
     if len(names) < len(list(trainer.model.parameters())):
         notes.append(f"these train: {', '.join(summarize_names(names))}")
     return notes
-
-
-def _check_output(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
-    """Keep the model's output on the first row for the guard. Raises `InputError` if it is not finite."""
-    if not trainer.guard.keep_output(trainer.model, trainer.train_dataset[0]):
-        name = recipe.model.path or f"{recipe.location('model.new')}: model.new"
-        raise InputError(
-            f"{name}: the model's output on the first row of the corpus is not finite, so it cannot be trained. Check the "
-            "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
-        )
 
 
 def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str], Counter[str]]:
