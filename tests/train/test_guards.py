@@ -129,6 +129,13 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(
             next(self.model.parameters()).data[0, 0] = float("inf")
         return norm
 
+    monkeypatch.setattr(KnowledgeTrainer, "_get_grad_norm", _spoil)
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    _unfinished(make_recipe(trainer=saving), r"step 4: .*embed_tokens.* is no longer finite")
+    assert [path.name for path in make_recipe().run_dir.glob("checkpoint-*")] == ["checkpoint-2"]
+    monkeypatch.setattr(KnowledgeTrainer, "_get_grad_norm", step)
+    assert train(make_recipe(trainer=saving), resume=True).n_steps == 6
+
 
 def test_a_norm_ten_times_its_running_median_is_a_warning_or_a_stop() -> None:
     guard = Guard(GuardsSection())
@@ -333,6 +340,24 @@ def test_updates_that_an_fp16_scaler_leaves_out_are_counted_and_stop_where_no_sc
     _poison(monkeypatch, set(range(9)))
     message = r"step 4: the gradient norm is nan even with the loss scaled by 0\.5; 4 updates were skipped"
     _unfinished(make_recipe(trainer={"fp16": True}), message)
+
+
+def test_fp16_on_a_model_saved_in_bfloat16_is_a_warning_in_the_manifest(
+    make_recipe: MakeRecipe, cpu_scaler: CpuScaler, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu_scaler(init_scale=2.0**10)
+    config = json.loads((tiny_model / "config.json").read_text())
+    for dtype, warned in (("bfloat16", True), ("float16", False), ("float32", False)):
+        caplog.clear()
+        (tiny_model / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
+        result = train(make_recipe(trainer={"fp16": True, "max_steps": 1}, guards=QUIET), overwrite=True)
+        warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]
+        message = (
+            f"trainer.fp16: {tiny_model} was saved in bfloat16; activations beyond 65,504 overflow. Use bf16: true"
+        )
+        assert [text.startswith(message) for text in warnings] == [True] * warned
+        assert (message in caplog.text) == warned
+        assert any("parameters in fp16" in note for note in result.notes)
 
 
 def test_a_filter_of_losses_that_are_not_finite_is_refused(make_recipe: MakeRecipe) -> None:

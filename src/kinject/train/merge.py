@@ -153,11 +153,12 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
     headers = [read_headers(folder) for folder in (ours, plus, minus)]
     tied = {bool(load_config(str(folder)).get_text_config().tie_word_embeddings) for folder in (ours, plus, minus)}
     n_vocabulary = [load_config(str(folder)).get_text_config().vocab_size for folder in (ours, plus, minus)]
-    different = sorted(set().union(*headers) - set.intersection(*map(set, headers)))
+    common = {name for name in headers[0] if all(name in header for header in headers)}
+    different = sorted({name for header in headers for name in header} - common)
     if different[1 if tied == {True} else 0 :] or len(tied) > 1:  # a tied head may be stored or not
         name = (different or ["the output layer"])[0]
         raise InputError(f"{plus}: {name} is not in both it and {ours}, or {minus}. {_SAME_BASE}")
-    for name in headers[0].keys() - set(different):
+    for name in common:
         shapes = [tuple(header[name].shape) for header in headers]
         is_vocabulary = [shape[:1] for shape in shapes] == [(n,) for n in n_vocabulary]
         if len({shape[1:] if is_vocabulary else shape for shape in shapes}) > 1:
