@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import sys
+import types
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_without_a_terminal_lines_come_now_and_then(
     assert 2 <= len(lines) <= 6
     assert lines[0].startswith(("training: 50/100 steps  ", "training: 60/100 steps  "))
     assert "loss 1.5" in lines[-1]
-    assert "ETA" in lines[0]
+    assert "ETA" in lines[-1]
 
 
 def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,29 +135,44 @@ def test_step_rate_and_eta_stay_where_the_line_is_narrow(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.5, "2.0 stages/s"), (20, "3.0 stages/min"), (1200, "3.0 stages/h"), (43_200, "2.0 stages/day")],
+    [(0.5, "2.0 stages/s"), (20, "20.0 s/stage"), (1200, "20 min/stage"), (43_200, "12 h 0 min/stage")],
 )
 def test_slow_work_has_a_rate_and_a_time_left(seconds: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
-    progress = Progress("training arms", 4, "stages")
+    progress = Progress("training arms", 8, "stages")
     now = seconds
     progress.advance()
-    assert f"{words}  ETA {duration(3 * seconds)}" in progress.line(80)
+    assert f"{words}  {duration(seconds)} so far" in progress.line(80)  # the first is no measure of the others
+    now = 4 * seconds
+    progress.advance(3)
+    assert f"{words}  ETA {duration(4 * seconds)}" in progress.line(80)
 
 
-def test_in_a_notebook_one_line_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, stream = 0.0, io.StringIO()
+def test_in_a_notebook_one_line_is_drawn_again_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown, n_cells = 0.0, list[str](), 0
+
+    class Handle:
+        def update(self, line: dict[str, str], *, raw: bool) -> None:
+            shown.append(line["text/plain"])
+
+    def display(line: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        nonlocal n_cells
+        n_cells += 1
+        shown.append(line["text/plain"])
+        return Handle()
+
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
     monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
     with Progress("training", 3, "steps") as progress:
         for _ in range(3):
             now += 0.6
             progress.advance()
-    lines = stream.getvalue().split("\r")
-    assert [line.partition("  ")[2].split("  ")[0] for line in lines[1:]] == ["2/3 steps", "3/3 steps"]
-    assert stream.getvalue().count("\n") == 1  # at its end
+    assert [line.partition("  ")[2].split("  ")[0] for line in shown] == ["2/3 steps", "3/3 steps"]
+    assert (n_cells, stream.getvalue()) == (1, "")
 
 
 def test_on_a_terminal_it_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,14 +122,14 @@ def augment(recipe: AugmentRecipe | str | Path) -> AugmentResult:
     return result
 
 
-def questions(recipe: QuestionsRecipe | str | Path) -> QuestionsResult:
-    """Write multiple-choice questions on documents.
+def questions(recipe: QuestionsRecipe | str | Path, *, retry: bool = False) -> QuestionsResult:
+    """Write multiple-choice questions on documents; `retry` asks again where there are too few.
 
     kinject.questions("recipes/questions.yaml")
     """
     from kinject.augment.questions.run import make_questions
 
-    return make_questions(_checked(recipe, "questions"))
+    return make_questions(_checked(recipe, "questions"), retry=retry)
 
 
 def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str]:

@@ -36,7 +36,7 @@ _OPTIONAL = {
     "flash_attn": ("flash-attn", "faster attention on NVIDIA GPUs; torch's own does as well"),
     "bitsandbytes": ("bitsandbytes", "8-bit optimizers, 4-bit and 8-bit weights"),
     "sentence_transformers": ("sentence-transformers", "dense retrieval"),
-    "pypdf": ("pypdf", "PDF documents"),
+    "pypdfium2": ("pypdfium2", "PDF documents"),
     "selectolax": ("selectolax", "HTML documents"),
     "deepspeed": ("deepspeed", "ZeRO"),
 }

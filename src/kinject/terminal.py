@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES, _SECONDS_IN_NOTEBOOK = 15.0, 1.0
 _NOTEBOOK_COLUMNS = 100
+_FEWEST_UNITS, _FEWEST_SECONDS = 3, 2.0
+"""Units and seconds before the time that is left is known."""
 _WIDEST_BAR, _NARROWEST = 40, 8
 """Columns of a bar; a bar or a piece of a status that has fewer is left out."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -168,7 +170,7 @@ class Progress:
         self._status_text = ""
         self._start = self._last_line = self._last_advance = monotonic()
         self._live: Live | None = None
-        self._n_columns = 0
+        self._cell: Any = None
 
     def advance(self, n: int = 1) -> None:
         """Count `n` more units."""
@@ -203,15 +205,18 @@ class Progress:
         return f"{self.label}: {bar}{text}"[:width]
 
     def _rate_text(self) -> str:
-        for seconds, name in ((1, "s"), (60, "min"), (3600, "h")):
-            if self.rate * seconds >= 1:
-                return f"{self.rate * seconds:,.1f} {self.unit}/{name}"
-        return f"{self.rate * 86_400:,.1f} {self.unit}/day" if self.rate else ""
+        """Return units a second, or the seconds of a unit where it takes longer."""
+        if not self.rate:
+            return ""
+        seconds = 1 / self.rate
+        text = f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
+        return f"{self.rate:,.1f} {self.unit}/s" if self.rate >= 1 else f"{text}/{self.unit.removesuffix('s')}"
 
     def _time_text(self) -> str:
-        """Return the time that is left; the time that has passed while the rate is unknown."""
+        """Return the time that is left; the time that has passed while the first units and seconds tell nothing of it."""
         now = monotonic()
-        if not self.rate:
+        n_new = self.done - self._done_before
+        if n_new < min(_FEWEST_UNITS, self.total - self._done_before) or now - self._start < _FEWEST_SECONDS:
             return f"{duration(now - self._start)} so far"
         return f"ETA {duration(max(0.0, (self.total - self.done) / self.rate - (now - self._last_advance)))}"
 
@@ -223,16 +228,21 @@ class Progress:
             return
         if in_notebook:
             self._last_line = now
-            self._overwrite(self.line(_NOTEBOOK_COLUMNS))
+            self._show_in_cell()
         elif self.done < self.total:
             self._last_line = now
             parts = f"{self.label}: {self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._status_text
             show("  ".join(filter(None, (*parts, self._time_text()))), file=sys.stderr, flush=True)
 
-    def _overwrite(self, text: str, end: str = "") -> None:
-        """Write a line of a notebook over the one before."""
-        print(f"\r{text:{self._n_columns}}", end=end, file=sys.stderr, flush=True)
-        self._n_columns = len(text)
+    def _show_in_cell(self) -> None:
+        """Draw the line again in its place in a notebook, of which a saved notebook has the last."""
+        from IPython.display import display  # a notebook has it
+
+        line = {"text/plain": self.line(_NOTEBOOK_COLUMNS)}
+        if self._cell is None:
+            self._cell = display(line, raw=True, display_id=True)
+        else:
+            self._cell.update(line, raw=True)
 
     def __enter__(self) -> Progress:
         self._start = self._last_line = self._last_advance = monotonic()
@@ -254,13 +264,13 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Remove the line from a terminal, and end it in a notebook."""
+        """Remove the line from a terminal; a notebook keeps the last."""
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif self._n_columns:
-            self._overwrite(self.line(_NOTEBOOK_COLUMNS), end="\n")
-            self._n_columns = 0
+        elif self._cell is not None:
+            self._show_in_cell()
+            self._cell = None
 
 
 def _is_notebook() -> bool:

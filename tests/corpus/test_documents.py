@@ -1,6 +1,4 @@
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,6 @@ from kinject.cli import main
 from kinject.disk import content_id, read_jsonl
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
-from kinject.recipe import DocumentsSection
 
 
 @pytest.fixture(autouse=True)
@@ -68,14 +65,6 @@ def test_two_documents_with_one_id_are_told_with_both_lines(tmp_path: Path) -> N
         list(read_documents(path))
 
 
-def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfSecond.\r\nLine.")
-    (tmp_path / "a.md").write_text("intro\n\n# The Title #\n\nBody.")
-    (tmp_path / ".hidden.txt").write_text("no")
-    first, second = read_documents(tmp_path)
-    assert (first.title, second.title, second.text) == ("The Title", "b", "Second.\nLine.")
-
-
 def test_a_suffix_without_a_reader_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.foo").write_text("\x01")
     with pytest.raises(InputError, match=r"a\.foo: found suffix '\.foo' and no text, can read .*\.csv, .*\.docx"):
@@ -90,29 +79,6 @@ def test_no_documents_is_an_error(tmp_path: Path) -> None:
         list(read_documents(tmp_path / "empty"))
     with pytest.raises(DiskError, match="nothing is there"):
         list(read_documents(tmp_path / "absent.jsonl"))
-
-
-def test_strict_names_what_is_no_file_in_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "documents"
-    folder.mkdir()
-    (folder / "a.txt").write_text("First.")
-    strict, odd = DocumentsSection(strict=True), folder / "b.txt"
-    for make, message in (
-        (lambda: odd.symlink_to(tmp_path), "a link to a folder"), (lambda: os.mkfifo(odd), "found a pipe, expected a file"),
-        (lambda: odd.symlink_to("nowhere"), "cannot be read: No such file"),
-    ):  # fmt: skip
-        make()
-        assert [document.text for document in read_documents(folder)] == ["First."]
-        with pytest.raises(InputError, match=rf"b\.txt: {message}"):
-            list(read_documents(folder, strict))
-        odd.unlink()
-
-
-def test_the_root_of_the_file_system_is_refused_at_once(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises((InputError, DiskError), match=r"^/"):
-        list(read_documents(Path("/")))
-    assert time.monotonic() - began < 2
 
 
 def test_general_text_is_parted_and_nothing_is_written_over(

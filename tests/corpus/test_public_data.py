@@ -183,16 +183,6 @@ def test_a_fetch_that_was_interrupted_can_be_repeated(
         assert not list(folder.rglob("*.parts"))
 
 
-def test_categories_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = {"A": ["a1", "a2", "a3"], "B": ["b1"], "Below": ["c1", "c2"]}
-    below = {"A": ["Category:Below"]}
-    monkeypatch.setattr(
-        public_data, "_members", lambda name, kind: iter(pages[name] if kind == "page" else below.get(name, []))
-    )
-    monkeypatch.setattr(public_data, "_MOST_OF_CATEGORY", 5)
-    assert public_data._titles_of(["A", "B"]) == ["a1", "b1", "c1", "a2", "c2"]
-
-
 def test_missing_public_data_has_its_command() -> None:
     assert public_data.command_for("data/general.jsonl") == "kinject recipes data get replay"
     assert public_data.command_for("data/mmlu/test") == "kinject recipes data get mmlu"

@@ -109,7 +109,6 @@ def test_a_page_nested_ten_thousand_deep_is_read(tmp_path: Path) -> None:
 
 
 def test_a_pdf_gives_the_text_of_its_pages_and_its_title(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
     (tmp_path / "a.pdf").write_bytes(
         pdf_of("The bridge was built in the year 1931 by the engi-\nneer Mara Lind.", "It stands.")
     )
@@ -119,7 +118,6 @@ def test_a_pdf_gives_the_text_of_its_pages_and_its_title(tmp_path: Path) -> None
 
 
 def test_a_pdf_that_cannot_be_read_or_holds_no_text_is_told(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
     (tmp_path / "a.pdf").write_bytes(pdf_of("", ""))
     with pytest.raises(InputError, match=r"a\.pdf: empty document: none of its 2 pages holds text.*OCR"):
         list(read_documents(tmp_path / "a.pdf"))
@@ -232,10 +230,10 @@ def test_a_missing_path_is_not_taken_for_a_name_on_the_hub(tmp_path: Path, monke
 
 
 def test_a_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, library in (("a.pdf", "pypdf"), ("a.html", "selectolax")):
+    for name, library in (("a.pdf", "pypdfium2"), ("a.html", "selectolax")):
         monkeypatch.setitem(sys.modules, library, None)
         monkeypatch.delitem(sys.modules, f"{library}.lexbor", raising=False)
-        (tmp_path / name).write_text("%PDF-1.4" if library == "pypdf" else "x")
+        (tmp_path / name).write_text("%PDF-1.4" if library == "pypdfium2" else "x")
         with pytest.raises(InputError, match=rf"needs {library}, .*pip install 'kinject\[documents\]'"):
             list(read_documents(tmp_path / name))
 

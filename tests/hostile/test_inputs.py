@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Recipes name their inputs from the repository's root; pypdf logs what it repairs."""
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes name their inputs from the repository's root."""
     monkeypatch.chdir(ROOT)
-    caplog.set_level(logging.CRITICAL, logger="pypdf")
 
 
 def test_undamaged_inputs_are_read_so_that_a_refusal_means_the_damage(tmp_path: Path) -> None:
@@ -28,7 +26,6 @@ def test_undamaged_inputs_are_read_so_that_a_refusal_means_the_damage(tmp_path: 
 
 @pytest.mark.filterwarnings("ignore")  # what libraries say of broken files is not the claim
 def test_damaged_inputs_are_read_or_refused_with_their_place_and_the_cure(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
     pytest.importorskip("selectolax")
     counts, faults = break_all(kinds(), 1200, 8, tmp_path)
     assert not faults, "\n\n".join(faults[:5])

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,7 +145,6 @@ def test_a_line_longer_than_the_limit_is_refused_wherever_lines_are_read(
 
 
 def test_a_file_that_is_held_whole_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pypdf")
     pytest.importorskip("selectolax")
     monkeypatch.setattr(files, "LARGEST_FILE", 2**20)
     for kind in ("documents txt", "documents pdf", "documents html", "report", "recipe"):
@@ -261,14 +259,11 @@ def test_text_from_right_to_left_and_outside_the_basic_plane_is_kept_as_it_is(tm
         ("d.html", b'<meta charset="idna"><p>xn--a', "unknown charset"),
         ("d.html", b'<meta charset="punycode"><p>a-b', "unknown charset"),
         ("d.html", b'<meta charset="utf-7"><p>+ADw-b', "unknown charset"),
-        ("d.html", b"<div>" * 200_000, ":1: elements lie more than 20,000 deep"),
-        ("d.html", b"\n<p " + b" ".join(b"a%d" % i for i in range(20_000)) + b">", ":2: an element with more than 2,000"),
     ],
 )  # fmt: skip
 def test_documents_that_cannot_be_told_apart_or_read_are_refused(
     tmp_path: Path, name: str, data: bytes, expected: str
 ) -> None:
-    pytest.importorskip("pypdf")
     pytest.importorskip("selectolax")
     assert expected in refusal(ROWS["documents"], written(tmp_path / name, data))
 
@@ -295,31 +290,9 @@ def test_a_column_of_parquet_that_unpacks_to_a_thousandfold_is_refused_unread(tm
 def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pypdf")
     monkeypatch.setattr(pdf, "_MOST_OPERATIONS", 3000)
     many = pdf_of([b"BT /F1 12 Tf " + b"(a) Tj " * 4000 + b"ET"])
     assert "more than 3,000 drawing operations" in refusal(ROWS["documents"], written(tmp_path / "a.pdf", many))
-    form = b"<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /X0 %d 0 R >> >> /Length 15 >>"
-    forms = [
-        form % (7 + i) + b"\nstream\n/X0 Do /X0 Do  \nendstream" for i in range(60)
-    ]  # each draws the next one twice
-    doubling = pdf_of([b"/X0 Do"], forms, b"/XObject << /X0 6 0 R >>")
-    refusal(
-        ROWS["documents"], written(tmp_path / "b.pdf", doubling)
-    )  # newer versions of pypdf have a limit of their own
-
-
-def test_a_pdf_whose_stream_unpacks_without_end_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
-    page = pdf_of([b""])
-    packed = zlib.compress(zlib.compress(b"\0" * 120_000_000))
-    stream = b"<< /Length %d /Filter [/FlateDecode /FlateDecode] >>\nstream\n%s\nendstream" % (len(packed), packed)
-    old = page[page.index(b"5 0 obj") : page.index(b"endobj", page.index(b"5 0 obj"))]
-    bomb = page.replace(old, b"5 0 obj\n" + stream + b"\n")
-    assert len(bomb) < 4000
-    assert "page 1: not a readable PDF (LimitReachedError" in refusal(
-        ROWS["documents"], written(tmp_path / "a.pdf", bomb)
-    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +73,30 @@ def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:
         "r.yaml:9: trainer.max_steps: found 'many' (text), expected a whole number.",
         "r.yaml:10: trainer.optim: found 'adamw_9bit' (text). Did you mean adamw_8bit?",
         "command line: trainer.seed: found 'x' (text), expected a whole number.",
+    ]
+
+
+def test_a_missing_input_is_found_before_the_libraries_load(write: Write) -> None:
+    path = write("r.yaml", GOOD)
+    program = f"""import sys
+from kinject.recipe import read_recipe
+from kinject.errors import RecipeError
+try:
+    read_recipe({str(path)!r}, ["corpus.path=no.jsonl", "model.path=m/b"], "train")
+except RecipeError as error:
+    print(error, "torch" in sys.modules)"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=path.parent, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "command line: corpus.path: found 'no.jsonl', but nothing is there. Check the path. False\n"
+
+
+def test_a_key_without_its_section_is_suggested_with_it(write: Write) -> None:
+    path = write("r.yaml", GOOD)
+    assert _faults(path, "learning_rate=3e-4", "learnin_rate=1", "corpu.path=x") == [
+        "command line: learning_rate: unknown key. Did you mean trainer.learning_rate?",
+        "command line: learnin_rate: unknown key. Did you mean trainer.learning_rate?",
+        "command line: corpu.path: unknown key. Did you mean corpus?",
     ]
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.soak
 def in_the_repository(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Recipes name their inputs from the repository's root; libraries log what they repair."""
     monkeypatch.chdir(ROOT)
-    for name in ("pypdf", "transformers", "kinject"):
+    for name in ("transformers", "kinject"):
         caplog.set_level(logging.CRITICAL, logger=name)
 
 
@@ -66,7 +66,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_named import FILES
 from kinject.errors import KinjectError
-import pypdf, selectolax.lexbor, pyarrow.parquet
+import pypdfium2, selectolax.lexbor, pyarrow.parquet
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 said = "read"
 try:

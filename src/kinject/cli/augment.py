@@ -82,6 +82,7 @@ def add_questions(verbs: Any) -> None:
         metavar="RUN",
         help="part the questions of an evaluation (kinject eval) by whether its base knows them",
     )
+    parser.add_argument("--retry", action="store_true", help="ask again about passages that have too few questions")
     parser.set_defaults(run=_questions)
 
 
@@ -91,7 +92,7 @@ def _questions(arguments: argparse.Namespace) -> int:
     from kinject.augment.questions import make_questions, render_questions
 
     gc.set_threshold(20_000, 10, 10)  # as in kinject augment
-    result = make_questions(recipe_of(arguments, "questions"))
+    result = make_questions(recipe_of(arguments, "questions"), retry=arguments.retry)
     show(render_questions(result))
     return 1 if result.short else 0
 

@@ -19,21 +19,12 @@ from kinject.documents.text import (
     spanned,
     whole_file,
 )
-from kinject.errors import InputError
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
 _CHARSET = re.compile(rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 _LEVEL = re.compile("h[1-6]")
-_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)([^>]*)")
-_DEEPEST = 20_000
-_MOST_ATTRIBUTES = 2_000
-"""The parser's time grows with the square of both."""
-_CLOSED_BY_OTHERS = frozenset({
-    "p", "li", "dt", "dd", "tr", "td", "th", "thead", "tbody", "tfoot", "option", "optgroup", "rt", "rp", "colgroup",
-    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
-})  # fmt: skip
 _SPACE = re.compile(r"\s+")
 _CODE_CLASS = re.compile(r"(?:language|lang|highlight-source|highlight|brush:?)[- ]([\w+#]+)")
 _UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", re.MULTILINE)
@@ -85,10 +76,9 @@ def page_of(path: Path, source: str, *, whole_page: bool = False) -> tuple[str, 
     """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the HTML text `source`.
 
     trafilatura finds the lines of the main text. If it finds none, or the page is short, the main text is that of <main> or
-    the only <article>, else the whole page, as with `whole_page`. Raises `InputError` where the parser would take very long.
+    the only <article>, else the whole page, as with `whole_page`.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
-    _check_page(path, source)
     tree = parser(source)
     text = page_text(tree.body) if tree.body is not None else ""
     main = text if whole_page else ""
@@ -148,26 +138,6 @@ def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -
         return bool(words) and " ".join(words) in lines
     unit_triples = list(zip(words, words[1:], words[2:], strict=False))
     return sum(triple in triples for triple in unit_triples) >= _SHARED * len(unit_triples)
-
-
-def _check_page(path: Path, source: str) -> None:
-    """Raise `InputError` if the parser would take very long."""
-    depth = 0
-    for tag in _TAG.finditer(source):
-        name, attributes = tag[2].lower(), tag[3]
-        if name not in _CLOSED_BY_OTHERS:
-            depth += -1 if tag[1] else 1
-        if depth > _DEEPEST:
-            line = source.count("\n", 0, tag.start()) + 1
-            raise InputError(
-                f"{path}:{line}: elements lie more than {_DEEPEST:,} deep. Repair the page, or take it out."
-            )
-        if len(attributes) > 2 * _MOST_ATTRIBUTES and len(_QUOTED.sub("", attributes).split()) > _MOST_ATTRIBUTES:
-            line = source.count("\n", 0, tag.start()) + 1
-            raise InputError(f"{path}:{line}: an element with more than {_MOST_ATTRIBUTES:,} attributes. Take it out.")
-
-
-_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 
 
 def page_text(root: LexborNode) -> str:

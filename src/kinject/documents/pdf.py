@@ -8,15 +8,14 @@ from __future__ import annotations
 import ctypes
 import importlib
 import io
-import logging
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from kinject.disk import LARGEST_FILE, format_size, read_bytes
+from kinject.disk import read_bytes
 from kinject.documents.layout import (
     Box,
     cell_text,
@@ -31,7 +30,6 @@ from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import import_extra, library_errors, markdown_table, one_line, whole_file
 from kinject.errors import InputError
 
-logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it prints each thing that it repairs
 _MOST_OPERATIONS = 200_000
 """Texts and drawings on one page of a PDF, and characters: a dense map has some ten thousand."""
 _MOST_RULES = 5_000
@@ -39,7 +37,7 @@ _MOST_RULES = 5_000
 _OCR_SECONDS = 120
 """Time for one page or image."""
 _OCR_SCALE = 300 / 72
-_CALLS = re.compile(rb"/([^\s/<>\[\](){}%]+)\s+Do\b")
+_FIX = "Print it to a new PDF, or take it out."
 _LIGATURES = str.maketrans({
     "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": "", "\u00a0": " ",
 })  # fmt: skip
@@ -64,19 +62,13 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     Raises `InputError` naming the page that cannot be read, where a password is needed, and where no page holds text
     (scanned images) unless `options.ocr`.
     """
-    pypdf, pdfium = import_extra("pypdf", path), import_extra("pypdfium2", path)
-    data = read_bytes(path, options.largest, stream)
-    fix = "Print it to a new PDF, or take it out."
-    data = _unlocked(path, data, pdfium)
-    meta = _check(path, data, pypdf, fix)
-    location = path
+    pdfium = import_extra("pypdfium2", path)
+    document = _opened(path, read_bytes(path, options.largest, stream), pdfium)
     pages: list[list[Box]] = []
     try:
-        with library_errors(path, "PDF", fix):
-            document = pdfium.PdfDocument(data)
+        meta = _meta(document)
         for number in range(len(document)):
-            location = Path(f"{path}: page {number + 1}")
-            with library_errors(location, "PDF", fix):
+            with library_errors(Path(f"{path}: page {number + 1}"), "PDF", _FIX):
                 pages.append(_page(document, number, pdfium))
         scanned = [number for number, boxes in enumerate(pages) if not boxes]
         if scanned and options.ocr:
@@ -86,8 +78,7 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
                     text = read_image_text(document[number].render(scale=_OCR_SCALE).to_pil())
                 pages[number] = [Box(0, 0, 0, 0, text, 0, is_table=True)] if text else []
     finally:
-        if "document" in locals():
-            document.close()
+        document.close()
     if not any(pages):
         raise InputError(
             f"{path}: empty document: none of its {len(pages)} pages holds text. It is a scan, which needs OCR: `ocr: true` "
@@ -102,77 +93,26 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     )  # fmt: skip
 
 
-def _unlocked(path: Path, data: bytes, pdfium: Any) -> bytes:
-    """Return a PDF without encryption, of whichever kind. Raises `InputError` if it needs a password."""
-    if b"/Encrypt" not in data:
-        return data
-    try:
-        document = pdfium.PdfDocument(data)
-    except pdfium.PdfiumError as error:
-        if "password" in str(error).lower():
-            raise InputError(f"{path}: locked: the PDF needs a password. Save a copy without one.") from error
-        return data  # damaged: the check says where
-    plain = io.BytesIO()
-    try:
-        document.save(plain, flags=pdfium.raw.FPDF_REMOVE_SECURITY)
-    finally:
-        document.close()
-    return plain.getvalue()
-
-
-def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
-    """Return title, author and date. Raises `InputError` if a PDF needs far too much work for its pages. A
-    form may draw others twice, and they others: the unpacked bytes of all of them are counted before anything is drawn.
-    """
-    location = Path(f"{path}: page 1")
-    with library_errors(location, "PDF", fix):
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        number_of_pages = len(reader.pages)
-    n_bytes = 0
-    known: dict[Any, int] = {}
-    for number in range(number_of_pages):
-        location = Path(f"{path}: page {number + 1}")
-        with library_errors(location, "PDF", fix):
-            page = reader.pages[number]
-            contents = page.get_contents()
-            n_bytes += _cost(contents.get_data() if contents is not None else b"", page.get("/Resources"), known, 0)
-            if n_bytes > LARGEST_FILE:
-                raise ValueError(f"its pages unpack to more than {format_size(LARGEST_FILE)}")
-    with library_errors(path, "PDF", fix):
-        information: Any = reader.metadata or {}
+def _opened(path: Path, data: bytes, pdfium: Any) -> Any:
+    """Return the open PDF. Raises `InputError` if it needs a password or is damaged."""
+    with library_errors(path, "PDF", _FIX):
         try:
-            date = information.creation_date if information else None
-        except ValueError:
-            date = None
-        fields = {
-            "title": one_line(str(information.get("/Title") or "")), "author": one_line(str(information.get("/Author") or "")),
-            "date": date.date().isoformat() if date else "",
-        }  # fmt: skip
+            return pdfium.PdfDocument(data)
+        except pdfium.PdfiumError as error:
+            if "password" not in str(error).lower():
+                raise
+            raise InputError(f"{path}: locked: the PDF needs a password. Save a copy without one.") from error
+
+
+def _meta(document: Any) -> dict[str, Any]:
+    """Return title, author and date, as far as the PDF states them."""
+    stated = document.get_metadata_dict()
+    date = re.match(r"D:(\d{4})(\d\d)(\d\d)", stated["CreationDate"])
+    fields = {
+        "title": one_line(stated["Title"]), "author": one_line(stated["Author"]),
+        "date": "-".join(date.groups()) if date else "",
+    }  # fmt: skip
     return {key: value for key, value in fields.items() if value}
-
-
-def _cost(data: bytes, resources: Any, known: dict[Any, int], depth: int) -> int:
-    """Return the bytes of drawing instructions in `data` and in the forms that it draws, as often as it draws them."""
-    if b"Do" not in data or resources is None or depth > 40:
-        return len(data)
-    named = resources.get_object().get("/XObject")
-    objects: Any = named.get_object() if named is not None else {}
-    total = len(data)
-    for name, times in Counter(match[1] for match in _CALLS.finditer(data)).items():
-        key = f"/{name.decode('latin-1')}"
-        if key not in objects:
-            continue
-        reference = objects.raw_get(key)
-        identity = getattr(reference, "idnum", key)
-        if identity not in known:
-            known[identity] = 0  # a form within itself
-            form = reference.get_object()
-            if form.get("/Subtype") == "/Form":
-                known[identity] = _cost(form.get_data(), form.get("/Resources", resources), known, depth + 1)
-        total += times * known[identity]
-        if total > LARGEST_FILE:
-            break
-    return total
 
 
 def _page(document: Any, number: int, pdfium: Any) -> list[Box]:

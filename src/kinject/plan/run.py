@@ -7,6 +7,7 @@ process of their own, or from a card's data sheet.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import shutil
 import statistics
@@ -28,6 +29,8 @@ from kinject.train.config import NO_MODEL, NO_TOKENIZER, trainer_field
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 from kinject.types import Tabular
+
+log = logging.getLogger(__name__)
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 6
 _DRAWN_STEPS = 1_000_000
@@ -156,6 +159,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     if described:
         (check_training if devices.here else check_model)(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
+    log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real steps")
     step = step_of(recipe, devices)
     if recipe.model.path is not None and not step.model.name_or_path:
         notes.append(f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w
 
 _LONGEST_NAME = 255
 """Bytes of a file's or folder's name; names on the hub are shorter."""
+_NOT_THERE = ", but nothing is there."
 _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$")
 
 
@@ -247,14 +249,15 @@ def read_recipe(
     def check_input(key: KeyPath, kind: str, value: str) -> None:
         if kind != "output":
             inputs.setdefault(str(Path(value)), key)
-        message = _about_input(value, kind, must_exist=key[0] in checked)
-        if message:
+        if message := _about_input(value, kind, must_exist=key[0] in checked):
             report(key, message)
 
     for key, message in _find_secrets(raw):
         report(key, message)
     checker = Checker(report, check_input)
     sections = checker.fields(Sections, raw, ())
+    if problems and all(_NOT_THERE in problem.message for problem in problems):  # before the libraries load: seconds
+        raise RecipeError(problems)
     if isinstance(raw.get("trainer"), Mapping):
         if verb is None or kind is TrainRecipe:
             sections["trainer"], renamed = check_trainer(raw["trainer"], checker)
@@ -262,7 +265,7 @@ def read_recipe(
         else:  # the section is not used, but written into the manifest
             for name in raw["trainer"].keys() & set(TRAINER_SECRETS):
                 report(("trainer", name), REFUSED[name])
-    if sections.get("model") is not None and sections["model"].new is not None:
+    if sections.get("model") and sections["model"].new:
         check_new_model(sections["model"].new, checker)
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
@@ -354,9 +357,12 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
     except RecipeError as error:
         return Problem(key, f"the value {text!r:.200} cannot be read: {error.problems[0].message}", "command line")
     parts = tuple(key.split("."))
-    sections = [section.name for section in fields(Sections)]
+    sections = {section.name: section.name for section in fields(Sections)}
     if parts[0] not in sections:
-        return Problem(key, f"unknown key.{suggestion(parts[0], sections)}", "command line")
+        inside = {name: f"{part}.{name}" for part, values in raw.items() if isinstance(values, dict) for name in values}
+        near = difflib.get_close_matches(parts[0], [*inside, *sections], n=1)
+        hint = f" Did you mean {(inside | sections)[near[0]]}?" if near else suggestion(parts[0], sections)
+        return Problem(key, f"unknown key.{hint}", "command line")
     mapping: Any = raw
     for part in parts[:-1]:
         mapping = mapping.setdefault(part, {})
@@ -374,7 +380,7 @@ def _about_input(value: str, kind: str, *, must_exist: bool) -> str:
     if kind == "output":
         return ""
     if must_exist and not _is_input(value, kind):
-        return f"found {value!r}, but nothing is there.{_hint_at_path(value)}"
+        return f"found {value!r}{_NOT_THERE}{_hint_at_path(value)}"
     may_be_folder = kind in ("documents", "files") and is_folder(value)
     if must_exist and kind != "model" and path_exists(Path(value)) and not may_be_folder:
         try:

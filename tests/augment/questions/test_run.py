@@ -224,6 +224,28 @@ def test_answers_without_questions_are_counted_and_printed(make: Make, question_
     assert "Short by 24" in shown
 
 
+def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[..., Any]) -> None:
+    asked: list[str] = []
+
+    def mumble(messages: list[Message], completion: Completion) -> str:
+        asked.append(messages[-1]["content"])
+        return "I do not know." if "four-choice" in messages[-1]["content"] and not mended else completion.text
+
+    mended = False
+    url = question_server(mumble).url
+    assert make_questions(make(url, max_attempts=1)).got == 0
+    mended = True
+    assert make_questions(make(url, max_attempts=1)).n_sent == 0
+    result = make_questions(make(url, max_attempts=1), retry=True)
+    assert (result.got, result.n_sent > 24) == (24, True)
+    assert make_questions(make(url, max_attempts=1), retry=True).n_sent == 0  # nothing is short
+    mended = False
+    result = make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1))
+    assert result.got == 0
+    mended = True  # the same model behind another address
+    assert make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1)).got == 36
+
+
 def test_faults_that_pass_change_nothing(make: Make, question_server: Callable[..., Any], tmp_path: Path) -> None:
     expected = make_questions(make(question_server().url)).questions_path.read_bytes()
     for file in (tmp_path / "run").iterdir():

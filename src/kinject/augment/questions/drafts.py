@@ -273,10 +273,24 @@ class Outcome:
     unanswerable: list[str] = field(default_factory=list)
     usage: Counter[str] = field(default_factory=Counter)
 
+    @classmethod
+    def of_row(cls, row: Row) -> Outcome:
+        """Return a stored outcome that is to have more questions: without what was refused."""
+        candidates = [Candidate(_draft_of(one), one["specificity"]) for one in row["candidates"]]
+        return cls(candidates, [], list(row["unanswerable"]), Counter(row["usage"]))
 
-def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
+    def is_short(self, section: QuestionsSection) -> bool:
+        """Return whether there are fewer questions than `section` asks for."""
+        n_unanswerable = len(self.unanswerable) if "unanswerable" in section.kinds else section.n_questions
+        return min(len(self.candidates), n_unanswerable) < section.n_questions
+
+
+def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int, endpoint: str) -> Row:
+    """Return the row of an outcome; `tries` counts the times that its endpoint, or another, was asked for it."""
     return {
         "id": outcome_id,
+        "tries": tries,
+        "endpoint": endpoint,
         "passage_id": passage.id,
         "document_id": passage.document_id,
         "candidates": [
@@ -289,6 +303,10 @@ def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
         ],
         "usage": dict(outcome.usage),
     }
+
+
+def _draft_of(row: Row) -> Draft:
+    return Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"], tuple(row["also"]))
 
 
 def _draft_row(draft: Draft) -> dict[str, Any]:
@@ -355,7 +373,7 @@ class QuestionSelector:
         selected: list[Row] = []
         refused = list(outcome["refused"])
         for row in outcome["candidates"]:
-            draft = Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"], tuple(row["also"]))
+            draft = _draft_of(row)
             # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
             reason, detail = find_fault(draft, draft.sentence, self._selected)
             if reason:

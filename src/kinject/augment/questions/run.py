@@ -102,27 +102,28 @@ class QuestionsResult(Tabular):
         return [{"outcome": outcome, "number": n} for outcome, n in outcomes.items()]
 
 
-def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
+def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> QuestionsResult:
     """Write the questions of `recipe`; a rerun sends requests only for passages that are not done.
 
-    A run whose budget is spent ends short, with the questions that it has.
+    Passages with too few questions are asked about again with `retry`, and where the endpoint has another address than
+    when they were written. A run whose budget is spent ends short, with the questions that it has.
 
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
     section = questions_section(recipe)
     with lock_dir(recipe.run_dir):
-        return run_event_loop(_make_questions(recipe, section))
+        return run_event_loop(_make_questions(recipe, section, retry))
 
 
-async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) -> QuestionsResult:
+async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, retry: bool) -> QuestionsResult:
     run_dir = recipe.run_dir
     selector = QuestionSelector(section)
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
         n_documents, n_passages, n_cut = _read_documents(recipe, passages)
         with OutcomeFile(run_dir) as outcomes, Progress("questions", n_passages, "passages") as progress:
-            sender, failed = await _request_questions(recipe, section, passages, outcomes, progress)
+            sender, failed = await _request_questions(recipe, section, passages, outcomes, progress, retry)
             _write_files(recipe, passages, outcomes, selector)
     counts = selector.counts
     result = QuestionsResult(
@@ -167,8 +168,10 @@ async def _request_questions(
     passages: PassageFile,
     outcomes: OutcomeFile,
     progress: Progress,
+    retry: bool,
 ) -> tuple[Sender, Counter[str]]:
     """Write the questions of every passage that is not done; return the sender and the failed passages by error."""
+    endpoint = content_id(section.generator.base_url)
     limits = limits_of(section.generator, section.budget)
     failed = Counter[str]()
     async with open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer) as sender:
@@ -178,9 +181,12 @@ async def _request_questions(
         async def process(item: tuple[Document, Passage]) -> None:
             document, passage = item
             outcome_id = _outcome_id(recipe, document, passage)
-            if outcomes.get(outcome_id) is None:
+            row = outcomes.get(outcome_id)
+            outcome = Outcome.of_row(row) if row else Outcome()
+            tries = row.get("tries", 1) if row else 0
+            if row is None or (outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)):
                 try:
-                    outcome = await writer.write(document, passage)
+                    await replace(writer, seed=recipe.seed + (tries << 32)).write(document, passage, outcome)
                 except InputError as error:
                     raise InputError(f"{document.source}: {error}") from error
                 except EndpointError as error:
@@ -188,7 +194,7 @@ async def _request_questions(
                         raise
                     failed[str(error)] += 1
                 else:
-                    outcomes.add(outcome_row(outcome_id, passage, outcome))
+                    outcomes.add(outcome_row(outcome_id, passage, outcome, tries + 1, endpoint))
             progress.set_status(sender.status())
             progress.advance()
 
@@ -243,17 +249,13 @@ class QuestionWriter:
     seed: int
     corpus: Corpus | None = None
 
-    async def write(self, document: Document, passage: Passage) -> Outcome:
-        """Return the questions on a passage. While they are too few, the model gets another request, for other facts.
+    async def write(self, document: Document, passage: Passage, outcome: Outcome) -> None:
+        """Put the questions on a passage into `outcome`. While they are too few, the model is asked again, for other facts.
 
         Raises `EndpointError` for a request without an answer, and `Stopped` at the end of the run.
         """
-        outcome = Outcome()
         for attempt in range(self.section.max_attempts):
-            n_fewest = len(outcome.candidates)
-            if "unanswerable" in self.section.kinds:
-                n_fewest = min(n_fewest, len(outcome.unanswerable))
-            if n_fewest >= self.section.n_questions:
+            if not outcome.is_short(self.section):
                 break
             drafts, unanswered = await self._propose(document, passage, attempt, outcome)
             outcome.unanswerable += await self._check_unanswered(document, passage, unanswered, outcome)
@@ -261,7 +263,6 @@ class QuestionWriter:
             unknown = await self._unknown_without_passage(verified, outcome)
             outcome.candidates += await self._check_forms(document, passage, unknown, outcome)
             outcome.candidates.sort(key=lambda candidate: -candidate.specificity)  # stable: ties in order of proposal
-        return outcome
 
     async def _propose(
         self, document: Document, passage: Passage, attempt: int, outcome: Outcome
@@ -489,6 +490,6 @@ def render_questions(result: QuestionsResult) -> str:
     if result.short:
         rerun = "run again for the failed passages; " if result.failed else ""
         lines.append(
-            f"Short by {result.asked - result.got}: {rerun}raise questions.max_attempts or n_proposed for more."
+            f"Short by {result.asked - result.got}: {rerun}--retry asks again about passages with too few questions."
         )
     return "\n".join(lines)
