@@ -1,4 +1,4 @@
-"""docs/commands.md holds what `kinject COMMAND --help` prints. Run this file as a script to write it again."""
+"""docs/commands.md holds what `kinject COMMAND --help` prints, but for -h. Run this file as a script to write it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def _help(words: list[str]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         main([*words, "--help"])
-    return out.getvalue().rstrip()
+    text = re.sub(r"^  -h, --help +show this help message and exit\n", "", out.getvalue(), flags=re.MULTILINE)
+    return text.removesuffix("\noptions:\n").rstrip()
 
 
 def _render_page(text: str) -> str:

@@ -42,17 +42,12 @@ Turn documents into knowledge that a language model demonstrably has.
 
 _EPILOG = """\
 exit codes: 0 done, 1 finished but incomplete (the output names what is missing), 2 unusable input,
-70 a bug in kinject, with a traceback. Stopped, and the last line is the command that resumes:
-130 interrupted (Ctrl-C), 143 terminated (SIGTERM), 129 hung up (SIGHUP), 131 quit (SIGQUIT),
-138 asked to stop by a batch system (SIGUSR1)
+70 a bug in kinject, with a traceback. Stopped by a signal: 128 + its number, and the last line is the
+command that resumes
 
 examples:
   kinject                                    the runs of this folder, and the next step
   kinject try handbook/                      look at your documents, and get recipes for them
-  kinject documents handbook/                a heap of files to documents.jsonl
-  kinject augment                            recipes/augment.yaml: documents to a corpus
-  kinject train recipes/cpt.yaml             corpus to a model
-  kinject eval                               recipes/eval.yaml: models against questions, with a report
   kinject train recipes/cpt.yaml trainer.learning_rate=1e-4 run_dir=runs/cpt-slow"""
 
 

@@ -13,20 +13,15 @@ from kinject.terminal import show
 
 _AUGMENT = """\
 Rewrite documents into a training corpus, passage by passage. In the recipe's run_dir:
-  variants.jsonl   every accepted rewriting, append-only: a rerun pays for nothing twice
-  rejected.jsonl   every rejected one, with the reason
-  failures.jsonl   requests without an answer, with the error; the next run repeats them
   corpus.jsonl     the input of kinject train
-  manifest.json    inputs, settings and versions
-  coverage.jsonl   every number, date, name and quotation of the passages, with the texts that carry it
-  report.html      yield by style and document, refusals with examples, cost
+  variants.jsonl   every accepted rewriting; a rerun pays for nothing twice
+  rejected.jsonl   every refused one, with the reason
+  report.html      yield by style and document, facts carried, cost
 
 examples:
   kinject augment
   kinject augment --dry-run    planned requests, cost and time; nothing is sent
-  kinject augment recipes/augment.yaml augment.styles.paraphrase=4 run_dir=runs/augment-4
-  kinject augment 'augment.styles={paraphrase: 8, permuted: 2}' run_dir=runs/augment-mixed
-  OPENAI_API_KEY=... kinject augment recipes/augment-openai.yaml augment.budget=5"""
+  kinject augment recipes/augment.yaml augment.styles.paraphrase=4 run_dir=runs/augment-4"""
 
 
 def add_augment(verbs: Any) -> None:
@@ -55,15 +50,10 @@ def _augment(arguments: argparse.Namespace) -> int:
 
 
 _QUESTIONS = """\
-Write four-choice questions on documents. A model proposes them for each passage. It must answer
-each correctly when asked again with the passage, and must not always be correct without it. In
-the recipe's run_dir:
-  questions.jsonl    the most specific ones of each passage, with the ids of document and fact
-  validation.jsonl   those on a fraction of the documents; test.jsonl: those on the others
-  rejected.jsonl     every rejected one, with the reason
-  manifest.json      inputs, settings and versions
-With --drop-known it writes no questions: it parts those that an evaluation asked by whether its base
-(the first model) knows them, into RUN/known/ and RUN/unknown/.
+Write four-choice questions on documents. The model must answer each correctly with the passage, and
+must not always be correct without it. In the recipe's run_dir:
+  questions.jsonl    the questions; validation.jsonl and test.jsonl part them by document
+  rejected.jsonl     every refused one, with the reason
 
 examples:
   kinject questions

@@ -9,12 +9,10 @@ from typing import Any
 from kinject.terminal import show
 
 _TRY = """\
-Look at documents; no model is asked and nothing is paid. Shows what can be read and what not, with the
-reason; passages, tokens, languages, copies; what augmenting would cost; three sample prompts.
-No model and no key. A file that cannot be read is left out. With NAME, the folder's name, it writes
-  recipes/NAME/           augment.yaml, questions.yaml, train.yaml, eval.yaml: the way to a report
+Look at documents, without a model or a key: what can be read and what not, languages, copies, the cost
+of paraphrases, sample prompts. With NAME, the folder's name, it writes
+  recipes/NAME/           augment.yaml, questions.yaml, train.yaml, eval.yaml, unless they are there
   runs/NAME/              documents/ (as kinject documents writes it), prompts.txt
-Recipes that are there already stay as they are.
 Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
 
 examples:
@@ -43,19 +41,17 @@ def _try(arguments: argparse.Namespace) -> int:
 
 
 _DOCUMENTS = """\
-Collect a heap of files into documents.jsonl: each file is read once, in parallel, and every unreadable file
-is listed with its reason instead of ending the run. A second run parses only new content.
+Collect a heap of files into documents.jsonl, in parallel; a second run parses only new content.
 PATH is a folder, a pattern in quotes, or a file. In the run folder:
   documents.jsonl    a row for each document; augment, questions and eval read it
   skipped.jsonl      every file, page or row that was not read, with the reason
-  duplicates.jsonl   what was left out because it is there already: copies, passages, lines that many share
+  duplicates.jsonl   copies, passages and lines that were left out
   documents.html     counts, languages, skipped files, copies
 Exit code 0: all was read; 1: something was skipped; 2: nothing could be read, or documents.strict.
 
 examples:
   kinject documents handbook/
   kinject documents 'archive/**/*.pdf' run_dir=runs/archive/documents
-  kinject documents handbook/ documents.licence=CC-BY-4.0
   kinject documents handbook/ --recipe recipes/handbook/augment.yaml    its section documents"""
 
 

@@ -16,24 +16,17 @@ if TYPE_CHECKING:
     from kinject.eval.chat import Chat
 
 _EVAL = """\
-Score models, loaded here or behind endpoints, on question sets: by the log-probability of each
-choice, or by the answers that they write, with and without retrieved context. In the recipe's run_dir:
-  answers.jsonl    log-probs of every choice; a rerun scores nothing twice
+Score models, loaded here or behind endpoints, on question sets: by the log-probability of each choice,
+or by written answers, with and without retrieval. In the recipe's run_dir:
   report.html      verdict, tables, figures, changed answers (also report.md and report.json)
-  flips.jsonl      every answer that differs from the base's, with its text and context
-  manifest.json    inputs, settings and versions
-
-Exit code 0: every question has a score; 1: some or all have none (the output names them).
+  answers.jsonl    log-probs of every choice; a rerun scores nothing twice
+  flips.jsonl      every answer that differs from the base's
+Exit code 0: every question has a score; 1: some have none (the output names them).
 
 examples:
   kinject eval
   kinject eval recipes/eval.yaml eval.limit=50 run_dir=runs/eval-quick
-  kinject eval recipes/eval.yaml 'eval.formats=[letters, texts, hybrid, rotations]'
-  kinject eval --show 5
-  kinject eval --dry-run    prompts of each model, and what endpoints may cost; nothing is asked
-
-GPUs, or processes on the CPU, divide the questions among themselves:
-  accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval"""
+  accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval    GPUs divide the questions"""
 
 
 def add_eval(verbs: Any) -> None:
@@ -82,15 +75,13 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 _COMPARE = """\
-Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject
-eval, or a samples_*.jsonl of lm-evaluation-harness (or a folder with some). All runs are compared
-with the first. With a single run, its other arms are compared with its first.
+Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject eval,
+or a samples_*.jsonl of lm-evaluation-harness. The first is the base; of one run, its first arm.
 
 examples:
   kinject compare runs/eval
   kinject compare runs/eval-before runs/eval-after
-  kinject compare runs/base runs/seed-1 runs/seed-2 runs/seed-3 --seeds
-  kinject compare out/base/samples_mmlu_anatomy_2026-01-02T03-04-05.000000.jsonl out/tuned"""
+  kinject compare runs/base runs/seed-1 runs/seed-2 runs/seed-3 --seeds"""
 
 
 def add_compare(verbs: Any) -> None:
@@ -123,14 +114,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 _REPORT = """\
-Draw the report of a finished run (again): of kinject eval from its report.json and the training
-logs of its models, of kinject train from its log.jsonl, of kinject study from its report.json, of
-kinject augment from its manifest and its texts (yield, refusals with examples, cost).
+Draw the report of a finished run again, from its files.
 
 examples:
   kinject report runs/eval
   kinject report runs/cpt
-  kinject report runs/augment
   kinject report runs/studies/sandbox"""
 
 
@@ -154,21 +142,15 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 _CHAT = """\
-Ask models in the terminal, a line a question. MODEL is a run folder of kinject train (its base and
-the tuned model answer side by side), or a model: a folder or a name on the hub. With --documents the
-best passages precede each question. A model with a chat template sees the turns so far; one
-without sees "Question: ... Answer:". Questions may come from a pipe.
-
-lines with a meaning of their own:
-  /reset      forget the turns so far
-  /passages   passages on or off (with --documents)
-  /quit       end, as does the end of the input
+Ask models in the terminal, a line a question. Of a run of kinject train the base and the tuned model
+answer side by side. With --documents the best passages precede each question. A model with a chat
+template sees the turns so far. Questions may come from a pipe.
+/reset forgets the turns, /passages switches passages on or off, /quit ends.
 
 examples:
   kinject chat runs/cpt
   kinject chat runs/cpt --documents data/sandbox/documents.jsonl --k 1
-  kinject chat runs/sandbox/instruct/model --base none --system "Answer in German."
-  echo "Where was Aldrik Arndale born?" | kinject chat runs/cpt"""
+  kinject chat runs/sandbox/instruct/model --system "Answer in German." --base none"""
 
 
 def add_chat(verbs: Any) -> None:

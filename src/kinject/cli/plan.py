@@ -10,18 +10,14 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _PLAN = """\
-Print what a training recipe will need before it runs: parameters, memory by part, steps, tokens,
-exposures, time and disk; whether it fits, the cheapest changes if it does not, and how to spread
-it over several devices. The model's config is enough (no weights are read). The corpus is read as
-training reads it, and a few real steps are timed in a process of their own.
+Print what a training recipe will need: parameters, memory by part, steps, tokens, exposures, time and
+disk; whether it fits, the cheapest changes if it does not, and how to spread it over several devices.
+No weights are read; a few real steps are timed in a process of their own.
 Exit code 0: it fits, or a way to run it fits; 1: none does.
 
 examples:
   kinject plan recipes/cpt.yaml
-  kinject plan recipes/cpt.yaml --no-calibration --json plan.json --figure learning-rate.png
-  kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100
   kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100 --devices 8
-  kinject plan recipes/llama-3.1-8b/cpt.yaml --memory 24GiB --devices 4 --nodes 2 --link 3
   kinject plan recipes/llama-3.1-8b/lora.yaml --memory 24GiB model.path=folder-with-config.json"""
 
 
@@ -83,15 +79,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 _DOCTOR = """\
-Check this machine (devices, bfloat16, attention, memory, disk, packages, which keys are set, the
-hub) and what each recipe would do on it: device, dtype, attention, missing inputs. Each problem
-comes with its fix.
-Exit code 0: no problems; 1: problems.
+Check this machine and what each recipe would do on it: device, dtype, attention, missing inputs. Each
+problem comes with its fix. Exit code 0: no problems; 1: problems.
 
 examples:
-  kinject doctor                        every recipe below recipes/, if there is one
-  kinject doctor recipes/cpt.yaml
-  kinject doctor --offline              send nothing over the network"""
+  kinject doctor                        every recipe below recipes/
+  kinject doctor recipes/cpt.yaml"""
 
 
 def add_doctor(verbs: Any) -> None:
@@ -122,13 +115,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 _FIND_LR = """\
-Find a learning rate by a range test: with the recipe's own model, batch and optimizer, the rate rises by the
-same factor at every update until the loss diverges; suggested is the rate at which the smoothed loss falls
-fastest. The model is trained in memory only; its files do not change. In run_dir/find-lr:
+Find a learning rate by a range test: the rate rises by the same factor at every update until the loss
+diverges; suggested is the rate at which it falls fastest. No file of the model changes. In run_dir/find-lr:
   lr.png, lr.csv     loss over rate, with the suggestion
-With --batch it finds the largest per-device batch that fits instead, and the gradient accumulation that keeps
-the recipe's global batch: two updates on the longest rows, in a process of their own, for each divisor.
-Exit code 0: a rate or batch is suggested; 1: no rate is, and the output says why and what to do.
+With --batch: the largest batch of a device that fits, and the accumulation that keeps the global batch.
+Exit code 0: a rate or batch is suggested; 1: none is, and the output says why.
 
 examples:
   kinject find-lr recipes/cpt.yaml

@@ -17,20 +17,12 @@ if TYPE_CHECKING:
     from kinject.recipe.shipped import ShippedRecipe
 
 _RECIPES = """\
-List the shipped recipes: the purpose, inputs, results and duration of each. Or copy one into this
-folder, with all it refers to: the recipes that make its inputs, the sandbox's documents and
-questions, and the schema for editors.
+List the shipped recipes, or copy one into this folder with all that it refers to.
 
 examples:
   kinject recipes                          all of them
   kinject recipes list studies             those below recipes/studies/
-  kinject recipes copy eval                the main job; then `kinject` prints the next step
-  kinject recipes copy mistral-7b/lora --into ~/mine
-  kinject recipes check recipes/cpt.yaml   check without running
-  kinject recipes styles plain             the prompts of a style of rewriting
-  kinject recipes data get replay          public data that the recipes name
-  kinject recipes schema                   the JSON schema, for editors
-  kinject recipes general --source my.jsonl  general text of yours, which the recipes of real models replay"""
+  kinject recipes copy eval                the main job; then `kinject` prints the next step"""
 
 _GENERAL_DETAIL = """\
 Write general text for corpus.replay and corpus.validation_corpus from a source of yours: a file, a
@@ -142,9 +134,8 @@ def _copy(arguments: argparse.Namespace) -> int:
 
 
 _CHECK = """\
-Check whole recipes: unknown keys, wrong types, values out of range, and what the libraries refuse
-on this machine, each with its line. Inputs are not checked, except the names in a local model.
-Exit code 0: all are valid; 2: some are not.
+Check whole recipes: unknown keys, wrong types, values out of range, and what the libraries refuse on
+this machine, each with its line. Exit code 0: all are valid; 2: some are not.
 
 examples:
   kinject recipes check                    every recipe below recipes/
@@ -176,10 +167,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 _SCHEMA = """\
-Write the JSON schema of recipes: sections, keys, types, bounds and descriptions, from the grammar
-that kinject recipes check uses. An editor with the YAML language server (VS Code's YAML extension,
-Neovim, Emacs, JetBrains) completes and checks a recipe whose first line names the schema; the
-shipped recipes have that line.
+Write the JSON schema of recipes. An editor with the YAML language server completes and checks a recipe
+whose first line names it, as those of the shipped recipes do.
 
 examples:
   kinject recipes schema                       write recipes/recipe.schema.json
@@ -226,14 +215,12 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 _STYLES = """\
-List the styles of rewriting, show the prompts of one on a passage, or try one: send one request to
-the generator of a recipe, and print the answer with the verdict of the checks.
+List the styles of rewriting, show the prompts of one on a passage, or send one request to the generator
+of a recipe and print the answer with the verdict of the checks.
 
 examples:
   kinject recipes styles                                         all of them
-  kinject recipes styles plain                                   its prompts on an example
-  kinject recipes styles plain --documents manual.md             the same on your first passage
-  kinject recipes styles mine.yaml --documents manual.md         a style of your own (docs/augmentation.md)
+  kinject recipes styles plain --documents manual.md             the prompts of one on your first passage
   kinject recipes styles plain --recipe recipes/augment.yaml --try    one answer of its generator"""
 
 
@@ -301,14 +288,11 @@ def _styles(arguments: argparse.Namespace) -> int:
 
 _DATA = """\
 Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size, revision and
-checksums are printed first. Downloaded files are checked, written completely or not at all, and kept the next
-time; a stopped download resumes.
+checksums are printed first; a stopped download resumes.
 
 examples:
   kinject recipes data                                           what there is
   kinject recipes data get mmlu wikipedia-subjects instructions  for recipes/studies/paper-mmlu.yaml
-  kinject recipes data get mmlu current-events instructions      for recipes/studies/paper-current-events.yaml
-  kinject recipes data get replay                                general text, which the recipes of real models replay
   kinject recipes data get mmlu --from copied/                   from a copy of its files, without a network"""
 
 

@@ -12,25 +12,18 @@ from kinject.signals import exit_code
 from kinject.terminal import show
 
 _SANDBOX = """\
-The embedded fictional country: documents about people that no model knows, questions on them, a
-small base model that can read and answer, a chat model made from it, and what they learned
-from. Also an OpenAI-compatible endpoint on this machine that rewrites the documents, and writes
-and answers questions on them, without a model or a key; latency and faults can be set.
+The embedded fictional country: documents about people that no model knows, questions on them, and small
+models that know others. Also an OpenAI-compatible endpoint on this machine that rewrites the documents
+and writes questions, without a model or a key; latency and faults can be set.
 
 examples:
   kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)
-  kinject sandbox corpus             write the corpus of recipes/sandbox/base.yaml
   kinject sandbox base               the base model that ships, into runs/sandbox/base
-  kinject sandbox instruct           the chat model that ships, into runs/sandbox/instruct
-  kinject sandbox sentences          answers in sentences, and abstentions: the rows of recipes/sandbox/abstain.yaml
-  kinject sandbox chat               write dialogues, the corpus of recipes/sandbox/instruct.yaml
   kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02
 
-to use the endpoint of `kinject sandbox serve --port 8000` from another terminal:
+to use the endpoint from another terminal:
   kinject augment recipes/augment-openai.yaml augment.generator.model=sandbox \\
-      augment.generator.base_url=http://127.0.0.1:8000/v1
-  kinject questions \\
-      'questions.generator={kind: openai, model: sandbox, base_url: "http://127.0.0.1:8000/v1"}'"""
+      augment.generator.base_url=http://127.0.0.1:8000/v1"""
 
 
 def add_sandbox(verbs: Any) -> None:
@@ -172,21 +165,19 @@ _DEMO = """\
 The whole job on the embedded sandbox, in this folder: one to two minutes on 2 CPU cores, without a GPU,
 a key or a network. It writes recipes/, data/ and eval/ unless they are there, and
 
-  runs/sandbox/base/      the base model that ships: 1M parameters, knows 300 people of a fictional
-                          country, can answer from a passage, has read nothing about 120 others
-  runs/augment/           16 paraphrases of each of the 120 documents on those others
+  runs/sandbox/base/      the base model: 1M parameters, knows 300 people of a fictional country
+  runs/augment/           16 paraphrases of each of 120 documents on others
   runs/cpt/               the base model, trained on the paraphrases
   runs/sandbox/repeat/    the control: trained for as many steps on the documents as they are
   runs/eval/report.html   the three models' answers, with and without retrieval
 
-Stopped at any moment, the same command resumes it. Finished work is not repeated.
+Stopped at any moment, the same command resumes it.
 
 examples:
   kinject demo
-  kinject demo --into demo       in another folder
   kinject demo --from-scratch    train the base model, too (about 9 minutes more)
-  kinject demo --real            a real chat model (SmolLM2-135M-Instruct) and a company's handbook, in a
-                                 quarter of an hour; two packages bring the model and a dense retriever"""
+  kinject demo --real            SmolLM2-135M-Instruct and a company's handbook, in a quarter of an hour;
+                                 two packages bring the model and a dense retriever"""
 
 
 def add_demo(verbs: Any) -> None:

@@ -9,20 +9,17 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _STUDY = """\
-Run a whole experiment from one file: arms x models x seeds x question sets, hyperparameters
-chosen on validation questions, claims tested, and a report. Work that arms have in common is done
-once, and a finished stage is not repeated, so the same command resumes a stopped study. In the
-recipe's run_dir:
+Run a whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on
+validation questions, claims tested, and a report. A finished stage is not repeated, so the same command
+resumes a stopped study. In the recipe's run_dir:
   report.html    verdict, claims, tables, figures (also report.md, report.json, figures/)
   choices.json   the choices made on validation questions, before test questions are read
-  questions/     the validation and test questions
 Stages are in study.cache_dir (runs/stages), shared by all studies; each folder has a stage.log.
 
 examples:
   kinject study recipes/studies/sandbox-quick.yaml
   kinject study recipes/studies/sandbox.yaml --dry-run
-  kinject study recipes/studies/sandbox.yaml 'study.seeds=[0]' run_dir=runs/studies/one-seed
-  kinject study recipes/studies/paper-mmlu.yaml"""
+  kinject study recipes/studies/sandbox.yaml 'study.seeds=[0]' run_dir=runs/studies/one-seed"""
 
 
 def add_study(verbs: Any) -> None:

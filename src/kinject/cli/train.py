@@ -14,21 +14,18 @@ from kinject.process import is_first_process
 from kinject.terminal import show
 
 _TRAIN = """\
-Train a model on a corpus, through TRL's SFTTrainer: continued pretraining on text rows, SFT on
-messages or prompt and completion rows. The recipe's trainer section holds SFTConfig's own fields.
-In the recipe's run_dir:
+Train a model on a corpus, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages
+or prompt and completion rows. In the recipe's run_dir:
   model/           a plain Hugging Face folder
   checkpoint-N/    where --resume continues
-  log.jsonl        loss, learning rate, gradient norm and probe accuracies by step
-  timing.jsonl     seconds, learned tokens and peak memory at each logged step
-  report.html      figures of log.jsonl, with epochs marked
+  log.jsonl        loss, rate, gradient norm and probe accuracies by step
+  report.html      their figures
   manifest.json    inputs, settings and versions, with an account of every token
 
 examples:
-  kinject train recipes/cpt.yaml
   kinject train recipes/cpt.yaml trainer.learning_rate=3e-4 run_dir=runs/cpt-slow
   kinject train recipes/cpt.yaml --resume
-  kinject train recipes/cpt.yaml --job slurm > cpt.sbatch    a job that warns, requeues and resumes: edit its head"""
+  kinject train recipes/cpt.yaml --job slurm > cpt.sbatch    a job that requeues and resumes: edit its head"""
 
 
 def add_train(verbs: Any) -> None:
@@ -57,25 +54,20 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 _EXPORT = """\
-Make a finished run ready for use elsewhere: its model as one plain folder with a model card. An adapter is
-folded into its base, which is in memory once. The commands that serve it are printed. Where asked for, further parts are made: a GGUF file (llama.cpp), and a data set of the corpus and of
-question files. --push uploads a part to the Hugging Face hub, and nothing else. A part that is there already is
-not made, or uploaded, again.
+Make a finished run ready for use elsewhere: its model as one plain folder with a card (an adapter folded
+into its base), and the commands that serve it. Where asked for, a GGUF file and a data set of the corpus and
+of question files. --push uploads a part to the Hugging Face hub, and nothing else. A part that is there is not
+made, or uploaded, again.
 
 Or merge models first (into the folder merged beside MODEL, or --out):
-  --average-with BASE      weights between the base (--alpha 0) and MODEL (1), which may be an adapter: values in
-                           between often forget far less and keep most of what was learned
+  --average-with BASE           weights between the base (--alpha 0) and MODEL (1), which may be an adapter
   --add INSTRUCT --minus BASE   chat for a model that was trained from BASE (chat vector, arXiv 2310.04799)
-  --onto INSTRUCT          an adapter that was trained on the base, put onto the instruct model
-Models are folders or names on the hub; tokenizer and chat template are those of INSTRUCT.
+  --onto INSTRUCT               an adapter that was trained on the base, put onto the instruct model
 
 examples:
   kinject export runs/cpt --report runs/eval --license apache-2.0
   kinject export runs/cpt --push me/handbook-8b
-  kinject export runs/cpt/model --average-with runs/sandbox/base/model --alpha 0.5 0.75
-  kinject export runs/cpt/model --add Qwen/Qwen3-8B --minus Qwen/Qwen3-8B-Base
-  kinject export runs/cpt --gguf q8_0 --llama-cpp ../llama.cpp
-  kinject export runs/cpt --data eval/test.jsonl --push-data me/handbook-corpus"""
+  kinject export runs/cpt/model --average-with runs/sandbox/base/model --alpha 0.5 0.75"""
 
 
 def add_export(verbs: Any) -> None:
