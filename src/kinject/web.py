@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from kinject.errors import DiskError, EndpointError
@@ -40,12 +40,6 @@ def post_json(url: str, body: Mapping[str, Any], *, key: str = "", timeout: floa
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     request = Request(url, json.dumps(body).encode(), _headers(headers))  # noqa: S310 (http or https, as the recipe's check ensures)
     return _json(url, lambda: _read(build_opener(_NoRedirect()), request, timeout))
-
-
-def get_json(url: str, parameters: Mapping[str, Any], *, timeout: float = 60.0) -> Any:
-    """Return the JSON at `url` with the query `parameters`. Raises `EndpointError`."""
-    request = Request(f"{url}?{urlencode(parameters)}", headers=_headers({}))  # noqa: S310
-    return _json(url, lambda: _read(build_opener(), request, timeout))
 
 
 def download(url: str, path: Path, *, timeout: float = 60.0) -> None:
@@ -76,9 +70,7 @@ def download(url: str, path: Path, *, timeout: float = 60.0) -> None:
 
 
 def _headers(more: Mapping[str, str]) -> dict[str, str]:
-    contact = os.environ.get("KINJECT_CONTACT", "").strip()  # Wikipedia asks for one
-    agent = f"kinject/{version('kinject')}{f' ({contact})' if contact.isprintable() and contact else ''}"
-    return {"User-Agent": agent, "Accept": "*/*", **more}
+    return {"User-Agent": f"kinject/{version('kinject')}", "Accept": "*/*", **more}
 
 
 def _read(opener: OpenerDirector, request: Request, timeout: float) -> bytes:

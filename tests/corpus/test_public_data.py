@@ -1,4 +1,4 @@
-"""Public data sets, from local servers with the layouts of the hub and of Wikipedia's API."""
+"""Public data sets, from a local server with the layout of the hub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,7 +20,6 @@ from kinject.corpus import public_data
 from kinject.corpus.public_data import DATA_SETS, describe, find_data, get_data
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
-from kinject.documents import read_documents
 from kinject.errors import EndpointError, InputError
 from kinject.recipe.shipped import read_shipped
 
@@ -31,20 +30,17 @@ QUESTIONS = {
 
 
 class Source(ThreadingHTTPServer):
-    """Files with ranges, as the hub sends them, and an API; `asked` keeps the paths, `cut` ends so many answers half way."""
+    """Files with ranges, as the hub sends them; `asked` keeps the paths, `cut` ends so many answers half way."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         outer = self
-        self.files, self.asked, self.cut, self.api = files, list[str](), 0, None
+        self.files, self.asked, self.cut = files, list[str](), 0
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 outer.asked.append(f"{parts.path} {self.headers['Range'] or ''}".strip())
-                if outer.api is not None:
-                    status, value = outer.api({key: values[0] for key, values in parse_qs(parts.query).items()})
-                    self._send(status, json.dumps(value).encode())
-                elif parts.path not in outer.files:
+                if parts.path not in outer.files:
                     self._send(404, b"no such file")
                 else:
                     self._send_file(outer.files[parts.path])
@@ -80,12 +76,11 @@ class Source(ThreadingHTTPServer):
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
-    """A local source in place of the hub and of Wikipedia."""
+    """A local source in place of the hub."""
     server = Source({})
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(public_data, "WIKIPEDIA", f"{server.url}/w/api.php")
     monkeypatch.setattr("kinject.web.time.sleep", lambda _: None)
     monkeypatch.chdir(tmp_path)
     yield server
@@ -231,84 +226,6 @@ def test_instructions_become_rows_of_prompt_and_completion(
     ]  # fmt: skip
 
 
-class Wikipedia:
-    """The API: categories in answers of two titles, and each article's text at a date."""
-
-    CATEGORIES: ClassVar = {
-        ("Mills", "page"): ["Mill of Kelm", "Water mill", "Wind mill"], ("Mills", "subcat"): ["Category:Old mills"],
-        ("Old mills", "page"): ["Mill of Farrow", "Water mill", "Moved", "Too new"],
-    }  # fmt: skip
-    TEXT = (
-        "'''{0}''' is a [[mill]].<ref>A book.</ref>\n\n== History ==\nIt was built in 1801{{{{cn}}}}.\n\n"
-        "=== Fire ===\nIt burnt."
-    )
-
-    def __init__(self) -> None:
-        self.fails_at, self.sha1, self.lagging = "", "", False
-
-    def __call__(self, query: dict[str, str]) -> tuple[int, Any]:
-        if query.get("list") == "categorymembers":
-            titles = self.CATEGORIES.get((query["cmtitle"].partition(":")[2], query["cmtype"]), [])
-            offset = int(query.get("cmcontinue", 0))
-            more = {"continue": {"cmcontinue": str(offset + 2), "continue": "-||"}} if offset + 2 < len(titles) else {}
-            return 200, {
-                "query": {"categorymembers": [{"title": title} for title in titles[offset : offset + 2]]},
-                **more,
-            }
-        title = query["titles"]
-        assert query["rvstart"] == "2024-02-01T00:00:00Z"
-        if title == self.fails_at:
-            return 200, {"error": {"code": "internal", "info": "the wiki is closed"}}
-        self.lagging = not self.lagging  # every second question comes too early
-        if self.lagging:
-            return 200, {"error": {"code": "maxlag", "info": "waiting for a database"}}
-        if title == "Too new":
-            return 200, {"query": {"pages": [{"title": title}]}}
-        text = "#REDIRECT [[Mill]]" if title == "Moved" else self.TEXT.format(title)
-        digest = self.sha1 or hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 (as the API does)
-        slot = {"content": text, "sha1": digest}
-        revision = {"revid": len(title), "timestamp": "2023-11-30T01:02:03Z", "slots": {"main": slot}}
-        return 200, {"query": {"pages": [{"title": title, "revisions": [revision]}]}}
-
-
-@pytest.fixture
-def events(source: Source) -> Any:
-    """The current events, from the API above."""
-    source.api = Wikipedia()
-    return replace(DATA_SETS["current-events"], categories={"mills": ("Mills",)})
-
-
-def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: Source, tmp_path: Path) -> None:
-    source.api.fails_at = "Wind mill"
-    with pytest.raises(EndpointError, match=r"the wiki is closed.*the same command resumes"):
-        get_data(events, tmp_path)
-    assert not (tmp_path / "current-events").exists()
-    n_asked, source.api.fails_at = len(source.asked), ""
-    paths = get_data(events, tmp_path)
-    assert len(source.asked) - n_asked == 6  # each twice: the lists and three articles were there
-    documents = list(read_documents(tmp_path / "current-events"))
-    assert [document.title for document in documents] == ["Mill of Kelm", "Mill of Farrow", "Water mill", "Wind mill"]
-    first = documents[0]
-    assert (
-        first.text
-        == "# Mill of Kelm\n\nMill of Kelm is a mill.\n\n## History\n\nIt was built in 1801.\n\n### Fire\n\nIt burnt."
-    )
-    assert (first.id, first.meta["date"], first.meta["licence"]) == ("Mill of Kelm", "2023-11-30", "CC BY-SA 4.0")
-    (_, row), *_ = read_jsonl(tmp_path / "current-events/articles.jsonl")
-    assert row["source"] == "https://en.wikipedia.org/w/index.php?oldid=12"
-    record = json.loads((tmp_path / "sources/current-events.json").read_text())
-    assert record["revision"] == "2024-02-01"
-    assert list(record["files"]) == ["current-events/articles.jsonl"]
-    assert get_data(events, tmp_path).was_there
-    assert paths.paths == (tmp_path / "current-events/articles.jsonl",)
-
-
-def test_an_article_with_another_checksum_is_refused(events: Any, source: Source, tmp_path: Path) -> None:
-    source.api.sha1 = "0" * 40
-    with pytest.raises(InputError, match=r"Mill of Kelm: the text has SHA-1 .* and Wikipedia has 0000"):
-        get_data(events, tmp_path)
-
-
 def test_the_command_says_licence_size_and_revision_first(
     mmlu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,7 +248,7 @@ def test_the_command_says_licence_size_and_revision_first(
 
 def test_the_recipes_of_the_paper_name_what_is_written() -> None:
     texts = "\n".join(recipe.text for recipe in read_shipped().values() if "studies/paper" in recipe.name)
-    for name in ("mmlu", "wikipedia-subjects", "current-events", "instructions"):
+    for name in ("mmlu", "instructions"):
         for output in DATA_SETS[name].outputs:
             assert f"data/{output}" in texts
     assert find_data(["mmlu", "mmlu"]) == [DATA_SETS["mmlu"]]

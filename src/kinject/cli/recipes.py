@@ -292,7 +292,7 @@ checksums are printed first; a stopped download resumes.
 
 examples:
   kinject recipes data                                           what there is
-  kinject recipes data get mmlu wikipedia-subjects instructions  for recipes/studies/paper-mmlu.yaml
+  kinject recipes data get mmlu instructions                     for recipes/studies/paper-mmlu.yaml
   kinject recipes data get mmlu --from copied/                   from a copy of its files, without a network"""
 
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import os
 import shutil
-import textwrap
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from xml.sax.saxutils import escape
 
 from kinject.disk import (
-    Journal,
     file_hash,
     lock_dir,
     parse_json,
@@ -29,32 +23,23 @@ from kinject.disk import (
     write_text,
 )
 from kinject.documents import write_general_text
-from kinject.documents.readers import ReadOptions, read_file
-from kinject.documents.text import import_extra
-from kinject.errors import EndpointError, InputError
+from kinject.errors import InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
-from kinject.terminal import Progress
-from kinject.types import Document
-from kinject.web import download, get_json
+from kinject.web import download
 
-WIKIPEDIA = "https://en.wikipedia.org/w/api.php"
 RECORDS = "sources"
 """Folder, beside the data, of the records: NAME.json has revision, licence and the hash of every file written."""
 GENERAL_TEXT = "HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9:sample-10BT"
 """General text on the hub: web pages on many subjects (English, ODC-By 1.0)."""
 _SPLITS = {"dev": "dev", "validation": "val", "test": "test"}
-_LONGEST_LIST = 500  # titles of one answer
-_ATTEMPTS = 20
-_LAG = 5.0  # seconds, as the API's manual wants
-_MOST_OF_CATEGORY = 400  # articles of one subject or month, in the order of the API
 
 
 @dataclass(frozen=True)
 class DataSet:
     """A public data set. `outputs` are below the folder of the data.
 
-    `files` maps a file at the source to its SHA-256. `categories` of Wikipedia belong to a topic; then `revision` is a date.
+    `files` maps a file at the source to its SHA-256.
     """
 
     name: str
@@ -66,7 +51,6 @@ class DataSet:
     outputs: tuple[str, ...]
     write: Callable[[DataSet, Path, Path, Path | None], None]
     files: Mapping[str, str] = field(default_factory=dict)
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -219,141 +203,12 @@ def _write_replay(data: DataSet, folder: Path, parts: Path, copy: Path | None) -
     write_general_text(GENERAL_TEXT if copy is None else str(copy), folder, 20_000, 500)
 
 
-def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> None:
-    """Write the articles of the categories as documents, each in its version of the revision's date."""
-    if copy is not None:
-        raise InputError(f"--from: {data.name} comes from the API of Wikipedia, article by article. Leave it out.")
-    import_extra("mwparserfromhell", Path(data.name))  # reported before anything is fetched
-    path = parts / "articles.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with Journal(path) as journal:
-        rows = {row["title"]: row for row in journal.rows if "wikitext" in row or "missing" in row}
-        listed = {row["topic"]: row["titles"] for row in journal.rows if "titles" in row}
-        for topic, categories in data.categories.items():
-            if topic not in listed:
-                listed[topic] = _titles_of(categories)
-                journal.append({"topic": topic, "titles": listed[topic]})
-        topics = defaultdict[str, list[str]](list)
-        for topic, titles in listed.items():
-            for title in titles:
-                topics[title].append(topic)
-        with Progress(data.name, len(topics), "articles", done=len(rows.keys() & topics.keys())) as progress:
-            for title in topics:
-                if title not in rows:
-                    rows[title] = _article(title, data.revision)
-                    journal.append(rows[title])
-                    progress.advance()
-    documents = [_document(rows[title], names) for title, names in topics.items() if "wikitext" in rows[title]]
-    with_text = [document for document in documents if document["text"]]
-    if not with_text:
-        raise InputError(f"{data.source}: no article was found in the categories of {data.name}.")
-    write_jsonl(folder / data.outputs[0] / "articles.jsonl", with_text)
-
-
-def _titles_of(categories: Sequence[str]) -> list[str]:
-    """Return titles of the articles in `categories` and in the categories directly below them, one of each in turn."""
-    below = [title.partition(":")[2] for name in categories for title in _members(name, "subcat")]
-    titles: dict[str, None] = {}
-    waiting = [_members(name, "page") for name in dict.fromkeys([*categories, *below])]
-    while waiting and len(titles) < _MOST_OF_CATEGORY:
-        members = waiting.pop(0)
-        title = next(members, None)
-        if title is not None:
-            titles[title] = None
-            waiting.append(members)
-    return list(titles)
-
-
-def _members(category: str, kind: str) -> Iterator[str]:
-    """Yield the titles of the pages, or of the categories, in a category."""
-    parameters: dict[str, Any] = {
-        "action": "query", "format": "json", "formatversion": 2, "maxlag": 5, "list": "categorymembers",
-        "cmtitle": f"Category:{category}", "cmtype": kind, "cmlimit": _LONGEST_LIST,
-        "cmnamespace": 0 if kind == "page" else 14,
-    }  # fmt: skip
-    more: Mapping[str, Any] = {}
-    while True:
-        answer = _ask_wikipedia({**parameters, **more})
-        yield from (member["title"] for member in answer["query"]["categorymembers"])
-        if "continue" not in answer:
-            return
-        more = answer["continue"]
-
-
-def _article(title: str, date: str) -> dict[str, Any]:
-    """Return the row of an article as it stood at `date`; ``missing`` if there was none, or only a redirect."""
-    answer = _ask_wikipedia({
-        "action": "query", "format": "json", "formatversion": 2, "maxlag": 5, "prop": "revisions", "titles": title,
-        "rvprop": "ids|timestamp|slotsha1|content", "rvslots": "main", "rvlimit": 1, "rvstart": f"{date}T00:00:00Z",
-        "rvdir": "older",
-    })  # fmt: skip
-    revisions = answer["query"]["pages"][0].get("revisions", [])
-    slot = revisions[0]["slots"]["main"] if revisions else {}
-    text = slot.get("content", "")
-    if not text or text.lstrip().upper().startswith("#REDIRECT"):
-        return {"title": title, "missing": True}
-    digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    if slot.get("sha1") != digest:
-        raise InputError(f"{title}: the text has SHA-1 {digest}, and Wikipedia has {slot.get('sha1')}. Fetch it again.")
-    revision, timestamp = revisions[0]["revid"], revisions[0]["timestamp"]
-    return {"title": title, "revision": revision, "date": timestamp[:10], "sha1": digest, "wikitext": text}
-
-
-def _ask_wikipedia(parameters: Mapping[str, Any]) -> Any:
-    """Return the answer of the API, asked again while its databases lag behind."""
-    answer: Any = None
-    for _ in range(_ATTEMPTS):
-        answer = get_json(WIKIPEDIA, parameters)
-        if isinstance(answer, dict) and "query" in answer:
-            return answer
-        fault = answer.get("error", {}) if isinstance(answer, dict) else {}
-        if fault.get("code") != "maxlag":
-            break
-        time.sleep(_LAG)
-    raise EndpointError(f"{WIKIPEDIA}: {str(answer)[:200]}. The articles so far are kept; the same command resumes.")
-
-
-def _document(row: Mapping[str, Any], topics: Sequence[str]) -> dict[str, Any]:
-    """Return the document of an article, read as the page of a MediaWiki export."""
-    title, text = escape(row["title"]), escape(row["wikitext"])
-    page = f"<page><title>{title}</title><ns>0</ns><revision><text>{text}</text></revision></page>"
-    export = f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>'
-    parsed = [
-        document for _, document in read_file(Path(f"{row['title']}.xml"), io.BytesIO(export.encode()), ReadOptions())
-    ]
-    faults = [fault for fault in parsed if isinstance(fault, InputError)]
-    if faults:
-        raise faults[0]
-    body = "".join(document.text for document in parsed if isinstance(document, Document))
-    return {
-        "id": row["title"], "title": row["title"], "text": body,
-        "source": f"https://en.wikipedia.org/w/index.php?oldid={row['revision']}",
-        "licence": "CC BY-SA 4.0", "date": row["date"], "topics": list(topics),
-    }  # fmt: skip
-
-
 _MMLU = {
     "all/dev-00000-of-00001.parquet": "2b19bde1ed8ca6b482fb283abc90e8e0d9d228947029c0b91795d64b28b3bc3f",
     "all/validation-00000-of-00001.parquet": "66cdf0b090ccb657d18d13cd81e31fdc55c3467da9642ffb178653268a97c8ef",
     "all/test-00000-of-00001.parquet": "74a41822ce7d3def56e1682f958469c04642a5336a5ce912fa375fdb90fb25d7",
 }
 _DOLLY = {"databricks-dolly-15k.jsonl": "2df9083338b4abd6bceb5635764dab5d833b393b55759dffb0959b6fcbf794ec"}
-_SUBJECTS = {
-    "anatomy": ("Anatomy", "Human anatomy", "Anatomical terminology", "Embryology"),
-    "astronomy": ("Astronomy", "Concepts in astronomy", "Planetary science", "Stellar astronomy", "Astrophysics"),
-    "college_biology": ("Biology", "Cell biology", "Genetics", "Molecular biology", "Evolutionary biology", "Ecology"),
-    "college_chemistry": (
-        "Chemistry",
-        "Physical chemistry",
-        "Analytical chemistry",
-        "Inorganic chemistry",
-        "Spectroscopy",
-    ),
-    "prehistory": ("Prehistory", "Archaeology", "Paleolithic", "Neolithic", "Human evolution", "Bronze Age"),
-}
-_MONTHS = ("August 2023", "September 2023", "October 2023", "November 2023")
-_SHARE_ALIKE = "CC BY-SA 4.0 (name Wikipedia and its authors, share alike)"
-
 DATA_SETS: Mapping[str, DataSet] = {
     data.name: data
     for data in (
@@ -361,16 +216,6 @@ DATA_SETS: Mapping[str, DataSet] = {
             "mmlu", "four-choice questions on 57 subjects: five examples, validation and test of each", "MIT",
             "4 MB from the hub, 8 MB written", "cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe",
             ("mmlu",), _write_mmlu, _MMLU,
-        ),
-        DataSet(
-            "wikipedia-subjects", "articles on the five MMLU subjects of the paper, at most 400 of each", _SHARE_ALIKE,
-            "some 2,000 requests and 50 MB", "en.wikipedia.org", "2023-09-01", ("mmlu-wikipedia",), _write_wikipedia,
-            categories=_SUBJECTS,
-        ),
-        DataSet(
-            "current-events", "articles on events in the United States from August to November 2023", _SHARE_ALIKE,
-            "some 1,000 requests and 20 MB", "en.wikipedia.org", "2024-02-01", ("current-events",), _write_wikipedia,
-            categories={month: (f"{month} events in the United States",) for month in _MONTHS},
         ),
         DataSet(
             "instructions", "15,000 instructions with answers by people, for the arm of instruction tuning",
@@ -392,13 +237,8 @@ def describe(data: DataSet, folder: Path) -> list[str]:
     """Return the description of a data set before it is fetched: source, size, licence, revision, checksums, files."""
     lines = [
         f"{data.name}: {data.about}", f"  licence   {data.licence}", f"  size      {data.size}",
-        f"  source    {data.source}, {'as of' if data.categories else 'revision'} {data.revision}",
+        f"  source    {data.source}, revision {data.revision}",
     ]  # fmt: skip
     lines += [f"  SHA-256   {digest}  {name}" for name, digest in data.files.items()]
-    if data.categories:
-        names = dict.fromkeys(name for names in data.categories.values() for name in names)
-        text = f"of the categories {', '.join(names)} and those directly below them, each checked by its SHA-1"
-        lines += textwrap.wrap(text, 100, initial_indent="  articles  ", subsequent_indent=" " * 12)
-        lines.append("  contact   set KINJECT_CONTACT to your e-mail or web address: Wikipedia asks who sends requests")
     state = "is there" if (folder / RECORDS / f"{data.name}.json").exists() else "writes"
     return [*lines, f"  {state:<9} {', '.join(str(folder / name) for name in data.outputs)}"]
