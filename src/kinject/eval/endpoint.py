@@ -342,8 +342,8 @@ def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
         yield recipe.problem("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
     for name, table in section.endpoints().items():
         key = f"eval.models.{name}"
-        if table.endpoint.kind != "openai" or table.endpoint.batch:
-            yield recipe.problem(f"{key}.endpoint", "must be of kind: openai, without batch: true: it answers at once.")
+        if table.endpoint.kind != "openai":
+            yield recipe.problem(f"{key}.endpoint", "must be of kind: openai.")
         for faulty_key, problem in generator_faults(f"{key}.endpoint", table.generator(1)):
             yield recipe.problem(faulty_key, problem)
         if table.api == "chat":

@@ -1,4 +1,4 @@
-"""Requests to generators: endpoints, batches, local models; limits, retries and the cache of answers."""
+"""Requests to generators: endpoints and local models; limits, retries and the cache of answers."""
 
 from __future__ import annotations
 
@@ -69,12 +69,6 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
     from kinject.llm.endpoint import Endpoint
 
     name, identity = f"openai:{section.model}", generator_identity(section)
-    if section.batch:
-        from kinject.llm.batch import BatchEndpoint
-
-        async with BatchEndpoint(section, identity, run_dir) as batches:
-            yield Generator(name, identity, True, batches.complete, batches.abandon)
-        return
     async with Endpoint(section) as endpoint:
         yield Generator(name, identity, True, endpoint.complete, structured=True)
 

@@ -264,8 +264,8 @@ _DEFAULTS = {item.name: item.default for item in fields(GeneratorSection)}
 def judge_faults(key: str, judge: GeneratorSection) -> Iterator[tuple[str, str]]:
     """Yield (key, fault) of the section of a judge."""
     yield from generator_faults(key, judge)
-    if judge.kind == "file" or judge.batch:
-        yield key, "must answer at once: kind: file and batch: true do not."
+    if judge.kind == "file":
+        yield key, "must answer: kind: file does not."
 
 
 def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
@@ -291,16 +291,12 @@ def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[st
             json.dumps(getattr(generator, name), allow_nan=False)
         except (TypeError, ValueError) as error:
             yield f"{key}.{name}", f"cannot be sent as JSON ({error})."
-    if generator.batch and generator.kind != "openai":
-        yield f"{key}.batch", f"is only for kind: openai, not for {generator.kind}."
 
 
 def _list_faults(key: str, generator: GeneratorSection, urls: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the faults of a list of addresses."""
     if len(generator.parts()) < len(urls) or not urls:
         yield f"{key}.base_url", "names an endpoint twice. Remove one." if urls else "is empty; give at least one."
-    if generator.batch:
-        yield f"{key}.batch", "is for one endpoint, but base_url lists several. Remove one of the two."
 
 
 def _endpoint_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:

@@ -75,12 +75,12 @@ class CompletionsEndpoint(Endpoint):
         extra = dict(self.section.extra_body or {})
         return {"model": self.section.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options, **extra}
 
-    async def status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
+    async def status_error(self, reply: Reply) -> EndpointError:
         """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
         text = error_of(reply.body)[0]
         if _ABOUT_LOG_PROBS.search(text) and reply.status not in (401, 403, 404, 429):
             return self._no_log_probs(f"answered {reply.status} ({self.shown(text)})")
-        return await super().status_error(reply, model=model)
+        return await super().status_error(reply)
 
     def _no_log_probs(self, reason: str) -> EndpointError:
         return EndpointError(

@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 DEFAULT_URL = "https://api.openai.com/v1"
 MOST_BYTES = 64 * 2**20
 """Longest body that is read, decompressed. A longer one is dropped and its connection closed."""
-MOST_FILE_BYTES = 2**30
-"""The same for the results of a batch."""
 _DEFAULT_VARIABLE = "OPENAI_API_KEY"
 _KINDS = {
     429: "overload", 503: "overload", 529: "overload", 408: "server error", 409: "server error", 425: "server error",
@@ -42,8 +40,6 @@ _KINDS = {
 }  # fmt: skip
 """Status -> kind of a fault that may pass, as every other from 500 on. 502: a gateway that does not reach the endpoint."""
 _BAD_REQUEST = (400, 422)
-_FILE_TIMEOUTS = 20
-"""Timeout of a call for files or batches, in timeouts of a request."""
 _CONNECT = 10.0
 """Maximum seconds until a connection is open."""
 _SPARE = 8
@@ -157,24 +153,6 @@ class Endpoint:
             return Reply(response.status_code, response.headers, response.content)
 
     @contextlib.asynccontextmanager
-    async def calling(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        """Yield the client for one call that is no completion, without a retry. Errors are those of `complete`."""
-        import openai
-
-        async with self._limited(_FILE_TIMEOUTS * self.section.timeout):
-            try:
-                yield self._client
-            except openai.APIStatusError as error:
-                answer = error.response
-                reply = Reply(answer.status_code, answer.headers, answer.content)
-                raise await self.status_error(reply, model=False) from error
-            except openai.APIConnectionError:
-                raise
-            except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError) as error:
-                message = f"{self.url}: the answer cannot be read ({type(error).__name__}: {self.shown(error)})."
-                raise Transient(message, kind="malformed") from error
-
-    @contextlib.asynccontextmanager
     async def _limited(self, seconds: float) -> AsyncIterator[None]:
         """Limit the block to so many seconds, and raise errors of the connection by their kind."""
         import aiohttp
@@ -209,16 +187,6 @@ class Endpoint:
         """Return the body of a request."""
         return self._parameters.body(messages, seed)
 
-    def row_error(self, status: int | None, error: object, body: bytes) -> EndpointError:
-        """Return the error for a row of a batch's results that is no answer."""
-        reason = self.shown(error.get("message") or error if isinstance(error, dict) else error_of(body)[0])
-        message = f"{self.url}: a request of a batch was answered {status} ({reason})."
-        # Where a parameter was refused, the next batch has others.
-        learned = status in _BAD_REQUEST and self._parameters.learn(self.body((), 0), body)
-        if learned or status is None or status in _KINDS or status >= 500:
-            return Transient(message, kind="server error")
-        return EndpointError(message)
-
     def _connection_error(self, error: BaseException) -> EndpointError:
         """Return the error of a request without a whole answer; the openai client reports most as its cause."""
         begun, cause = isinstance(error, _Interrupted), error
@@ -243,11 +211,11 @@ class Endpoint:
             )
         return Transient(f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection")
 
-    async def status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
-        """Return the error of a reply other than 200; `model`: the request named a model."""
+    async def status_error(self, reply: Reply) -> EndpointError:
+        """Return the error of a reply other than 200."""
         status, (text, code) = reply.status, error_of(reply.body)
         reason = self.shown(text)
-        fatal = await self._fatal_message(reply, code, reason, model=model)
+        fatal = await self._fatal_message(reply, code, reason)
         if fatal:
             return EndpointError(f"{self.url}: {fatal}", fatal=True)
         message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(reply.headers)
@@ -256,14 +224,12 @@ class Endpoint:
             return EndpointError(message)
         return Transient(message, kind=kind, retry_after=pause)
 
-    async def _fatal_message(self, reply: Reply, code: str, reason: str, *, model: bool) -> str:
+    async def _fatal_message(self, reply: Reply, code: str, reason: str) -> str:
         """Return the message about a reply after which every request would fail, "" for another reply."""
         status, variable = reply.status, self.section.api_key_env
         if status in (401, 403):
             fault = "the key is refused" if self._key else "it wants a key"
             return f"{fault} ({status}: {reason}). Put a valid one in the environment variable {variable}."
-        if status == 404 and not model:
-            return f"answered 404 ({reason}). If it has no batches: augment.generator.batch=false."
         if status == 404:
             return await self._missing_model_message(reason)
         if status == 402 or code == "insufficient_quota":
@@ -306,14 +272,13 @@ async def _read_bounded(response: httpx2.Response) -> None:
     """Read a response before the client does, which would read it without a limit. Raises `_Interrupted`."""
     import httpx2
 
-    most = MOST_FILE_BYTES if response.request.url.path.endswith("/content") else MOST_BYTES
     parts: list[bytes] = []
     n_bytes = 0
     try:
         async for chunk in response.aiter_bytes():
             n_bytes += len(chunk)
-            if n_bytes > most:
-                raise _Interrupted(f"it is longer than {most:,} bytes")
+            if n_bytes > MOST_BYTES:
+                raise _Interrupted(f"it is longer than {MOST_BYTES:,} bytes")
             parts.append(chunk)
     except httpx2.HTTPError as error:
         raise _Interrupted(str(error)) from error

@@ -75,16 +75,14 @@ class Generator:
     """An open generator.
 
     `identity` holds everything besides messages and seed that shapes an answer. It is part of ids and cache keys, so it
-    holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited. `abandon` stops
-    waiting for answers that would take hours, not for those that take seconds. `endpoint` is its key in the recipe where a
-    run has several. `structured`: it takes a `Structure`.
+    holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited. `endpoint` is its
+    key in the recipe where a run has several. `structured`: it takes a `Structure`.
     """
 
     name: str
     identity: Mapping[str, Any]
     remote: bool
     complete: Complete
-    abandon: Callable[[], None] = lambda: None
     endpoint: str = ""
     structured: bool = False
 

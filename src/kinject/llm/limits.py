@@ -15,7 +15,6 @@ from kinject.recipe import GeneratorSection
 
 PERIOD = 60.0
 """Seconds of the window of a rate limit."""
-_BATCH_IN_FLIGHT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,7 @@ class Limits:
 def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
     """Return the limits of a generator, which each of its endpoints has, and the budget."""
     one = Limits(
-        # All requests of a batch are in flight at once.
-        concurrency=_BATCH_IN_FLIGHT if generator.batch else generator.concurrency,
+        concurrency=generator.concurrency,
         requests_per_minute=generator.requests_per_minute, tokens_per_minute=generator.tokens_per_minute,
         price_in=generator.price_in, price_out=generator.price_out, budget=budget,
     )  # fmt: skip

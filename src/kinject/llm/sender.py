@@ -134,12 +134,6 @@ class Sender:
         self.budget.shared.wake(everyone=True)
         self._balancer.stop()
 
-    def interrupt(self) -> None:
-        """Send nothing more, and do not wait for batches, which take hours."""
-        self.stop()
-        for endpoint in self._endpoints:
-            endpoint.generator.abandon()
-
     def status(self) -> str:
         """Return the text beside the progress bar: tokens of this run and cost of the run folder."""
         if not self.traffic.n_answered or not self.generator.remote:
@@ -436,7 +430,7 @@ def run_event_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
 
 @contextlib.contextmanager
 def graceful_shutdown(sender: Sender) -> Iterator[None]:
-    """Turn the first signal that ends a verb into `sender.interrupt()`, so that answers in flight are received and stored.
+    """Turn the first signal that ends a verb into `sender.stop()`, so that answers in flight are received and stored.
 
     At the end of the block `KeyboardInterrupt` (`Terminated`) is raised. A second signal cancels the block.
     """
@@ -447,7 +441,7 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def interrupt() -> None:
-        sender.interrupt()
+        sender.stop()
         if len(signals) > 1 and task is not None:
             task.cancel()
 

@@ -189,7 +189,6 @@ class GeneratorSection:
         "top_k, min_p.",
     )
     concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
-    batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
 
     def parts(self) -> dict[str, GeneratorSection]:
         """Return the section of each endpoint by its address without the scheme; itself under "" if it is the only one."""

@@ -134,7 +134,6 @@ def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Ca
         ({"base_url": ["http://a/v1", "http://b:99999/v1"]}, "augment.generator.base_url: found 'http://b:99999/v1'"),
         ({"base_url": ["http://a/v1", "ftp://b"]}, "augment.generator.base_url.1: this is no address"),
         ({"base_url": ["http://me:secret@a/v1"]}, "augment.generator.base_url.0: the URL holds a name or password"),
-        ({"base_url": ["http://a/v1"], "batch": True}, "augment.generator.batch: is for one endpoint, but base_url lists"),
     ],
 )  # fmt: skip
 def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: dict[str, Any], fault: str) -> None:

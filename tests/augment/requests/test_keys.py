@@ -138,12 +138,6 @@ def test_a_key_that_would_travel_unencrypted_is_warned_of(
         assert ("travels unencrypted" in caplog.text) == warned
 
 
-def test_the_batch_api_keeps_the_key_out_too(make_recipe: Make, echoing: Callable[..., str]) -> None:
-    for status in (400, 401):
-        with pytest.raises(EndpointError, match=r"\(key\)"):
-            augment(make_recipe(echoing(status, ECHOES["header"]), styles={"paraphrase": 1}, generator__batch=True))
-
-
 def test_the_questions_and_the_judge_keep_the_key_out_too(
     make_recipe: Make, serving: Callable[..., Any], echoing: Callable[..., str], tmp_path: Path, documents: Path
 ) -> None:

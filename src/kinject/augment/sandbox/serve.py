@@ -1,11 +1,10 @@
-"""A local OpenAI-compatible endpoint with the sandbox's generator, its batch API, and faults on demand."""
+"""A local OpenAI-compatible endpoint with the sandbox's generator and faults on demand."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -77,7 +76,6 @@ class SandboxServer:
         self.met: Counter[str] = Counter()
         self._rng = random.Random(options.seed)
         self._came: Counter[bytes] = Counter()
-        self.batches = Batches(lambda body: self._reply(body, self._draw(body)), options.latency)
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
@@ -147,15 +145,12 @@ class SandboxServer:
             return _error(403, "This endpoint answers programs on its own machine.", "foreign_origin")
         if method == "GET" and path.rstrip("/") == "/v1/models":
             return 200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "kinject"}]}, {}
-        batched = path.startswith(("/v1/files", "/v1/batches"))
-        if not batched and (method != "POST" or path != "/v1/chat/completions"):
+        if method != "POST" or path != "/v1/chat/completions":
             return _error(404, f"no such path: {path}", "not_found")
-        self.n_requests += not batched
+        self.n_requests += 1
         revoked = options.revoke_after is not None and self.answered.total() >= options.revoke_after
         if revoked or (options.key and headers.get("authorization") != f"Bearer {options.key}"):
             return _error(401, "Incorrect API key provided.", "invalid_api_key")
-        if batched:
-            return self.batches.answer(method, path, headers, body) or _error(404, f"no such path: {path}", "not_found")
         if options.capacity is not None and self.in_flight >= options.capacity:
             self.met["capacity"] += 1
             return _error(429, "Too many requests at once.", "rate_limit_exceeded", self._retry_after())
@@ -255,7 +250,7 @@ def _error(status: int, message: str, code: str, headers: dict[str, str] | None 
 
 
 def serve(host: str, port: int, options: ServeOptions, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve /v1/chat/completions, models, files and batches until interrupted; call `ready` with the base_url first.
+    """Serve /v1/chat/completions, and models until interrupted; call `ready` with the base_url first.
 
     Raises `DiskError` if the address is taken and `KeyboardInterrupt` on Ctrl-C.
     """
@@ -274,87 +269,3 @@ def serve(host: str, port: int, options: ServeOptions, ready: Callable[[str], No
 
 
 Reply = tuple[int, Any, dict[str, str]]
-Complete = Callable[[bytes], Reply | None]
-"""A request's body -> (status, body, headers), None for a broken connection."""
-
-
-class Batches:
-    """Files and batches in memory. A batch ends `seconds` after it was made."""
-
-    def __init__(self, complete: Complete, seconds: float) -> None:
-        self.files: dict[str, bytes] = {}
-        self.batches: dict[str, dict[str, Any]] = {}
-        self._complete = complete
-        self._seconds = seconds
-
-    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
-        """Return the answer to a request under /v1/files or /v1/batches, None for another `path`."""
-        path = path.partition("?")[0].rstrip("/")
-        parts = path.removeprefix("/v1/").split("/")
-        if (method, parts) == ("POST", ["files"]):
-            return 200, self._describe_file(self._store(file_in(body, headers.get("content-type", "")))), {}
-        if (method, parts) == ("POST", ["batches"]):
-            return self._make(json.loads(body))
-        if (method, parts) == ("GET", ["batches"]):
-            return 200, {"object": "list", "data": list(map(self._describe, self.batches)), "has_more": False}, {}
-        if method == "GET" and parts[0] == "batches" and parts[-1] in self.batches:
-            return 200, self._describe(parts[-1]), {}
-        if method == "GET" and parts[0] == "files" and len(parts) == 3 and parts[1] in self.files:
-            return 200, self.files[parts[1]], {}
-        return None
-
-    def _store(self, content: bytes) -> str:
-        name = f"file-{len(self.files)}"
-        self.files[name] = content
-        return name
-
-    def _describe_file(self, name: str) -> dict[str, Any]:
-        size = len(self.files[name])
-        return {"id": name, "object": "file", "bytes": size, "created_at": 0, "filename": name, "purpose": "batch",
-                "status": "processed"}  # fmt: skip
-
-    def _make(self, request: Mapping[str, Any]) -> Reply:
-        if request.get("input_file_id") not in self.files:
-            return 400, {"error": {"message": "no such input file", "code": "invalid_request"}}, {}
-        name = f"batch-{len(self.batches)}"
-        self.batches[name] = {
-            "id": name, "object": "batch", "endpoint": request.get("endpoint"), "status": "in_progress",
-            "input_file_id": request["input_file_id"], "completion_window": "24h", "created_at": int(time.time()),
-            "metadata": request.get("metadata"), "ends": time.monotonic() + self._seconds,
-        }  # fmt: skip
-        return 200, self._describe(name), {}
-
-    def _describe(self, name: str) -> dict[str, Any]:
-        batch = self.batches[name]
-        if batch["status"] == "in_progress" and time.monotonic() >= batch["ends"]:
-            good, bad = self._complete_all(self.files[batch["input_file_id"]])
-            batch.update(status="completed", output_file_id=self._store(good), error_file_id=self._store(bad))
-        return {key: value for key, value in batch.items() if key != "ends"}
-
-    def _complete_all(self, content: bytes) -> tuple[bytes, bytes]:
-        """Return the result file and the error file of a batch."""
-        files: tuple[list[str], list[str]] = ([], [])
-        for line in content.splitlines():
-            row = json.loads(line)
-            reply = self._complete(json.dumps(row["body"]).encode())
-            status, body, _ = reply or (500, {"error": {"message": "lost", "code": "lost"}}, {})
-            content_of_reply = body if not isinstance(body, bytes) else {"broken": body.decode("utf-8", "replace")}
-            result = {
-                "custom_id": row["custom_id"],
-                "response": {"status_code": status, "body": content_of_reply},
-                "error": None,
-            }
-            files[status != 200].append(json.dumps(result) + "\n")
-        return "".join(files[0]).encode(), "".join(files[1]).encode()
-
-
-def file_in(body: bytes, content_type: str) -> bytes:
-    """Return the file in a multipart form. Raises `ValueError` if there is none."""
-    boundary = content_type.partition("boundary=")[2].strip('"').encode()
-    if not boundary:
-        raise ValueError("no multipart form")
-    for part in body.split(b"--" + boundary):
-        head, _, content = part.partition(b"\r\n\r\n")
-        if b'name="file"' in head:
-            return content.removesuffix(b"\r\n")
-    raise ValueError("no file in the form")
