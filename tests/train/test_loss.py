@@ -204,7 +204,7 @@ def test_training_measures_a_sample_once_between_two_logs(
         measured.append(most)
         return token_metrics(logits, labels, most)
 
-    monkeypatch.setattr("kinject.train.trainer.token_metrics", _noted)
+    monkeypatch.setattr("kinject.train.mixins.token_metrics", _noted)
     recipe = make_recipe(trainer={"max_steps": 6, "logging_steps": 3, "gradient_accumulation_steps": 2})
     train(recipe)
     assert measured == [256, 256]  # of 12 batches

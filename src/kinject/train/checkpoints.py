@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not, checked before a run resumes, and read without running code.
+"""Checkpoints: written whole, checked before a run resumes, read without running code; and the trainer's part for them.
 
 A folder is complete if the marker written after its last byte agrees with its files. The marker holds sizes, which are
 checked often; SHA256SUMS beside it is checked before a run resumes.
@@ -12,11 +12,19 @@ import logging
 import pickle
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from peft import PeftModel
 from safetensors import SafetensorError
+from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
+from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_pt_utils import nested_gather
+from transformers.trainer_utils import rotate_checkpoints
+from trl import SFTTrainer
 
 from kinject.disk import (
     check_sha256sums,
@@ -29,7 +37,10 @@ from kinject.disk import (
     write_sha256sums,
 )
 from kinject.errors import DiskError, TrainingError
+from kinject.models import copy_weights
 from kinject.process import is_first_process
+from kinject.train.guards import Guard, check_weights
+from kinject.train.loss import MeanLoss
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +51,9 @@ _DISK_MESSAGES = {
     "PytorchStreamWriter failed": "a file could not be written whole",
 }  # fmt: skip
 """Words in the messages of safetensors and PyTorch when the system refuses a write -> the reason."""
+_OPTIMIZER = "optimizer"
+"""The folder of a sharded optimizer in a checkpoint."""
+_STATE_KEY = "kinject"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 _METADATA = frozenset({
     ("collections", "OrderedDict"), ("builtins", "set"), ("torch", "Size"), ("torch", "device"),
@@ -167,8 +181,6 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class of the metadata. Raises `pickle.UnpicklingError` for everything else."""
-        import torch
-
         of_torch = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
         plain = "." not in name and not name.startswith("__")
         if (module, name) in _METADATA or of_torch or (module == _METADATA_CLASSES and plain):
@@ -203,7 +215,6 @@ def numbers_only(checkpoint: Path | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _plain_values() -> Iterator[None]:
     """Let torch's distributed checkpoints refuse a value (of the optimizer's groups) that holds more than numbers."""
-    import torch
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     load = DefaultLoadPlanner.load_bytes
@@ -235,3 +246,120 @@ def without_tied(model: Any, state_dict: dict[str, Any] | None) -> dict[str, Any
     """Return the weights to save, each once: a tied one under the name of its source. None if the model gives them."""
     tied = getattr(model, "all_tied_weights_keys", {})
     return {name: weight for name, weight in (state_dict or {}).items() if name not in tied} or None
+
+
+class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
+    """Checkpoints that are marked when whole, of sharded models too, with the state that Trainer loses with its process."""
+
+    guard: Guard
+    losses: MeanLoss
+    learned_tokens: Any
+    learned_before: int
+    load_weights: Callable[[str], Any]
+
+    def _save_state(self) -> None:
+        """Add the extra state to that of the next checkpoint. All processes call it."""
+        loss = nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
+        metrics = {name: [float(value) for value in values] for name, values in self._metrics["train"].items()}
+        self.state.stateful_callbacks[_STATE_KEY] = {
+            "loss": loss, "tokens": int(self._total_train_tokens), "metrics": metrics, "guard": self.guard.state(),
+            "losses": asdict(self.losses), "learned_tokens": self.learned_before + int(self.learned_tokens),
+        }  # fmt: skip
+
+    def restore_state(self) -> None:
+        """Restore what `_save_state` added to the checkpoint from which training resumes, if it does."""
+        saved = self.state.stateful_callbacks.get(_STATE_KEY)
+        if saved is None:
+            return
+        self._tr_loss += saved["loss"]
+        self.losses = MeanLoss(**saved["losses"])
+        self._globalstep_last_logged = max((row["step"] for row in self.state.log_history if "loss" in row), default=0)
+        self._total_train_tokens = saved["tokens"]
+        self.learned_before = saved["learned_tokens"]
+        for name, values in saved["metrics"].items():
+            self._metrics["train"][name] = list(values)
+        self.guard.restore(saved["guard"])
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
+        # transformers 5.23 pickles TrainingArguments beside the model, and saves a tied weight of ZeRO-3 twice
+        super()._save(output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict))
+        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes first).
+
+        Raises `TrainingError` instead if a weight is not finite: nothing could resume from it.
+        """
+        # transformers 5.23 deletes old checkpoints inside of this hook, before a callback could mark the new one complete
+        self._use_final_weights()
+        check_weights(self)
+        self._save_state()
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            remove_incomplete(checkpoint)
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_complete(checkpoint)
+            remove_extra(checkpoint.parent, checkpoint)
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save both; each process its part of the optimizer of a model that transformers has sharded."""
+        # transformers 5.23 saves no optimizer of a model that it has sharded itself
+        if not self.is_distributed_loading_by_transformers:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(output_dir) / _OPTIMIZER))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load both from a checkpoint folder, if there is one."""
+        # the other half of _save_optimizer_and_scheduler (transformers 5.23)
+        if checkpoint is None or not self.is_distributed_loading_by_transformers:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        load_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(checkpoint) / _OPTIMIZER))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
+    def _plain_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
+        # transformers 5.23 would load whole weights into a model that it has sharded itself
+        if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
+            copy_weights(self.load_weights(resume_from_checkpoint), self.model)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        # transformers 5.23 does so here too, past _load_from_checkpoint
+        if self.is_distributed_loading_by_transformers:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """Create the repository on the hub. Raises `TrainingError` if the hub refuses it."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            super().init_hf_repo(*args, **kwargs)
+        except (HfHubHTTPError, OSError) as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise TrainingError(f"trainer.push_to_hub: {why} Check HF_TOKEN and trainer.hub_model_id.") from error
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write TRL's model card only if the model is published; the manifest of a run holds more."""
+        if self.args.push_to_hub:
+            super().create_model_card(*args, **kwargs)

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,16 +220,18 @@ class CorpusPacker:
         return TrainingData(packed, account, read_fractions, count_exposures(learned))
 
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
-        """Return the training rows of a random part of a corpus with about `n_tokens` tokens."""
-        return pack(self._sample(rows, "", n_tokens, self.seed), self.packing, self.seed)[0]
+        """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of all of it."""
+        return pack(self._sample(rows, "", n_tokens, self.seed, len(rows)), self.packing, self.seed)[0]
 
-    def _sample(self, rows: Sequence[CorpusRow], origin: str, n_target: float, seed: int) -> Sequence[TokenRow]:
+    def _sample(
+        self, rows: Sequence[CorpusRow], origin: str, n_target: float, seed: int, most: int | None = None
+    ) -> Sequence[TokenRow]:
         def tokenize(sampled: Sequence[CorpusRow]) -> Iterable[TokenRow]:
             return tokenize_rows(sampled, self.tokenizer, self.tokenization)
 
         def make() -> Iterator[TokenRow]:
             try:
-                yield from sample_tokens(rows, tokenize, n_target, seed)
+                yield from islice(sample_tokens(rows, tokenize, n_target, seed), most)
             except InputError:
                 if isinstance(rows, CorpusFile):
                     rows.check()  # reports all faulty lines

@@ -1,4 +1,4 @@
-"""Parts of the trainer: checkpoints, and the optimizer with the rules that change its updates.
+"""Parts of the trainer: rows that are packed already, the objective, and the optimizer with the rules that change its updates.
 
 An override of a private hook of transformers' Trainer has its reason, and the version that was read.
 """
@@ -6,173 +6,210 @@ An override of a private hook of transformers' Trainer has its reason, and the v
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import TrainerCallback
-from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
-from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_pt_utils import nested_gather
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import SFTTrainer
 
-from kinject.errors import TrainingError
-from kinject.models import copy_weights
-from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete, without_tied
-from kinject.train.guards import Guard, check_weights
-from kinject.train.loss import MeanLoss
+from kinject.corpus.tokenize import IGNORED
+from kinject.process import processes_per_row, tensor_parallel_size
+from kinject.train.data import RoundSampler
+from kinject.train.guards import Guard
+from kinject.train.loss import MeanLoss, Predictions, Project, in_tiles, next_tokens, token_metrics
+from kinject.train.objectives import TrainingLoss
+from kinject.train.objectives.distillation import Teacher
 from kinject.train.optimizers import leave_warmup_to_schedule
 from kinject.train.schedules import schedule_of
 from kinject.train.updates import UpdateRule
 from kinject.train.updates.layers import FreezeWarmup
+from kinject.train.updates.regularization import Regularizer
 from kinject.train.updates.sam import SharpnessAware
 
-_OPTIMIZER = "optimizer"
-"""The folder of a sharded optimizer in a checkpoint."""
-_STATE_KEY = "kinject"
+_COLUMNS = ("input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher")
+_SAMPLED_TOKENS = 256
+"""Tokens of which entropy and accuracy are measured between two logs, a process."""
 
 
-class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
-    """Checkpoints that are marked when whole, of sharded models too, with the state that Trainer loses with its process."""
+class PackingMixin(SFTTrainer):  # type: ignore[misc]
+    """Rows that are tokenised, packed and labelled already; `rounds` order the rows of an epoch if it has some."""
 
-    guard: Guard
+    rounds: Sequence[int]
+    train_dataset: Any
+
+    def _set_signature_columns_if_needed(self) -> None:
+        # TRL 1.16 drops every column that it does not know
+        self._signature_columns = list(_COLUMNS)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some."""
+        # transformers 5.23 knows no rounds, and reads every row for its length
+        if self.rounds and self.args.train_sampling_strategy == "random":
+            return RoundSampler(self.rounds, self.args.data_seed if self.args.data_seed is not None else self.args.seed)
+        if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
+            n_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthGroupedSampler(n_rows, lengths=self.train_dataset.rows.lengths().tolist())
+        return super()._get_train_sampler(train_dataset)
+
+
+class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
+    """The loss of `training_loss`, with its logits whole or in tiles of `loss_tile` tokens, and what the log says of it.
+
+    With the plain loss on the CPU it is computed from the logits: the same number as TRL's fused head, without the entropy and
+    accuracy that TRL computes of every token (half of the time with a large vocabulary); here they are measured of a sample.
+    """
+
+    training_loss: TrainingLoss
+    loss_tile: int | None
     losses: MeanLoss
+    rules: Sequence[UpdateRule]
+    teacher: Teacher | None
     learned_tokens: Any
-    learned_before: int
-    load_weights: Callable[[str], Any]
+    router_aux_loss_coef: float
 
-    def _save_state(self) -> None:
-        """Add the extra state to that of the next checkpoint. All processes call it."""
-        loss = nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
-        metrics = {name: [float(value) for value in values] for name, values in self._metrics["train"].items()}
-        self.state.stateful_callbacks[_STATE_KEY] = {
-            "loss": loss, "tokens": int(self._total_train_tokens), "metrics": metrics, "guard": self.guard.state(),
-            "losses": asdict(self.losses), "learned_tokens": self.learned_before + int(self.learned_tokens),
-        }  # fmt: skip
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
+        if "loss" in logs:
+            logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
+        if "train_loss" in logs:
+            logs["train_loss"] = self.losses.mean(self._tr_loss)
+        if ("loss" in logs or "eval_loss" in logs) and self._computes_loss():  # TRL's own head notes them itself
+            n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
+            mode = "train" if self.model.training else "eval"
+            n_all = int(self.accelerator.gather(n_tokens).sum())
+            self._metrics[mode]["num_tokens"] = [n_all // tensor_parallel_size()]
+        super().log(logs, start_time)
 
-    def restore_state(self) -> None:
-        """Restore what `_save_state` added to the checkpoint from which training resumes, if it does."""
-        saved = self.state.stateful_callbacks.get(_STATE_KEY)
-        if saved is None:
-            return
-        self._tr_loss += saved["loss"]
-        self.losses = MeanLoss(**saved["losses"])
-        self._globalstep_last_logged = max((row["step"] for row in self.state.log_history if "loss" in row), default=0)
-        self._total_train_tokens = saved["tokens"]
-        self.learned_before = saved["learned_tokens"]
-        for name, values in saved["metrics"].items():
-            self._metrics["train"][name] = list(values)
-        self.guard.restore(saved["guard"])
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of one update and the divisor of its loss; count the learned tokens."""
+        self.losses.begin_update(self._tr_loss)
+        batches, divisor = super().get_batch_samples(*args, **kwargs)
+        n_learned = divisor if self.training_loss.plain else None
+        if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
+            n_learned = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+            if self.args.world_size > 1:
+                n_learned = int(self.accelerator.reduce(torch.tensor(n_learned, device=self.accelerator.device)))
+                n_learned //= processes_per_row()
+        self.learned_tokens = self.learned_tokens + n_learned
+        return batches, divisor
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
-        # transformers 5.23 pickles TrainingArguments beside the model, and saves a tied weight of ZeRO-3 twice
-        super()._save(output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict))
-        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+        """Return the divisor of the loss of one update: its learned tokens, if the loss is plain."""
+        # transformers 5.23 counts the labels that are not masked; a loss that weighs tokens has another divisor
+        n_learned = super()._get_num_items_in_batch(batch_samples, device)
+        if self.training_loss.plain or n_learned is None:
+            return n_learned
+        count = torch.stack([self.training_loss.count(batch) for batch in batch_samples]).sum().to(device)
+        averaged = self.args.average_tokens_across_devices and self.args.world_size > 1
+        return self.accelerator.gather(count).sum() / processes_per_row() if averaged else count
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes first).
+    def _computes_loss(self) -> bool:
+        """Return whether the loss is computed here; TRL computes it otherwise."""
+        nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
+        special = self._pull is not None or self.training_loss.is_changed or self.loss_tile is not None
+        return special or (nll_only and self.accelerator.device.type == "cpu")
 
-        Raises `TrainingError` instead if a weight is not finite: nothing could resume from it.
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return a batch's part of the loss of the accumulated batch: in training that of `training_loss`.
+
+        In evaluation it is always the negative log-likelihood over the number of learned tokens.
         """
-        # transformers 5.23 deletes old checkpoints inside of this hook, before a callback could mark the new one complete
-        self._use_final_weights()
-        check_weights(self)
-        self._save_state()
-        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            remove_incomplete(checkpoint)
-        self.accelerator.wait_for_everyone()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            mark_complete(checkpoint)
-            remove_extra(checkpoint.parent, checkpoint)
-            best = self.state.best_model_checkpoint
-            rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save both; each process its part of the optimizer of a model that transformers has sharded."""
-        # transformers 5.23 saves no optimizer of a model that it has sharded itself
-        if not self.is_distributed_loading_by_transformers:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        save_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(output_dir) / _OPTIMIZER))
-        if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load both from a checkpoint folder, if there is one."""
-        # the other half of _save_optimizer_and_scheduler (transformers 5.23)
-        if checkpoint is None or not self.is_distributed_loading_by_transformers:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        load_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(checkpoint) / _OPTIMIZER))
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
-
-    def _plain_optimizer(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
-        # transformers 5.23 would load whole weights into a model that it has sharded itself
-        if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
-            copy_weights(self.load_weights(resume_from_checkpoint), self.model)
+        if return_outputs or not self._computes_loss():
+            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights", "teacher")}
+            coefficient = self.router_aux_loss_coef
+            self.router_aux_loss_coef = coefficient if self.model.training else 0.0  # TRL adds the routers' loss
+            try:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            finally:
+                self.router_aux_loss_coef = coefficient
+        training_loss = self.training_loss if self.model.training else TrainingLoss()
+        count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        read = {key: inputs[key] for key in ("input_ids", "position_ids")}
+        teacher = self._predictions(inputs)
+        if self.loss_tile is not None:
+            sum_loss = functools.partial(self._total_in_tiles, training_loss, model, inputs, teacher)
+            total = model(**read, use_cache=False, score=sum_loss)
         else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            logits = model(**read, use_cache=False).logits.float()
+            total = training_loss.total(logits, inputs, teacher)
+            if self.model.training and (pull := self._pull) is not None:
+                total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
+            self._note_token_metrics(logits, next_tokens(inputs))
+        if self.model.training:
+            self._total_train_tokens += inputs["input_ids"].numel()
+        loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
+        return loss
 
-    def _load_best_model(self) -> None:
-        """Load the weights of the best checkpoint."""
-        # transformers 5.23 does so here too, past _load_from_checkpoint
-        if self.is_distributed_loading_by_transformers:
-            self._load_from_checkpoint(self.state.best_model_checkpoint)
+    def _predictions(self, inputs: dict[str, Any]) -> Predictions | None:
+        """Return the teacher's predictions: of the token after each one, with tiles of the learned ones; None without any."""
+        if self.teacher is None or not self.model.training:
+            return None
+        return self.teacher.of_batch(inputs, None if self.loss_tile is None else inputs["labels"][:, 1:] != IGNORED)
+
+    @property
+    def _pull(self) -> Regularizer | None:
+        """The rule whose divergence from the base's predictions is a term of the loss."""
+        pulls = (rule for rule in self.rules if isinstance(rule, Regularizer) and rule.strengths.kl)
+        return next(pulls, None)
+
+    def _total_in_tiles(
+        self,
+        training_loss: TrainingLoss,
+        model: Any,
+        inputs: dict[str, Any],
+        teacher: Predictions | None,
+        hidden: torch.Tensor,
+        project: Project,
+    ) -> torch.Tensor:
+        """Return the sum of the loss with the logits of `loss_tile` tokens in memory at once."""
+        tile, labels = self.loss_tile or 1, inputs["labels"][:, 1:]
+        learned = labels != IGNORED
+        states, targets = hidden[:, :-1][learned], labels[learned]
+        more = [] if teacher is None else teacher.tensors()
+
+        def score(part: torch.Tensor, target: torch.Tensor, *predictions: torch.Tensor) -> torch.Tensor:
+            return training_loss.by_token(
+                project(part), target, teacher=Predictions(*predictions) if predictions else None
+            )
+
+        losses = in_tiles(score, tile, states, targets, *more)
+        by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
+        total = training_loss.total_of(by_token, inputs)
+        if self.model.training and (pull := self._pull) is not None:
+            total = total + pull.strengths.kl * pull.divergence_in_tiles(model, inputs, hidden, project, tile)
+        self._note_token_metrics(states.detach(), targets, project)
+        return total
+
+    @torch.no_grad()
+    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor, project: Project | None = None) -> None:
+        """Note for the log, as TRL does, the entropy and the accuracy of the next token.
+
+        They cost a pass over the logits each, so training measures a sample: the first tokens of the first batch after
+        each log. With `project`, `logits` are the hidden states of the tokens `labels`.
+        """
+        mode = "train" if self.model.training else "eval"
+        metrics = self._metrics[mode]
+        if mode == "train" and "entropy" in metrics:
+            return
+        most = _SAMPLED_TOKENS if mode == "train" else None
+        if project is None:
+            sums = token_metrics(logits, labels, most)
         else:
-            super()._load_best_model()
-
-    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Create the repository on the hub. Raises `TrainingError` if the hub refuses it."""
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
-            super().init_hf_repo(*args, **kwargs)
-        except (HfHubHTTPError, OSError) as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise TrainingError(f"trainer.push_to_hub: {why} Check HF_TOKEN and trainer.hub_model_id.") from error
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card only if the model is published; the manifest of a run holds more."""
-        if self.args.push_to_hub:
-            super().create_model_card(*args, **kwargs)
-
-
-class TrainerState(TrainerCallback):  # type: ignore[misc]
-    """Restores the state of a checkpoint; lets the rules read and change the weights around the optimizer's step."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the state, if training resumes."""
-        self.trainer.restore_state()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the rules read the weights."""
-        for rule in self.trainer.rules:
-            rule.before_update()
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the rules change the weights."""
-        for rule in self.trainer.rules:
-            rule.after_update()
+            tile, sums = self.loss_tile or 1, torch.zeros(3, device=labels.device)
+            for start in range(0, min(len(labels), most or len(labels)), tile):
+                stop = min(start + tile, most or len(labels))
+                sums += token_metrics(project(logits[start:stop])[None], labels[start:stop][None])
+        entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
+        metrics["entropy"].append(entropy / max(n_tokens, 1))
+        metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
 
 
 class OptimizerMixin(SFTTrainer):  # type: ignore[misc]
@@ -289,3 +326,24 @@ class OptimizerMixin(SFTTrainer):  # type: ignore[misc]
         finally:
             sam.restore()
         self._total_train_tokens = n_tokens
+
+
+class TrainerState(TrainerCallback):  # type: ignore[misc]
+    """Restores the state of a checkpoint; lets the rules read and change the weights around the optimizer's step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Restore the state, if training resumes."""
+        self.trainer.restore_state()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the rules read the weights."""
+        for rule in self.trainer.rules:
+            rule.before_update()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the rules change the weights."""
+        for rule in self.trainer.rules:
+            rule.after_update()

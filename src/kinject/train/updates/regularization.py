@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 FISHER_ROWS = 64
 """Replay rows that the Fisher information is measured on."""
-_DECOMPOSITION = 4
-"""Square matrices beside a second moment while its eigenvectors are computed: its mean, the vectors, LAPACK's two of work."""
 
 
 def _replay_only(row: TrainingRow) -> TrainingRow:
@@ -351,7 +349,7 @@ class _Moments:
             added = torch.bincount(args[0].flatten(), minlength=module.num_embeddings)
         else:
             inputs = args[0].detach().flatten(0, -2)
-            inputs = inputs.to(_moment_dtype(on_cpu=inputs.device.type == "cpu"))
+            inputs = inputs.to(torch.float64 if inputs.device.type == "cpu" else torch.float32)
             added = inputs.T @ inputs
         if module not in self.sums:
             self.modules.append(module)
@@ -360,60 +358,19 @@ class _Moments:
             self.sums[module] += added
 
 
-def _moment_dtype(*, on_cpu: bool) -> torch.dtype:
-    return torch.float64 if on_cpu else torch.float32
-
-
 @contextlib.contextmanager
 def _hooked(model: nn.Module, names: dict[int, str]) -> Iterator[_Moments]:
     """Yield the moments of the layers of `model` whose weights are in `names`, filled as the model reads."""
     moments = _Moments()
-    hooks = [module.register_forward_hook(moments.add) for module in _constrained_layers(model, names)]
+    hooks = [
+        module.register_forward_hook(moments.add) for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and id(module.weight) in names and ".lora_B." not in name
+    ]  # fmt: skip
     try:
         yield moments
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _constrained_layers(model: nn.Module, trained: Container[int]) -> list[Any]:
-    """Return the layers of `model` whose weight is limited: those whose id(weight) is in `trained`, without LoRA's B."""
-    return [
-        module for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and id(module.weight) in trained and ".lora_B." not in name
-    ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ProjectionMemory:
-    """Bytes of a `Projection`.
-
-    `bases` are at most those of all layers: texts that use few directions need fewer. `copies` are the weights before an update,
-    `correction` the tensors that correct the largest weight after it. `measuring` are the second moments before the first
-    update, with the decomposition of the largest.
-    """
-
-    bases: int
-    copies: int
-    correction: int
-    measuring: int
-
-
-def projection_memory(model: nn.Module, *, on_cpu: bool) -> ProjectionMemory:
-    """Return the memory of a projection of the updates of `model`, of whose tensors only shapes and types are read."""
-    layers = _constrained_layers(model, {id(weight) for weight in model.parameters() if weight.requires_grad})
-    weights = list({id(layer.weight): layer.weight for layer in layers}.values())
-    n_inputs = [
-        layer.weight.shape[0 if isinstance(layer, Conv1D) else 1] for layer in layers if not isinstance(layer, nn.Embedding)
-    ]  # fmt: skip
-    squares = [n * n for n in n_inputs]
-    numbers_at_once = [weight.numel() * (3 if weight.dtype == torch.float32 else 4) for weight in weights]
-    return ProjectionMemory(
-        bases=sum(4 * n * (n // 2) for n in n_inputs),
-        copies=sum(weight.numel() * weight.element_size() for weight in weights),
-        correction=4 * max(numbers_at_once, default=0),
-        measuring=_moment_dtype(on_cpu=on_cpu).itemsize * (sum(squares) + _DECOMPOSITION * max(squares, default=0)),
-    )
 
 
 def _free_directions(moment: torch.Tensor, free: float) -> tuple[torch.Tensor, bool]:
