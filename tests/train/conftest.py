@@ -87,7 +87,7 @@ def cpu_scaler(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             scalers[-1].order.append("clip")
             return clip(*arguments, **options)
 
-        monkeypatch.setattr("kinject.train.config._missing_faults", lambda config: [])
+        monkeypatch.setattr("kinject.train.config.find_problems", lambda *_: [])
         monkeypatch.setattr(KnowledgeTrainer, "train", _train)
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", _clip)
         return scalers

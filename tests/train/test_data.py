@@ -144,21 +144,7 @@ def test_documents_held_out_are_validated_and_not_learned(
         assert first == second != []
 
 
-@pytest.mark.parametrize(
-    ("corpus", "eval_strategy", "key", "fault"),
-    [
-        ({"validation_corpus": "corpus.jsonl"}, "epoch", "corpus.validation_fraction", "Keep one"),
-        ({}, "no", "trainer.eval_strategy", "holds documents out for evaluations"),
-    ],
-)
-def test_a_split_that_cannot_be_used_is_refused(
-    make_recipe: MakeRecipe, documents: Path, tmp_path: Path, corpus: dict[str, str], eval_strategy: str, key: str, fault: str
-) -> None:  # fmt: skip
-    (tmp_path / "corpus.jsonl").write_text(documents.read_text())
-    section = {"path": str(documents), "validation_fraction": 0.1, **{k: str(tmp_path / v) for k, v in corpus.items()}}
-    with pytest.raises(RecipeError) as caught:
-        train(make_recipe(corpus=section, trainer={"eval_strategy": eval_strategy}))
-    assert [(item.key, fault in item.message) for item in caught.value.problems] == [(key, True)]
+def test_a_split_of_one_document_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps({"text": "The mill of Kelm.", "document_id": "d"}) + "\n")
     with pytest.raises(RecipeError, match="holds one document"):

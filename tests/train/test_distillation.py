@@ -433,11 +433,8 @@ def test_documents_held_out_keep_each_row_with_its_own_predictions(
 @pytest.mark.parametrize(
     ("sections", "fault"),
     [
-        ({"distillation": {}, "method": "cpt"}, "distillation: belongs to method: distill"),
         ({"method": "distill", "distillation": {"context": "documents"}}, "Did you mean document"),
         ({"method": "distill", "distillation": {"temperature": 0}}, "more than 0"),
-        ({"method": "distill", "techniques": {"reinitialize_last_layers": 1}}, "the teacher is the model itself"),
-        ({"method": "distill", "trainer": {"loss_type": "dft"}}, "found trainer.loss_type: dft"),
         ({"method": "distill", "distillation": {"documents": "nowhere.jsonl"}}, "nothing is there"),
         ({"method": "distill"}, "no row of .* has a context that fits"),
     ],
@@ -445,9 +442,3 @@ def test_documents_held_out_keep_each_row_with_its_own_predictions(
 def test_what_cannot_be_distilled_is_refused(make_recipe: MakeRecipe, sections: dict[str, Any], fault: str) -> None:
     with pytest.raises(RecipeError, match=fault):
         train(make_recipe(**sections))
-
-
-def test_sharded_weights_are_refused(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.train.contexts.is_sharded", lambda config: True)
-    with pytest.raises(RecipeError, match="needs whole weights on one process"):
-        train(make_recipe(method="distill"))

@@ -300,7 +300,7 @@ def test_bf16_runs_the_arithmetic_in_bf16_and_keeps_weights_in_float32(
 def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
-    monkeypatch.setattr("kinject.train.config.choose_precision", lambda device: "bf16" if fast else "no")
+    monkeypatch.setattr("kinject.models.choose_precision", lambda device: "bf16" if fast else "no")
     assert make_sft_config(make_recipe(trainer={"bf16": None})).bf16 is fast
     assert make_sft_config(make_recipe(trainer={"bf16": not fast})).bf16 is not fast
 
@@ -348,7 +348,7 @@ def test_an_older_optimizers_name_is_torchs_adamw(run_trainer: RunTrainer, optim
 def test_what_the_machine_cannot_do_is_refused_and_said(make_recipe: MakeRecipe, options: dict[str, Any]) -> None:
     if "tf32" in options and torch.cuda.is_available():
         pytest.skip("this machine has tf32")
-    with pytest.raises(RecipeError, match="SFTConfig refuses it"):
+    with pytest.raises(RecipeError, match="TRL refuses it"):
         train(make_recipe(trainer=options))
 
 

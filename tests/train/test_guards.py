@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from kinject.cli import main
-from kinject.errors import RecipeError, TrainingError
+from kinject.errors import TrainingError
 from kinject.models import load_model
 from kinject.recipe import GuardsSection, Recipe
 from kinject.train import train
@@ -358,11 +358,6 @@ def test_fp16_on_a_model_saved_in_bfloat16_is_a_warning_in_the_manifest(
         assert [text.startswith(message) for text in warnings] == [True] * warned
         assert (message in caplog.text) == warned
         assert any("parameters in fp16" in note for note in result.notes)
-
-
-def test_a_filter_of_losses_that_are_not_finite_is_refused(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RecipeError, match=r"trainer\.logging_nan_inf_filter: writes a number for a loss that is none"):
-        train(make_recipe(trainer={"logging_nan_inf_filter": True}))
 
 
 def test_an_evaluation_that_is_not_finite_is_no_improvement(

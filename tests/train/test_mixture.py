@@ -16,7 +16,6 @@ from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
 from kinject.disk import read_jsonl
-from kinject.errors import RecipeError
 from kinject.models import model_hash
 from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
@@ -105,23 +104,6 @@ def test_a_rerun_takes_the_tokens_from_the_cache(
     assert losses[0] == losses[1]
     with pytest.raises(AssertionError, match="tokenised again"):
         train(make_recipe(corpus={**corpus, "eos": False}), overwrite=True)
-
-
-@pytest.mark.parametrize(
-    ("corpus", "fault"),
-    [
-        ({"mix": {"qa": {"path": "QA", "fraction": 0.7}}, "replay": {"path": "QA", "fraction": 0.4}}, "sum to 1.1"),
-        ({"mix": {"replay": {"path": "QA", "fraction": 0.7}}}, "corpus.mix.replay: replay is no part of mix"),
-        ({"mix": {"qa": {"path": "nowhere.jsonl", "fraction": 0.7}}}, "corpus.mix.qa.path: found 'nowhere.jsonl'"),
-    ],
-)
-def test_shares_that_cannot_be_are_refused(
-    make_recipe: MakeRecipe, files: dict[str, Path], corpus: dict[str, Any], fault: str
-) -> None:
-    written = json.loads(json.dumps(corpus).replace('"QA"', json.dumps(str(files["qa"]))))
-    with pytest.raises(RecipeError) as caught:
-        train(make_recipe(corpus={"path": str(files["corpus"]), **written}))
-    assert fault in str(caught.value)
 
 
 @pytest.mark.parametrize("order", [("questions", "documents"), ("documents", "questions")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.optimizers import optimizer_faults
 from kinject.train.updates import muon
 from kinject.train.updates.muon import MuonAdamW, add_muon
 from small import interrupt
@@ -167,29 +165,7 @@ def test_the_matrices_of_an_adapter_are_updated_by_it(make_recipe: MakeRecipe, t
     assert spread(muon) > 1.5 * spread(plain)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "more", "words"),
-    [
-        ({"optim": "adamw_8bit"}, {}, "found trainer.optim: adamw_8bit"),
-        ({"fp16": True}, {}, "unscaled gradients"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    make_recipe: MakeRecipe, trainer: dict[str, Any], more: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(RecipeError) as caught:
-        train(make_recipe(trainer=trainer, techniques={"muon": 1.0, **more}))
-    assert any(fault.key == "techniques.muon" and words in fault.message for fault in caught.value.problems)
-
-
 def test_a_model_whose_layers_do_not_train_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:
     frozen = {"model": {"path": str(tiny_model), "freeze": ["*.layers.*"]}}
     with pytest.raises(InputError, match=r"techniques\.muon: no matrix inside the layers trains\. Remove the line"):
         train(make_recipe(**frozen, **MUON))
-
-
-def test_deepspeed_is_refused_however_it_was_asked_for(make_recipe: MakeRecipe) -> None:
-    """A launch sets the plugin alone, a recipe's trainer.deepspeed both."""
-    config = types.SimpleNamespace(optim="adamw_torch", fp16=False, deepspeed=None, deepspeed_plugin=object())
-    faults = optimizer_faults(make_recipe(**MUON), config)  # type: ignore[arg-type]
-    assert faults == [("techniques.muon", "DeepSpeed flattens the matrices. Use DDP, or remove the line.")]

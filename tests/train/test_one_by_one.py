@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl
-from kinject.errors import RecipeError
 from kinject.models.hardware import quantization_config
 from kinject.recipe import Recipe
 from kinject.train import train
@@ -117,22 +116,6 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
     assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "sections", "key", "words"),
-    [
-        ({}, LOW, "techniques.stochastic_rounding", "found model.dtype: auto"),
-        ({"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}, LOW, "techniques.stochastic_rounding",
-         "schedule_free_adamw does not treat weights one by one"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(
-    make_recipe: MakeRecipe, trainer: dict[str, Any], sections: dict[str, Any], key: str, words: str
-) -> None:
-    with pytest.raises(RecipeError) as caught:
-        train(make_recipe(trainer=trainer, **sections))
-    assert any(fault.key == key and words in fault.message for fault in caught.value.problems)
-
-
 _RANK = """
 import sys, torch
 from kinject.process import rank
@@ -229,7 +212,7 @@ def test_liger_gets_the_model_and_leaves_the_head_to_trl(
     monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stand_in)
     monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: True)
-    monkeypatch.setattr("kinject.train.config._missing_faults", lambda config: [])
+    monkeypatch.setattr("kinject.train.config.find_problems", lambda *_: [])
     train(make_recipe(trainer={"use_liger_kernel": True, "max_steps": 1}, techniques={"loss_tile": 16}))
     assert calls[0].pop("model").config.model_type == "llama"
     assert calls == [{"fused_linear_cross_entropy": False}]

@@ -18,7 +18,7 @@ from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, tokenize_rows
 from kinject.disk import read_jsonl
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError
 from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
@@ -161,25 +161,6 @@ def test_a_resumed_run_asks_and_decides_as_an_undisturbed_one(
                 for _, row in read_jsonl(run_dir / "log.jsonl") if "train_runtime" not in row]  # fmt: skip
         rows.append(kept)
     assert rows[0] == rows[1]
-
-
-@pytest.mark.parametrize(
-    ("probes", "trainer", "fault"),
-    [
-        ({}, {}, "trainer.eval_strategy: missing. Probes are scored at evaluations"),
-        ({"max_forgetting": 0.1}, EVERY, "probes.max_forgetting: no question set has role: retention"),
-        ({}, {**EVERY, "metric_for_best_model": "new_acuracy"}, "found 'new_acuracy'. Did you mean new_accuracy?"),
-        ({}, {**EVERY, "load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2},
-         "trainer.metric_for_best_model: missing. Without corpus.validation_corpus there is no loss to choose by"),
-    ],
-)  # fmt: skip
-def test_probes_that_cannot_be_are_refused(
-    make_recipe: MakeRecipe, questions: Path, probes: dict[str, Any], trainer: dict[str, Any], fault: str
-) -> None:
-    recipe = make_recipe(probes={"questions": {"new": str(questions)}, **probes}, trainer=trainer)
-    with pytest.raises(RecipeError) as caught:
-        train(recipe)
-    assert fault in str(caught.value)
 
 
 def test_a_damaged_question_is_told_before_a_model_loads(make_recipe: MakeRecipe, write_rows: WriteRows) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ import transformers
 from safetensors.torch import load_file
 
 from kinject.corpus.packing import TrainingRow
-from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.updates import regularization
 from kinject.train.updates.regularization import Projection
 from small import interrupt
 
@@ -186,45 +183,7 @@ def test_another_text_to_keep_is_another_run(make_recipe: MakeRecipe, kept: Path
         train(recipe)
 
 
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"techniques": {"stochastic_rounding": True}, "model": {"dtype": "bfloat16"}}, "techniques.stochastic_rounding"),
-        ({"adapter": {"r": 2, "use_dora": True, "target_modules": "all-linear"}}, "DoRA scales the whole weight"),
-        ({"trainer": {"optim": "lomo"}}, "Set another trainer.optim"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_combined_is_refused(
-    sections: dict[str, Any], words: str, make_recipe: MakeRecipe, tiny_model: Path, kept: Path
-) -> None:
-    model = {"path": str(tiny_model), **sections.pop("model", {})}
-    with pytest.raises(RecipeError) as caught:
-        train(make_recipe(model=model, **sections, **_section(kept)))
-    assert any(fault.key == "regularization.projection" and words in fault.message for fault in caught.value.problems)
-
-
 def test_a_model_of_which_no_matrix_trains_is_refused(make_recipe: MakeRecipe, tiny_model: Path, kept: Path) -> None:
     model = {"path": str(tiny_model), "freeze": ["*proj*", "*embed*"]}
     with pytest.raises(Exception, match=r"regularization\.projection: no matrix of a layer trains\. Remove the line"):
         train(make_recipe(model=model, **_section(kept)))
-
-
-@pytest.mark.parametrize("size", ["context_parallel_size", "tensor_parallel_size"])
-def test_processes_that_share_rows_or_weights_are_refused(
-    size: str, make_recipe: MakeRecipe, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(regularization, size, lambda: 2)
-    config = types.SimpleNamespace(optim="adamw_torch")
-    faults = regularization.projection_faults(make_recipe(**_section(kept)), config)  # type: ignore[arg-type]
-    assert faults == [
-        (
-            "regularization.projection",
-            "needs whole weights and whole rows on each process. Use DDP, or remove it.",
-        )
-    ]
-
-
-def test_sharded_weights_are_refused(make_recipe: MakeRecipe, kept: Path) -> None:
-    with pytest.raises(RecipeError) as caught:
-        train(make_recipe(trainer={"fsdp": "full_shard"}, **_section(kept)))
-    assert any(fault.key == "regularization.projection" for fault in caught.value.problems)

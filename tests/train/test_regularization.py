@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from kinject.corpus.packing import PackingConfig, TrainingRow
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
-from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
@@ -169,17 +168,3 @@ def test_layer_decay_moves_each_layer_by_its_share(make_recipe: MakeRecipe, tiny
     for name in base:
         share = 0.5**2 if "embed" in name else 0.5 if ".layers.0." in name else 1.0
         assert torch.allclose(decayed[name] - base[name], share * (even[name] - base[name]), atol=2e-7), name
-
-
-@pytest.mark.parametrize(
-    ("sections", "fault"),
-    [
-        ({"regularization": {"kl": 1.0}}, "regularization.kl: is measured on replay"),
-        ({"regularization": {"ewc": 1.0}}, "regularization.ewc: is measured on replay"),
-        ({"regularization": {"l2": 1.0}, "adapter": {"r": 4}}, "an adapter does not change the base weights"),
-        ({"techniques": {"layerwise_lr_decay": 1.5}}, "allowed: 0.0 to 1.0"),
-    ],
-)
-def test_anchors_that_cannot_be_are_refused(make_recipe: MakeRecipe, sections: dict[str, Any], fault: str) -> None:
-    with pytest.raises(RecipeError, match=fault):
-        train(make_recipe(**sections))

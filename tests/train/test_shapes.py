@@ -13,6 +13,7 @@ import torch
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import TrainRecipe
+from kinject.recipe.conflicts import Conflict
 from kinject.recipe.sections import option
 from kinject.train import train
 from kinject.train.objectives import OBJECTIVES, Objective
@@ -31,10 +32,11 @@ class Focal(Objective):
 
     gamma: float = option(help="Exponent.", min=0.0)
 
-    @classmethod
-    def conflicts(cls, name: str, recipe: TrainRecipe, config: Any) -> list[tuple[str, str]]:
-        """Exclude smoothed labels."""
-        return [("trainer.label_smoothing_factor", "focal needs hard labels.")] * bool(config.label_smoothing_factor)
+    conflicts = (
+        Conflict(
+            "trainer.label_smoothing_factor", lambda r, f: f["label_smoothing_factor"], "focal needs hard labels."
+        ),
+    )
 
     def by_token(self, losses: torch.Tensor, logits: Any, labels: Any, teacher: Any) -> torch.Tensor:
         """Multiply each loss by (1 - p) ** gamma."""

@@ -24,8 +24,9 @@ from kinject.models import choose_device, choose_precision, load_tokenizer, wind
 from kinject.plan.estimate import Memory, Shapes, Step, count_flops, estimate, new_config, read_config, read_shapes
 from kinject.plan.ways import GIB, Change, Devices, Way, choose, describe_batch, find_devices
 from kinject.recipe import TokenizerSection, TrainRecipe
+from kinject.recipe.conflicts import find_problems
 from kinject.terminal import Progress
-from kinject.train.config import NO_MODEL, NO_TOKENIZER, trainer_field
+from kinject.train.config import trainer_field
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 from kinject.types import Tabular
@@ -151,6 +152,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     from kinject.train.setup import check_training
     from kinject.train.trainable import check_model
 
+    recipe.raise_any(find_problems("plan", recipe))
     described = any(value is not None for value in (options.memory, options.devices, options.nodes, options.gpu))
     if not described:
         check_training(recipe)
@@ -232,14 +234,10 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
 def _model_config(recipe: TrainRecipe) -> Any:
     model = recipe.model
     if model.new is None:
-        if model.path is None:
-            raise recipe.error("model", NO_MODEL)
-        return read_config(model.path, model.revision)
+        return read_config(model.path or "", model.revision)
     if isinstance(model.tokenizer, TokenizerSection):
         return new_config(model.new, model.tokenizer.vocab_size)
-    if model.tokenizer is None:
-        raise recipe.error("model.tokenizer", NO_TOKENIZER)
-    return new_config(model.new, len(load_tokenizer(model.tokenizer, revision=model.revision)))
+    return new_config(model.new, len(load_tokenizer(model.tokenizer or "", revision=model.revision)))
 
 
 def _dtype(recipe: TrainRecipe, devices: Devices) -> torch.dtype:

@@ -118,17 +118,6 @@ class CorpusSection:
         """Return the corpora that are mixed in, by name; replay is called ``replay``."""
         return {**({"replay": self.replay} if self.replay is not None else {}), **(self.mix or {})}
 
-    def faults(self) -> list[tuple[str, str]]:
-        """Return (key, fault) of the corpora that are mixed in."""
-        faults = []
-        if "replay" in (self.mix or {}):
-            faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
-        total = sum(part.fraction for part in self.parts().values())
-        if total > 0.95:
-            fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
-            faults.append(("corpus", fault))
-        return faults
-
     def own_answers(self) -> dict[str, AnswersSection]:
         """Return how the model answers rows itself, by the key of each corpus where it does: "", replay, mix.NAME."""
         configured = {"": self.answers} | {

@@ -31,12 +31,10 @@ from kinject.corpus.tokenize import (
 from kinject.disk import content_id
 from kinject.documents import document_hashes, read_documents
 from kinject.recipe import DistillationSection, TrainRecipe
-from kinject.train.load import is_sharded
 from kinject.types import Document
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from trl import SFTConfig
 
 NO_TEACHER = -1
 """The number of a token without a prediction of the teacher."""
@@ -289,23 +287,3 @@ def describe_heads(read: TeacherRows) -> str:
         f"{line}; the other {len(read) - n:,} are learned by cross-entropy (no document, no other text of a document that "
         "is a row itself, or more tokens than the model's window)"
     )
-
-
-def distillation_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-    """Return (key, fault) of keys that context distillation excludes."""
-    if recipe.method != "distill":
-        fault = "belongs to method: distill. Set that, or remove the section."
-        return [("distillation", fault)] if recipe.distillation is not None else []
-    faults: list[tuple[str, str]] = []
-    if recipe.model.new is not None:
-        faults.append(("method", "distill: a new model has nothing to teach. Give model.path."))
-    if recipe.techniques.reinitialize_last_layers:
-        fault = "distill: the teacher is the model itself, with these layers. Remove the line."
-        faults.append(("techniques.reinitialize_last_layers", fault))
-    if config.loss_type != "nll":
-        fault = f"changes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
-        faults.append(("method", f"distill {fault}"))
-    if is_sharded(config):
-        fault = "distill: the teacher's pass needs whole weights on one process. Use DDP or ZeRO-2."
-        faults.append(("method", fault))
-    return faults

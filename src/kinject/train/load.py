@@ -12,9 +12,8 @@ from kinject.corpus.chat import ChatFormat, conversation_texts, kwargs_fault, tr
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, read_bytes
 from kinject.errors import InputError, KinjectError, RecipeError
-from kinject.process import context_parallel_size, is_fsdp_launch, is_yes
+from kinject.process import is_fsdp_launch, is_yes
 from kinject.recipe import TokenizerSection, TrainRecipe
-from kinject.train.optimizers import optim_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -158,51 +157,6 @@ def is_sharded(config: SFTConfig) -> bool:
     """Return whether each process of this launch holds only a part of the weights (FSDP, ZeRO-3)."""
     is_fsdp = bool(config.fsdp) or is_fsdp_launch()
     return is_fsdp or getattr(config.deepspeed_plugin, "zero_stage", 0) == 3
-
-
-def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-    """Return (key, fault) of keys that sharding excludes: transformers', DeepSpeed's and accelerate's."""
-    faults: list[tuple[str, str]] = []
-    sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
-    if sharding is not None or what_splits(recipe, config):
-        fault = "needs whole weights on each process. Use DDP, or remove the line."
-        enabled = (name for name in _NEED_WHOLE if getattr(recipe.techniques, name))
-        faults += [(f"techniques.{name}", fault) for name in enabled]
-        faults += [("regularization.projection", fault)] if recipe.projection is not None else []
-    stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
-    if sharding is None and stage < 3:
-        return faults
-    adapter, optim = recipe.adapter or {}, optim_name(config)
-    if adapter.get("merge"):
-        faults.append(("adapter.merge", "the weights are in parts. Remove the line, and use kinject export later."))
-    if adapter.get("modules_to_save"):
-        faults.append(("adapter.modules_to_save", "a sharded module cannot be copied. Remove the line, or use DDP."))
-    if sharding is not None and any(word in optim for word in ("8bit", "bnb", "paged")) and "torchao" not in optim:
-        fault = f"bitsandbytes cannot shard the states of {optim}. Set adamw_torch_fused, or an optimizer of torchao."
-        faults.append(("trainer.optim", fault))
-    return faults
-
-
-def split_row_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
-    """Return (key, fault) of keys that context parallelism excludes: attention has no mask, a process sees a part of a row."""
-    if context_parallel_size() == 1:
-        return []
-    trainer, techniques, faults = recipe.trainer, recipe.techniques, list[tuple[str, str]]()
-    if trainer.get("packing") and trainer.get("packing_strategy") != "wrapped":
-        fault = (
-            "packed documents would read each other: context parallelism has no mask. Set trainer.packing: false; or"
-        )
-        faults.append(("trainer.packing", f"{fault} packing_strategy: wrapped, which lets them."))
-    if recipe.model.attention not in ("auto", "sdpa"):
-        fault = f"context parallelism has sdpa only, found {recipe.model.attention}. Set model.attention: sdpa."
-        faults.append(("model.attention", fault))
-    whole_rows = {
-        "method": recipe.method == "distill",
-        "techniques.hard_example_mining": techniques.hard_example_mining is not None,
-        "techniques.row_weights": techniques.row_weights is not None,
-    }
-    fault = "needs whole rows on each process, and context parallelism splits them. Use DDP or FSDP2 without it."
-    return [*faults, *((key, fault) for key, is_on in whole_rows.items() if is_on)]
 
 
 def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:

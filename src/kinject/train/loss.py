@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kinject.corpus.tokenize import IGNORED
+from kinject.recipe.conflicts import Conflict
 
 if TYPE_CHECKING:
-    from trl import SFTConfig
-
     from kinject.recipe import TrainRecipe
 
 
@@ -98,6 +97,8 @@ class Objective:
     """Whether it changes nothing in a batch without a teacher's predictions."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns of batches that it reads beside labels and position_ids: replayed (bool), weights (float)."""
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()
+    """Rows for the table of conflicts: the keys that it excludes or needs."""
 
     @classmethod
     def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
@@ -112,11 +113,6 @@ class Objective:
             made(**techniques.custom[name]) if name in techniques.custom else made(getattr(techniques, name))
         )
         return objective
-
-    @classmethod
-    def conflicts(cls, name: str, recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-        """Return (key, fault) for each key of the recipe that it excludes."""
-        return []
 
     def by_token(
         self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None

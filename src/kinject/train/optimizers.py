@@ -1,94 +1,23 @@
-"""The shape of what changes the updates of a run; what the optimizer and its changes exclude."""
+"""The shape of what changes the updates of a run."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from kinject.corpus.packing import TrainingRow
+from kinject.recipe.conflicts import Conflict
 
 if TYPE_CHECKING:
     from trl import SFTConfig
 
     from kinject.recipe import TrainRecipe
 
-_ONE_BY_ONE = re.compile(
-    r"(paged_)?(adamw|lion|ademamix)(_bnb)?(_8bit|_32bit)|ademamix|adamw_torch(_fused)?|sgd|adagrad|rmsprop(_bnb)?(_8bit|_32bit)?|adafactor"
-)
-"""Names of trainer.optim that read nothing but a parameter, its gradient and its own state."""
-
-
-Faults = list[tuple[str, str]]
-"""(key of the recipe, fault)."""
-
-
-def optimizer_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
-    """Return the faults of the optimizer and of what changes its update."""
-    return [*_schedule_free_faults(config), *_one_by_one_faults(recipe, config), *_muon_faults(recipe, config)]
-
 
 def optim_name(config: SFTConfig) -> str:
     """Return trainer.optim as its name."""
     return str(getattr(config.optim, "value", config.optim))
-
-
-def _schedule_free_faults(config: SFTConfig) -> Faults:
-    """Return the faults of a schedule-free optimizer (arXiv 2405.15682), of the package schedulefree."""
-    optim = optim_name(config)
-    if not optim.startswith("schedule_free"):
-        return []
-    faults: Faults = []
-    if find_spec("schedulefree") is None:
-        fault = f"{optim} needs the package schedulefree. Install it: pip install 'kinject[schedule-free]'."
-        faults.append(("trainer.optim", fault))
-    schedule = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
-    if schedule not in ("constant", "constant_with_warmup"):
-        fault = f"found {schedule}, but {optim} averages weights instead of following a schedule. Set constant, with or"
-        faults.append(("trainer.lr_scheduler_type", f"{fault} without trainer.warmup_steps."))
-    return faults
-
-
-def _one_by_one_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
-    """Return the faults of stochastic_rounding, which updates one parameter at a time."""
-    key, optim = "techniques.stochastic_rounding", optim_name(config)
-    faults: Faults = []
-    if not recipe.techniques.stochastic_rounding:
-        return faults
-    if _ONE_BY_ONE.fullmatch(optim) is None:
-        fault = (
-            f"{optim} does not treat weights one by one. Take adamw_8bit, adamw_torch or adafactor, or remove the line."
-        )
-        faults.append((key, fault))
-    if config.fp16:
-        faults.append((key, "needs unscaled gradients. Set trainer.bf16: true instead of fp16."))
-    if recipe.model.dtype != "bfloat16":
-        fault = f"rounds bfloat16 weights, found model.dtype: {recipe.model.dtype}. Set model.dtype: bfloat16."
-        faults.append((key, fault))
-    return faults
-
-
-def _muon_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
-    """Return the faults of techniques.muon, which takes the place of torch's AdamW."""
-    techniques, optim, key = recipe.techniques, optim_name(config), "techniques.muon"
-    if techniques.muon is None:
-        return []
-    faults: Faults = []
-    if optim not in ("adamw_torch", "adamw_torch_fused"):
-        faults.append(
-            (key, f"the other weights take AdamW, found trainer.optim: {optim}. Set adamw_torch, or remove the line.")
-        )
-    if config.fp16:
-        faults.append((key, "needs unscaled gradients. Set trainer.bf16: true instead of fp16, or remove the line."))
-    if config.deepspeed_plugin is not None:  # by trainer.deepspeed, or by the launch
-        faults.append((key, "DeepSpeed flattens the matrices. Use DDP, or remove the line."))
-    faults += [
-        (key, f"techniques.{name} updates by trainer.optim alone. Keep one of the two.")
-        for name in ("stochastic_rounding",) if getattr(techniques, name)
-    ]  # fmt: skip
-    return faults
 
 
 def leave_warmup_to_schedule(optimizer: Any) -> None:
@@ -121,6 +50,8 @@ class UpdateRule:
     of the table. Randomness must follow from the seed and the step, and state from the optimizer's: then `--resume` is exact.
     """
 
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()
+    """Rows for the table of conflicts: the keys that it excludes or needs."""
     copies: ClassVar[int] = 0
     """Copies of the trained weights that it keeps in float32, for the estimate of memory."""
 
@@ -151,11 +82,6 @@ class UpdateRule:
 
     def after_update(self) -> None:
         """Change the weights after the optimizer's step."""
-
-    @classmethod
-    def conflicts(cls, name: str, recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-        """Return (key, fault) for each key of the recipe that it excludes."""
-        return []
 
     def note(self) -> str:
         """Return a line for the log, "" for none."""

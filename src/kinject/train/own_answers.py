@@ -123,18 +123,6 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     return out, _note(recipe, part, counts, out), {key: counts[key] for key in ("written_tokens", "written_seconds")}
 
 
-def answers_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
-    """Return (key, fault) of the answers that cannot be written."""
-    faults = []
-    for part in recipe.corpus.own_answers():
-        if recipe.model.new is not None:
-            fault = "a new model has no answers yet. Give model.path, or remove the line."
-            faults.append((_key(part), fault))
-        elif not part and recipe.method == "cpt":
-            faults.append((_key(part), "rows of cpt are texts, which ask nothing. Remove method, or the line."))
-    return faults
-
-
 def _key(part: str) -> str:
     return f"corpus.{part}.answers" if part else "corpus.answers"
 

@@ -55,13 +55,13 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     from kinject.train.callbacks import checkpoint_on_signal
     from kinject.train.setup import check_training, make_trainer
 
-    check_training(recipe)  # its faults, before the folder changes
+    configs = check_training(recipe)  # its problems, before the folder changes
     inputs = made_by_first_process(lambda: hash_inputs(recipe))
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
         finished = _check_folder(recipe, inputs, resume=resume, overwrite=overwrite)
         if finished is not None:
             return finished
-        trainer = make_trainer(recipe, inputs)
+        trainer = make_trainer(recipe, inputs, configs)
         with checkpoint_on_signal(trainer):
             return _train(trainer, recipe, inputs, resume=resume)
 

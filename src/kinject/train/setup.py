@@ -13,7 +13,7 @@ import torch
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile
-from kinject.errors import Problem, RecipeError
+from kinject.errors import Problem
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
@@ -23,7 +23,7 @@ from kinject.train.callbacks import (
     ProbeStopping,
     Screen,
 )
-from kinject.train.config import make_lora_config, make_sft_config
+from kinject.train.config import make_configs
 from kinject.train.data import (
     REPLAY,
     Collator,
@@ -70,41 +70,43 @@ _CHECKED = 64
 """Tokens on which tiles are compared with the model's own logits."""
 
 
-def check_training(recipe: TrainRecipe) -> None:
-    """Raise `RecipeError` for the faults of the sections that training reads, before a corpus or weights are read."""
-    config = make_sft_config(recipe)
-    make_lora_config(recipe)
-    check_special_tokens(recipe)
-    _check_custom(recipe, config)
-    check_model(recipe)
+def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
+    """Return SFTConfig and LoraConfig (or None) of a recipe.
 
-
-def _check_custom(recipe: TrainRecipe, config: SFTConfig) -> None:
-    """Raise `RecipeError` for unknown names and settings under techniques.custom, and for conflicts of what is on."""
+    Raises `RecipeError` for the problems of all sections that training reads, before a corpus or weights are read.
+    """
     kinds: dict[str, Any] = {**OBJECTIVES, **UPDATE_RULES}
-    known = {name for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
-    faults: list[Problem] = []
-    checker = Checker(lambda key, message: faults.append(recipe.problem(key, message)))
+    _check_custom(recipe, {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)})
+    rows = [row for name, kind in kinds.items() if kind.is_on(name, recipe) for row in kind.conflicts]
+    configs = make_configs(recipe, rows)
+    check_special_tokens(recipe)
+    check_model(recipe)
+    return configs
+
+
+def _check_custom(recipe: TrainRecipe, known: Mapping[str, Any]) -> None:
+    """Raise `RecipeError` for unknown names and settings under techniques.custom."""
+    problems: list[Problem] = []
+    checker = Checker(lambda key, message: problems.append(Problem(key, message)))
     for name, settings in recipe.techniques.custom.items():
         if name in known:
-            checker.section(kinds[name], settings, ("techniques", "custom", name))
+            checker.section(known[name], settings, ("techniques", "custom", name))
         else:
-            faults.append(recipe.problem(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known)}"))
-    for name, kind in kinds.items():
-        if kind.is_on(name, recipe):
-            faults += [recipe.problem(*conflict) for conflict in kind.conflicts(name, recipe, config)]
-    if faults:
-        raise RecipeError(faults)
+            problems.append(Problem(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known)}"))
+    recipe.raise_any(problems)
 
 
-def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
+def make_trainer(
+    recipe: TrainRecipe, hashes: Mapping[str, str] | None = None, configs: tuple[SFTConfig, Any] | None = None
+) -> KnowledgeTrainer:
     """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings, callbacks and notes.
 
     Nothing is written except the token cache, `corpus.cache_dir`. `hashes` are those of corpora that were just hashed
-    (`kinject.train.run.hash_inputs`). Raises all that a training run raises before its first step: `RecipeError`,
-    `InputError` for a corpus or model, `TrainingError` if text would be lost or packed documents would see each other.
+    (`kinject.train.run.hash_inputs`), `configs` those of `check_training`, which runs if there are none. Raises all that a
+    training run raises before its first step: `RecipeError`, `InputError` for a corpus or model, `TrainingError` if text
+    would be lost or packed documents would see each other.
     """
-    config, adapter = make_sft_config(recipe), make_lora_config(recipe)
+    config, adapter = configs or check_training(recipe)
     sharding = take_over_sharding(config, recipe)
     with models.sharded_by_transformers(sharding):
         return _make_trainer(recipe, config, adapter, sharding, hashes)

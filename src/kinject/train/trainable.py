@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import torch
 
 from kinject import models
 from kinject.disk import is_file, path_exists
-from kinject.errors import RecipeError, TrainingError
+from kinject.errors import Problem, TrainingError
 from kinject.hub import find_source
 from kinject.process import machine_memory
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
-from kinject.train.config import Faults, lora_config, refusals
+from kinject.train.config import build, lora_config
 from kinject.train.updates.layers import layer_number
 
 
@@ -66,7 +66,7 @@ def check_model(recipe: TrainRecipe) -> None:
     """
     from transformers import AutoConfig
 
-    section, faults = recipe.model, Faults()
+    section, problems = recipe.model, list[Problem]()
     build_config: Callable[[], Any]
     if section.new is not None:
         build_config = functools.partial(_new_config, section.new)
@@ -86,10 +86,10 @@ def check_model(recipe: TrainRecipe) -> None:
         raise recipe.error("model.path", f"{section.path}/config.json: {fault}")
     if fault:
         raise recipe.error("model.new", fault)
-    faults += _new_model_faults(section.new) if section.new is not None else []
+    problems += _try_new_model(section.new) if section.new is not None else []
     wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
     wants_layers = recipe.techniques.reinitialize_last_layers > 0
-    if (recipe.adapter is not None or wants_router or wants_layers or section.freeze) and config and not faults:
+    if (recipe.adapter is not None or wants_router or wants_layers or section.freeze) and config and not problems:
         try:
             empty = empty_model(config)
         except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
@@ -101,10 +101,9 @@ def check_model(recipe: TrainRecipe) -> None:
             _check_last_layers(recipe, config)
         if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
             fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
-            faults.append(("trainer.router_aux_loss_coef", fault))
-        faults += adapter_faults(recipe, config) if recipe.adapter is not None else []
-    if faults:
-        raise RecipeError([recipe.problem(key, fault) for key, fault in faults])
+            problems.append(Problem("trainer.router_aux_loss_coef", fault))
+        problems += _try_adapter(recipe, config) if recipe.adapter is not None else []
+    recipe.raise_any(problems)
 
 
 def empty_model(config: Any) -> Any:
@@ -131,7 +130,7 @@ def _new_config(fields: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[fields["model_type"]](**{"vocab_size": 300, **options})
 
 
-def _new_model_faults(new: Mapping[str, Any]) -> Faults:
+def _try_new_model(new: Mapping[str, Any]) -> list[Problem]:
     from transformers import AutoModelForCausalLM
 
     def shape(fields: Mapping[str, Any]) -> int:
@@ -160,21 +159,21 @@ def _new_model_faults(new: Mapping[str, Any]) -> Faults:
 
     not_finite = "the new model's first output is not finite."
     fields = {key: value for key, value in new.items() if key != "model_type"}
-    faults = refusals(shape, fields, "model.new", new["model_type"])
-    if faults or shape(fields) > _FEW_PARAMETERS:
-        return faults
-    return refusals(values, fields, "model.new", new["model_type"])
+    n_parameters, problems = build(shape, fields, "model.new", new["model_type"])
+    if problems or (n_parameters or 0) > _FEW_PARAMETERS:
+        return problems
+    return build(values, fields, "model.new", new["model_type"])[1]
 
 
-def adapter_faults(recipe: TrainRecipe, config: Any) -> Faults:
-    """Return the faults of the adapter section on the model of a transformers `config`, tried without weights."""
+def _try_adapter(recipe: TrainRecipe, config: Any) -> list[Problem]:
+    """Return the problems of the adapter section on the model of a transformers `config`, tried without weights."""
     from peft import get_peft_model, inject_adapter_in_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapter = recipe.adapter or {}
-    faults = _name_faults(adapter, empty_model(config))
-    if faults:
-        return faults
+    problems = list(_unknown_modules(adapter, empty_model(config)))
+    if problems:
+        return problems
 
     def adapt(fields: Mapping[str, Any]) -> None:
         drawn = {**fields, "init_lora_weights": True} if isinstance(fields.get("init_lora_weights"), str) else fields
@@ -194,7 +193,7 @@ def adapter_faults(recipe: TrainRecipe, config: Any) -> Faults:
         inject_adapter_in_model(lora_config({**made, "r": rank, "target_modules": ["0"]}), layer)
 
     tried = [adapt, *([initialise] if isinstance(adapter.get("init_lora_weights"), str) else [])]
-    return [fault for build in tried for fault in refusals(build, adapter, "adapter", "peft")]
+    return [problem for attempt in tried for problem in build(attempt, adapter, "adapter", "peft")[1]]
 
 
 _FEW_PARAMETERS = 20_000_000
@@ -207,33 +206,29 @@ _COMMON = frozenset({
 """Keys of an adapter that need no forward pass to be tried."""
 
 
-def _name_faults(adapter: Mapping[str, Any], model: Any) -> Faults:
-    """Return the faults of the names of modules and patterns in an adapter section."""
+def _unknown_modules(adapter: Mapping[str, Any], model: Any) -> Iterator[Problem]:
+    """Yield the problems of the names of modules and patterns in an adapter section."""
     names = [name for name, _ in model.named_modules() if name]
     ends = sorted(
         {name.rpartition(".")[2] for name, module in model.named_modules() if list(module.parameters(recurse=False))}
     )
-    faults: Faults = []
     for key in ("target_modules", "modules_to_save", "exclude_modules"):
         modules = adapter.get(key)
         if isinstance(modules, str) and not (key == "target_modules" and modules.lower() == "all-linear"):
             try:
                 matches = any(re.fullmatch(modules, name) for name in names)
             except re.error as error:
-                faults.append((f"adapter.{key}", f"{modules!r:.80} is no pattern (a regular expression): {error}."))
+                yield Problem(f"adapter.{key}", f"{modules!r:.80} is no pattern (a regular expression): {error}.")
                 continue
             if not matches:
                 fault = f"{modules!r:.80} matches no module.{suggestion(modules, ends)} A text is a pattern for whole names."
-                faults.append((f"adapter.{key}", fault))
+                yield Problem(f"adapter.{key}", fault)
         elif not isinstance(modules, str):
             for name in modules or ():
                 if not any(other == name or other.endswith(f".{name}") for other in names):
-                    faults.append(
-                        (f"adapter.{key}", f"{name!r:.80} is no module of this model.{suggestion(name, ends)}")
-                    )
+                    yield Problem(f"adapter.{key}", f"{name!r:.80} is no module of this model.{suggestion(name, ends)}")
     if adapter.get("target_modules") in ((), []) and not adapter.get("target_parameters"):
-        faults.append(("adapter.target_modules", f"is empty; give at least one.{suggestion('', ends)}"))
-    return faults
+        yield Problem("adapter.target_modules", f"is empty; give at least one.{suggestion('', ends)}")
 
 
 def check_trained_tokens(recipe: TrainRecipe, model: Any) -> None:

@@ -24,14 +24,12 @@ from transformers.pytorch_utils import Conv1D
 from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
-from kinject.process import context_parallel_size, tensor_parallel_size
 from kinject.recipe import RegularizationSection
 from kinject.train.loss import Project, add_hidden_states, divergence, in_tiles
-from kinject.train.optimizers import UpdateInputs, UpdateRule, optim_name
+from kinject.train.optimizers import UpdateInputs, UpdateRule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from trl import SFTConfig
 
     from kinject.recipe import TrainRecipe
 
@@ -180,29 +178,6 @@ class Regularizer(UpdateRule):
         with inner.disable_adapter() if self._frozen is None else contextlib.nullcontext():
             yield base
         base.train(was_training)
-
-
-def projection_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-    """Return (key of the recipe, fault) for what regularization.projection cannot be combined with."""
-    techniques, key = recipe.techniques, "regularization.projection"
-    if recipe.projection is None:
-        return []
-    faults = []
-    if recipe.model.new is not None:
-        faults.append((key, "a new model has nothing to keep. Remove it."))
-    if max(context_parallel_size(), tensor_parallel_size()) > 1:
-        faults.append((key, "needs whole weights and whole rows on each process. Use DDP, or remove it."))
-    optim = optim_name(config)
-    if optim.startswith("schedule_free") or optim.rpartition(".")[2] in ("lomo", "adalomo") or "layerwise" in optim:
-        fault = f"corrects the weights after each step, and {optim} keeps or updates them elsewhere. Set another trainer.optim."
-        faults.append((key, fault))
-    faults += [
-        (key, f"techniques.{name} changes the weights after the projection or before it. Keep one of the two.")
-        for name in ("stochastic_rounding",) if getattr(techniques, name)
-    ]  # fmt: skip
-    if recipe.adapter is not None and recipe.adapter.get("use_dora"):
-        faults.append((key, "DoRA scales the whole weight. Remove adapter.use_dora."))
-    return faults
 
 
 @dataclass

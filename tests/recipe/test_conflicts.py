@@ -1,0 +1,163 @@
+"""Every row of the table of conflicts is found in a recipe, at its key and with a fix; what is not there is not found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trl import SFTConfig
+
+from kinject.recipe import Recipe, conflicts, read_recipe
+from kinject.recipe.conflicts import CONFLICTS, Launch, find_problems
+
+Write = Callable[[str, str], Path]
+BASES: dict[str, dict[str, Any]] = {
+    "train": {"model": {"path": "m"}, "corpus": {"path": "c.jsonl"}, "trainer": {"packing_strategy": "bfd_split"}},
+}
+"""Verb -> a recipe without a problem, into which the sections of an example are put."""
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(SFTConfig)}
+HARD = {"hard_example_mining": {"fraction": 0.5}}
+WEIGHTS = {"row_weights": {"column": "w"}}
+KEPT = {"projection": {"path": "kept.jsonl"}}
+NEW = {"new": {"model_type": "llama"}, "tokenizer": {"vocab_size": 300}}
+PROBES = {"questions": {"new": "q.jsonl"}}
+VALIDATED = {"path": "c.jsonl", "validation_corpus": "v.jsonl"}
+STEPS = {"eval_strategy": "epoch"}
+
+TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({"model": {}}, {}, "model", "give either path"),
+    ({"model": {"new": {"model_type": "llama"}}}, {}, "model.tokenizer", "missing"),
+    ({"model": {"path": "m", "tokenizer": "t"}}, {}, "model.tokenizer", "brings its own"),
+    ({"model": {"path": "m", "quantization": "4bit"}}, {}, "model.quantization", "do not train"),
+    ({"model": {"path": "m", "freeze": ["*"]}, "adapter": {"r": 2}}, {}, "model.freeze", "freezes the base"),
+    ({"model": {"path": "m", "save_dtype": "bfloat16"}, "adapter": {"r": 2}}, {}, "model.save_dtype", "as it was trained"),
+    ({"model": {"path": "m", "quantization": "4bit"}, "adapter": {"merge": True}}, {}, "adapter.merge", "loses precision"),
+    ({}, {"lacks_attention": "varlen needs an NVIDIA GPU"}, "model.attention", "varlen needs an NVIDIA GPU. Set"),
+    ({"model": {"path": "m", "attention": "flex_attention"}}, {}, "model.attention", "does not train on a CPU"),
+    ({"trainer": {"bf16": True}}, {"emulates_bf16": "T4 emulates."}, "trainer.bf16", "T4 emulates. Remove"),
+    ({"model": {"path": "m", "dtype": "bfloat16"}}, {"emulates_bf16": "T4 emulates."}, "model.dtype", "Set model.dtype: float32"),
+    ({"corpus": {"path": "c", "mix": {"replay": {"path": "r", "fraction": 0.1}}}}, {}, "corpus.mix.replay", "Move it up"),
+    ({"corpus": {"path": "c", "mix": {"a": {"path": "r", "fraction": 0.6}, "b": {"path": "r", "fraction": 0.5}}}}, {},
+     "corpus", "sum to 1.1"),
+    ({"corpus": {"path": "c", "mix": {"a": {"path": "r", "fraction": 0.6, "answers": "own"}}}, "model": NEW}, {},
+     "corpus.mix.a.answers", "no answers yet"),
+    ({"corpus": {"path": "c", "answers": "own"}, "model": NEW}, {}, "corpus.answers", "no answers yet"),
+    ({"corpus": {"path": "c", "answers": "own"}, "method": "cpt"}, {}, "corpus.answers", "ask nothing"),
+    ({"corpus": {**VALIDATED, "validation_fraction": 0.1}, "trainer": STEPS}, {}, "corpus.validation_fraction", "Keep one"),
+    ({"corpus": {"path": "c", "validation_fraction": 0.1}}, {}, "trainer.eval_strategy", "corpus.validation_fraction needs"),
+    ({"probes": PROBES}, {}, "trainer.eval_strategy", "missing. probes needs evaluations"),
+    ({"techniques": {"patience": 1}}, {}, "trainer.eval_strategy", "techniques.patience needs"),
+    ({"trainer": {"lr_scheduler_type": "greedy"}}, {}, "trainer.eval_strategy", "trainer.lr_scheduler_type needs"),
+    ({"trainer": {"save_strategy": "best"}}, {}, "trainer.eval_strategy", "trainer.save_strategy needs"),
+    ({"trainer": STEPS}, {}, "trainer.eval_strategy", "nothing to evaluate on"),
+    ({"trainer": {"eval_on_start": True}}, {}, "trainer.eval_on_start", "nothing to evaluate on"),
+    ({"probes": PROBES, "trainer": {**STEPS, "load_best_model_at_end": True}}, {}, "trainer.metric_for_best_model",
+     "missing. trainer.load_best_model_at_end follows it. Allowed: new_accuracy, accuracy."),
+    ({"probes": PROBES, "trainer": STEPS, "techniques": {"patience": 1}}, {}, "trainer.metric_for_best_model",
+     "techniques.patience follows it"),
+    ({"corpus": VALIDATED, "trainer": {**STEPS, "save_strategy": "best"}}, {}, "trainer.metric_for_best_model",
+     "trainer.save_strategy follows it. Allowed: loss."),
+    ({"probes": PROBES, "trainer": {**STEPS, "metric_for_best_model": "new_acuracy"}}, {}, "trainer.metric_for_best_model",
+     "found 'new_acuracy'. Did you mean new_accuracy?"),
+    ({"probes": {**PROBES, "max_forgetting": 0.1}, "trainer": STEPS}, {}, "probes.max_forgetting", "role: retention"),
+    ({"trainer": {"packing": True, "max_length": None}}, {}, "trainer.max_length", "needs a block length"),
+    ({"trainer": {"logging_nan_inf_filter": True}}, {}, "trainer.logging_nan_inf_filter", "writes a number"),
+    ({"trainer": {"use_liger_kernel": True}}, {"device": "cuda"}, "trainer.use_liger_kernel", "pip install liger-kernel."),
+    ({"trainer": {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}}, {}, "trainer.optim",
+     "pip install 'kinject[schedule-free]'."),
+    ({}, {"fp16": True}, "trainer.fp16", "needs a GPU"),
+    ({"trainer": {"use_liger_kernel": True}}, {}, "trainer.use_liger_kernel", "Triton's"),
+    ({"trainer": {"activation_offloading": True}}, {}, "trainer.activation_offloading", "on the CPU"),
+    ({"trainer": {"fsdp": "full_shard"}}, {}, "trainer.fsdp", "no launcher started"),
+    ({"trainer": {"torch_compile_backend": "inductr"}}, {}, "trainer.torch_compile_backend", "Did you mean inductor?"),
+    ({"trainer": {"push_to_hub": True}}, {"cannot_upload": "there is no token"}, "trainer.push_to_hub", "there is no token. Set"),
+    ({"techniques": {"histogram_steps": 2}}, {}, "techniques.histogram_steps", "Set trainer.report_to: tensorboard or wandb"),
+    ({"techniques": HARD, "trainer": {"loss_type": "dft"}}, {}, "techniques.hard_example_mining", "trainer.loss_type: dft"),
+    ({"trainer": {"loss_type": "dft", "label_smoothing_factor": 0.1}}, {}, "trainer.label_smoothing_factor", "the loss nll"),
+    ({"method": "distill", "trainer": {"loss_type": "dft"}}, {}, "method", "the loss nll"),
+    ({"techniques": {**HARD, **WEIGHTS}}, {}, "techniques.hard_example_mining", "it is undefined which loss"),
+    ({"techniques": WEIGHTS, "regularization": {"kl": 1.0}}, {}, "techniques.row_weights", "regularization.kl is in units"),
+    ({"regularization": {"kl": 1.0}}, {}, "regularization.kl", "Set corpus.replay."),
+    ({"regularization": {"ewc": 1.0}}, {}, "regularization.ewc", "Set corpus.replay."),
+    ({"regularization": {"kl": 1.0}, "trainer": {"packing": True, "packing_strategy": "wrapped"}}, {}, "regularization.kl",
+     "needs separated documents"),
+    ({"distillation": {}, "method": "cpt"}, {}, "distillation", "belongs to method: distill"),
+    ({"method": "distill", "model": NEW}, {}, "method", "nothing to teach"),
+    ({"method": "distill"}, {"is_sharded": True}, "method", "whole weights on one process"),
+    ({"regularization": {"l2": 1.0}, "adapter": {"r": 2}}, {}, "regularization.l2", "an adapter does not change"),
+    ({"regularization": KEPT, "model": NEW}, {}, "regularization.projection", "nothing to keep"),
+    ({"regularization": KEPT, "adapter": {"use_dora": True}}, {}, "regularization.projection", "Remove adapter.use_dora"),
+    ({"techniques": {"freeze_base_steps": 2}, "adapter": {"r": 2}}, {}, "techniques.freeze_base_steps", "frozen to the end"),
+    ({"techniques": {"freeze_base_steps": 2}}, {}, "techniques.freeze_base_except", "Name the parameters that train first"),
+    ({"techniques": {"freeze_base_except": ["lm_head.*"]}}, {}, "techniques.freeze_base_steps", "freeze_base_except needs it"),
+    ({"techniques": {"reinitialize_last_layers": 1}, "adapter": {"r": 2}}, {}, "techniques.reinitialize_last_layers",
+     "beside an adapter"),
+    ({"techniques": {"reinitialize_last_layers": 1}, "method": "distill"}, {}, "techniques.reinitialize_last_layers",
+     "a teacher needs its own"),
+    ({"techniques": {"reinitialize_last_layers": 1}, "regularization": {"l2": 0.1}}, {},
+     "techniques.reinitialize_last_layers", "to untrained layers"),
+    ({"techniques": {"muon": 1.0}}, {"fp16": True}, "techniques.muon", "unscaled gradients"),
+    ({"regularization": {"l2": 0.1}}, {"fp16": True}, "regularization.l2", "unscaled gradients"),
+    ({"techniques": {"sam": 0.1}, "trainer": {"optim": "lomo"}}, {}, "techniques.sam", "this optimizer updates while"),
+    ({"techniques": {"sam": 0.05}, "model": {"path": "m", "dtype": "bfloat16"}}, {}, "techniques.sam", "a step of 0.05 uphill"),
+    ({"trainer": {"optim": "schedule_free_adamw"}}, {}, "trainer.lr_scheduler_type", "found linear, but schedule_free"),
+    ({"techniques": {"stochastic_rounding": True}, "trainer": {"optim": "schedule_free_adamw"}}, {},
+     "techniques.stochastic_rounding", "schedule_free_adamw does not treat weights one by one"),
+    ({"techniques": {"stochastic_rounding": True}}, {}, "techniques.stochastic_rounding", "Set model.dtype: bfloat16"),
+    ({"techniques": {"muon": 1.0}, "trainer": {"optim": "adamw_8bit"}}, {}, "techniques.muon", "found trainer.optim: adamw_8bit"),
+    ({"techniques": {"stochastic_rounding": True, "muon": 1.0}}, {}, "techniques.stochastic_rounding", "Keep one"),
+    ({"regularization": KEPT, "trainer": {"optim": "lomo"}}, {}, "regularization.projection", "Set another trainer.optim"),
+    ({"regularization": {"l2": 0.1}}, {"splits": "DeepSpeed keeps them."}, "regularization.l2", "and DeepSpeed keeps them."),
+    ({"techniques": {"sam": 0.1}}, {"splits": "DeepSpeed keeps them."}, "techniques.sam", "and DeepSpeed keeps them."),
+    ({"techniques": {"muon": 1.0}}, {"splits": "DeepSpeed keeps them."}, "techniques.muon", "needs whole weights"),
+    ({"regularization": KEPT}, {"in_parts": True}, "regularization.projection", "needs whole weights"),
+    ({"regularization": KEPT}, {"splits_matrices": True}, "regularization.projection", "needs whole weights"),
+    ({"adapter": {"modules_to_save": ["lm_head"]}}, {"in_parts": True}, "adapter.modules_to_save", "the weights are in parts"),
+    ({"trainer": {"optim": "adamw_8bit"}}, {"in_parts": True}, "trainer.optim", "bitsandbytes cannot shard"),
+    ({"trainer": {"packing": True}}, {"splits_rows": True}, "trainer.packing", "context parallelism has no mask"),
+    ({"model": {"path": "m", "attention": "eager"}}, {"splits_rows": True}, "model.attention", "sdpa only"),
+    ({"method": "distill"}, {"splits_rows": True}, "method", "needs whole rows"),
+]  # fmt: skip
+
+
+def _recipe(write: Write, verb: str, sections: Mapping[str, Any]) -> Recipe:
+    base = BASES[verb]
+    merged = {"run_dir": "run", **base, **sections}
+    if verb == "train":
+        merged["trainer"] = {**base["trainer"], **sections.get("trainer", {})}
+    return read_recipe(write("r.yaml", yaml.safe_dump(merged)), (), verb, check_inputs=False)  # type: ignore[arg-type]
+
+
+def _facts(recipe: Recipe, facts: Mapping[str, Any]) -> Launch:
+    return Launch(trainer={**DEFAULTS, **recipe.trainer}, **facts)
+
+
+@pytest.mark.parametrize(("sections", "facts", "key", "message"), TRAIN)
+def test_what_excludes_or_needs_another_key_is_a_problem_at_its_key(
+    write: Write, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], facts: dict[str, Any], key: str, message: str
+) -> None:  # fmt: skip
+    monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+    recipe = _recipe(write, "train", sections)
+    problems = find_problems("train", recipe, _facts(recipe, facts))
+    assert any(item.key == key and message in item.message for item in problems), problems
+    assert all("{" not in item.message and item.message.endswith((".", "?")) for item in problems), problems
+
+
+def test_no_row_lacks_an_example(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+    found = set()
+    for sections, facts, *_ in TRAIN:
+        recipe = _recipe(write, "train", sections)
+        found |= {row for row in CONFLICTS["train"] if any(row.problems(recipe, _facts(recipe, facts)))}
+    assert [row.message for row in CONFLICTS["train"] if row not in found] == []
+    assert {*CONFLICTS["plan"]} <= found
+
+
+@pytest.mark.parametrize("verb", BASES)
+def test_a_recipe_without_conflicts_has_no_problem(write: Write, verb: str) -> None:
+    recipe = _recipe(write, verb, {})
+    assert find_problems(verb, recipe, _facts(recipe, {})) == []
