@@ -12,10 +12,19 @@ from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any, Final, Literal
 
-from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, passes
+from kinject.corpus.grading import (
+    TEXT_SCORES,
+    TextGrader,
+    TextScore,
+    abstains,
+    contains,
+    exact_match,
+    f1,
+    passes,
+    read_letter,
+)
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.texts import read_letter
 from kinject.results import Outcome, OutcomeResult, Scope
 from kinject.stats import CorrectnessMatrix, bounded_accuracy, make_contrast
 from kinject.types import Answer, Written
