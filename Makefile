@@ -63,7 +63,7 @@ docs: .venv/dev
 
 # Three at a time on two cores: a third of the time of these tests is waiting.
 test: .venv/dev static
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=25
 
 # DeepSpeed has a folder of its own, which sees the packages of .venv: with it there, each start of accelerate takes longer.
 .venv-deepspeed/ready: .venv/dev
