@@ -19,8 +19,9 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+from planted_facts import ALL_KINDS, LANGUAGES, find_names, plant_error
+
 from kinject.augment.checks.additions import find_addition, source_facts
-from kinject.augment.checks.planted_errors import ALL_KINDS, LANGUAGES, find_names, plant_error
 
 _SMALL = re.compile(r"\b[^\W\d_A-Z]+\b")
 _GERMAN_NOUN = re.compile(

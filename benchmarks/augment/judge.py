@@ -22,9 +22,10 @@ from pathlib import Path
 from random import Random
 
 from faithfulness import find_fault, read_pairs, read_passages
+from planted_facts import LANGUAGES
 
 from kinject.augment.checks.judge import read_opinion
-from kinject.augment.checks.planted_errors import LANGUAGES, RELATION_KINDS, find_names, plant_error, reword
+from kinject.augment.checks.planted_errors import RELATION_KINDS, plant_error, reword
 from kinject.augment.prompts import judge_messages
 from kinject.corpus.passages import sentences, word_spans
 from kinject.disk import content_id, read_jsonl
@@ -70,9 +71,7 @@ def choose(arguments: argparse.Namespace) -> list[dict[str, str]]:
     by_language: dict[str, list[tuple[str, str, str]]] = {}
     for item in pool(arguments):
         by_language.setdefault(item[0], []).append(item)
-    names = {}
-    for language, items in by_language.items():
-        names[language] = sorted({name for _, source, _ in items for name in find_names(source, language)})
+    for items in by_language.values():
         rng.shuffle(items)
     kinds = [kind for kind in RELATION_KINDS for _ in range(2)]
     turn = [language for language in by_language for _ in range(5 if language == "en" else 1)]
@@ -83,7 +82,7 @@ def choose(arguments: argparse.Namespace) -> list[dict[str, str]]:
                 (
                     (item, text)
                     for item in by_language[language]
-                    if (text := plant_error(kind, item[2], rng, names[language], language) if kind else item[2])
+                    if (text := plant_error(kind, item[2], rng, language) if kind else item[2])
                 ),
                 None,
             )
@@ -129,7 +128,7 @@ def score(arguments: argparse.Namespace) -> None:
     if len(answered) < len(key):
         print(f"{len(key) - len(answered)} of {len(key)} texts have no answer and are left out")
     for name, row in answered:
-        opinion = read_opinion(answers[name], row["passage"], row["text"])
+        opinion = read_opinion(answers[name], row["text"])
         unclear += opinion is None
         by_judge = opinion is None or not opinion.faithful
         by_rules = bool(find_fault(row["passage"], row["text"]))

@@ -134,3 +134,21 @@ def test_a_mix_divides_the_tokens_of_a_passage_by_fraction(make_recipe: Make, ex
     assert 0.6 < words["paraphrase"] / sum(words.values()) < 0.85
     with pytest.raises(RecipeError, match=r"the fractions add up to 0\.5"):
         augment(make_recipe(styles={}, mix={"paraphrase": 0.5}))
+
+
+@pytest.mark.usefixtures("exact_copies_only")
+def test_with_a_judge_the_statements_of_a_passage_are_facts(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    second = serving()
+    model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
+    recipe = make_recipe(styles={"paraphrase": 2, "reversed": 1}, judge=model)
+    result = augment(recipe)
+    rows = [row for row in _rows(result.coverage.path) if row["fact"].startswith("statement:")]
+    texts = {row["text"] for row in rows}
+    assert len(rows) == len(texts) > 24
+    assert all(row["texts"] == 3 for row in rows)  # the sandbox leaves nothing out
+    assert {row["style"] for row in _rows(recipe.run_dir / "notes.jsonl")} <= {"paraphrase", "reversed"}
+    row = next(row for row in _rows(result.corpus_path) if row["origin"] == "variant")
+    assert "statement:1" in row["facts"]
+    n_sent = second.state.n_requests
+    assert augment(recipe).coverage == result.coverage
+    assert second.state.n_requests == n_sent

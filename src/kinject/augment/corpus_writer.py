@@ -154,7 +154,10 @@ class CorpusWriter:
                 licence = document.meta.get("licence")
                 origin = {"source": document.source} if licence or "://" in document.source else {}
                 self._origin = origin | ({"licence": licence} if licence else {})
-                coverages = [coverage_of(passage) for passage in passages]
+                coverages = [
+                    coverage_of(passage, self._store.notes(self._plan.statements_id(passage)) or ())
+                    for passage in passages
+                ]
                 for passage, coverage in zip(passages, coverages, strict=True):
                     if section.include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}

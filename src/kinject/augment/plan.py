@@ -201,6 +201,7 @@ class Plan:
     precomputed: Precomputed | None = None
     targets: Mapping[str, int] = field(default_factory=dict)
     documents: DocumentsSection = DocumentsSection()
+    judge: dict[str, Any] | None = None
     _prompt_hashes: dict[tuple[str, str, int], str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -346,6 +347,10 @@ class Plan:
         messages = group.style.preparation(step, group.source, item)
         return content_id("notes", group.passage.id, group.style.name, step.name, messages, self.identity, self.seed)
 
+    def statements_id(self, passage: Passage) -> str:
+        """Return the id of the statements that the judge lists of a passage."""
+        return content_id("statements", passage.id, self.judge)
+
     def sample_seed(self, prompt_hash: str, sample: int, attempt: int) -> int:
         """Return the seed (31 bits) of one attempt. It depends on the prompt, not on order or time."""
         return request_seed("seed", self.seed, prompt_hash, sample, attempt)
@@ -384,6 +389,7 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
         styles={name: samples.get(name, MAX_SAMPLES) for name in (*section.styles, *(section.mix or ()))}, targets=targets,
         catalog=read_styles(section.style_files), seed=recipe.seed,
         identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
+        judge=generator_identity(section.judge) if section.judge else None,
     )  # fmt: skip
 
 

@@ -208,13 +208,28 @@ _SENTENCE_NUMBER = re.compile(r"\[(\d+)\] ")
 
 
 def judge_messages(title: str, passage: str, text: str, rules: Rules | None = None) -> list[Message]:
-    """Return the messages that ask whether `text` keeps the facts of `passage`, as a style's `rules` require."""
-    rules = rules or Rules()
-    shown = {
-        "text": number_sentences(escape_tags(text)), "complete": rules.complete, "explains": rules.explains,
-    }  # fmt: skip
+    """Return the messages that ask whether `text` adds or changes a fact of `passage`, as a style's `rules` allow."""
+    explains = rules is not None and rules.explains
+    shown = {"text": number_sentences(escape_tags(text)), "explains": explains}
     _, user_message = task_messages(title, passage, render(JUDGE, Source(title, passage), shown))
-    return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, user_message]
+    return [_judge_system(), user_message]
+
+
+def statements_messages(title: str, passage: str) -> list[Message]:
+    """Return the messages that ask a judge for short statements of what `passage` says."""
+    _, user_message = task_messages(title, passage, render(shared_texts()["statements"], Source(title, passage), {}))
+    return [_judge_system(), user_message]
+
+
+def told_messages(statements: Sequence[str], text: str) -> list[Message]:
+    """Return the messages that ask a judge which of the `statements` a text tells."""
+    listed = "\n".join(f"{number}. {escape_tags(line)}" for number, line in enumerate(statements, 1))
+    shown = {"text": escape_tags(text), "statements": listed}
+    return [_judge_system(), {"role": "user", "content": render(shared_texts()["told"], Source("", text), shown)}]
+
+
+def _judge_system() -> Message:
+    return {"role": "system", "content": shared_texts()["judge_system"].strip()}
 
 
 def number_sentences(text: str) -> str:

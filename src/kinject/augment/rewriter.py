@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.additions import source_facts
-from kinject.augment.checks.checker import Checker, Refusals, Verdict, check_completion, declines
+from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
 from kinject.augment.checks.coverage import find_missing
 from kinject.augment.checks.judge import Judge
 from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest, new_items
@@ -73,11 +72,7 @@ class _Answer:
 
 @dataclass
 class Rewriter:
-    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error.
-
-    `paused` counts by style and reason the passages that a style was given up for: nothing was accepted, and several
-    answers in a row were refused at the same point.
-    """
+    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error."""
 
     plan: Plan
     sender: Sender
@@ -86,7 +81,6 @@ class Rewriter:
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
-    paused: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
         """Request every missing variant, several groups at a time.
@@ -112,7 +106,6 @@ class Rewriter:
         checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
         texts: list[str] = []
         n_requests, n_announced = 0, group.n_samples if group.target is None else 0
-        refusals = Refusals()
         for requests in schedule:
             n_requests += len(requests)
             self.progress.total += max(0, n_requests - n_announced)
@@ -120,7 +113,6 @@ class Rewriter:
             stored = self.store.variants(requests)
             self.progress.count_stored(len(stored))
             for variant in stored.values():
-                refusals.accept()
                 texts += variant.texts
             block = [request for request in requests if request.id not in stored]
             if block:
@@ -128,13 +120,9 @@ class Rewriter:
                 while texts:
                     checker.accept(texts.pop(0))
             for attempt in range(self.max_attempts if group.texts is None else 1):
-                if block and checker and not refusals.stuck:
-                    block = await self._attempt(group, block, attempt, checker, refusals)
-            if block:
-                self.progress.advance(len(block))
-            if refusals.stuck:
-                self.paused.setdefault(group.style.name, Counter())[refusals.stuck] += 1
-                break
+                if block and checker:
+                    block = await self._attempt(group, block, attempt, checker)
+            self.progress.advance(len(block))
             if group.target is not None:
                 schedule.count(text for variant in self.store.variants(requests).values() for text in variant.texts)
         self.progress.total += n_requests - n_announced
@@ -153,7 +141,8 @@ class Rewriter:
         group = top_up_group(groups)
         if group is None:
             return
-        coverage, checker = coverage_of(passage), group.checker()
+        statements = self.store.notes(self.plan.statements_id(passage)) or ()
+        coverage, checker = coverage_of(passage, statements), group.checker()
         for variant in self._stored(groups):
             for text, facts in zip(variant.texts, variant.checks["facts"], strict=True):
                 coverage.add(facts)
@@ -162,7 +151,7 @@ class Rewriter:
             self.progress.total += 1
             block = [] if self.store.variants([request]) else [request]
             for attempt in range(self.max_attempts):
-                block = await self._attempt(group, block, attempt, checker, Refusals()) if block else []
+                block = await self._attempt(group, block, attempt, checker) if block else []
             self.progress.advance(len(block))
             stored = self.store.variants([request])
             if not stored:
@@ -218,7 +207,7 @@ class Rewriter:
         return notes
 
     async def _attempt(
-        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, refusals: Refusals
+        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker
     ) -> list[VariantRequest]:
         """Send a block once and store the answers; return the requests that are still open."""
         completions = await self._complete(group, block, attempt)
@@ -231,7 +220,6 @@ class Rewriter:
         if asks_models:
             answers = list(read)
             await self._ask_models(group, answers)
-        asks_writer = group.texts is None and not group.style.mechanical
         still_open = []
         for answer in answers:  # each is read after the one before it was accepted, unless models were asked about all
             if answer.error is not None:
@@ -239,7 +227,6 @@ class Rewriter:
                 continue
             self._accept_texts(answer, checker)
             if answer.accepted:
-                refusals.accept()
                 name = self.sender.generator.name
                 generator = "mechanical" if group.style.mechanical else name
                 texts = [text for text, _ in answer.texts]
@@ -250,8 +237,6 @@ class Rewriter:
             else:
                 self.store.refuse(group, answer.request, attempt, answer.completion, answer.verdict)
                 self.progress.count_refused()
-                if asks_writer:
-                    refusals.refuse(answer.verdict)
                 still_open.append(answer.request)
         return still_open
 
@@ -338,6 +323,31 @@ class Rewriter:
                 answer.error = verdict
             elif not verdict.accepted:
                 answer.refuse(text, verdict)
+        if group.style.scope == "passage":
+            await self._count_statements(judge, group, answers)
+
+    async def _count_statements(self, judge: Judge, group: Group, answers: Sequence[_Answer]) -> None:
+        """Add the statements of the passage that the judge finds told to the facts of each accepted text."""
+        notes_id = self.plan.statements_id(group.passage)
+        statements = self.store.notes(notes_id)
+        if statements is None:
+            (listed,) = await _gather(group, [judge.statements(group.document.title, group.passage.shown)])
+            if isinstance(listed, EndpointError):
+                for answer in answers:
+                    answer.error = listed
+                return
+            if self.store.notes(notes_id) is None:  # another style may have asked meanwhile
+                self.store.add_notes(notes_id, group, "statements", listed)
+            statements = self.store.notes(notes_id) or ()
+        pairs = [(answer, text) for answer in answers if answer.error is None for text in answer.texts]
+        told = await _gather(group, (judge.told(statements, text) for _, (text, _) in pairs if statements))
+        for (answer, (text, verdict)), numbers in zip(pairs, told, strict=False):  # none without statements
+            if isinstance(numbers, EndpointError):
+                answer.error = numbers
+                continue
+            facts = [*verdict.measures["facts"], *(f"statement:{number}" for number in numbers)]
+            index = answer.texts.index((text, verdict))
+            answer.texts[index] = text, replace(verdict, measures={**verdict.measures, "facts": facts})
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)

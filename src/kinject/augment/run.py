@@ -85,7 +85,6 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
         languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()),
         endpoints=sender.traffic.endpoints(),
-        paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic.counts())
     return result
@@ -166,7 +165,7 @@ def _write_manifest(
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
     names = (
         "n_documents", "n_passages", "n_cut", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
-        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget", "paused", "repairs",
+        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget", "repairs",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}

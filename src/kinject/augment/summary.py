@@ -67,7 +67,7 @@ class AugmentResult(Tabular):
     `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
     None if there are none. `contamination` is None if the recipe names no probe set; `judge` is the judge's score on planted
     errors. `repairs` counts what was taken off accepted answers. `endpoints` counts this run's answers by endpoint, where there
-    are several. `paused` counts by style and reason the passages whose first answers were all refused at the same point.
+    are several.
     `n_cut` counts the passages that end inside a sentence, a table row or a code block.
     """
 
@@ -101,7 +101,6 @@ class AugmentResult(Tabular):
     judge: JudgeScore | None = None
     languages: Mapping[str, int] = field(default_factory=dict)
     endpoints: Mapping[str, Any] = field(default_factory=dict)
-    paused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     n_cut: int = 0
 
     @property
@@ -143,10 +142,6 @@ def render_summary(result: AugmentResult) -> str:
             lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
         for need, number in count.skipped.items():
             lines.append(f"{'':<16}{number:>8}  {_passages(number)} skipped: {SKIPPED[need]}")
-        for reason, number in result.paused.get(name, {}).items():
-            lines.append(
-                f"{'':<16}{number:>8}  {_passages(number)} paused: refused three times in a row at the same point ({reason})"
-            )
     if result.repairs:
         repairs = ", ".join(f"{_REPAIRS[name]} {n}" for name, n in result.repairs.items())
         lines += ["", f"repaired answers: {repairs}"]

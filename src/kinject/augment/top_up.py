@@ -42,7 +42,7 @@ class PassageCoverage:
                 self.counts[self._index[fact]] += 1
 
     def carried(self, text: str) -> list[str]:
-        """Return the ids of the facts that a text carries."""
+        """Return the ids of the facts that a text carries, without statements, which a judge alone finds."""
         return [fact.id for fact in carried(self.facts, source_facts(self.passage.shown), text)]
 
     def quota(self, wanted: int | None) -> int:
@@ -55,9 +55,10 @@ class PassageCoverage:
         return [self.facts[index] for _, index in pairs]
 
 
-def coverage_of(passage: Passage) -> PassageCoverage:
-    """Return the coverage of a passage before its first text."""
-    return PassageCoverage(passage, facts_of(source_facts(passage.shown)))
+def coverage_of(passage: Passage, statements: Iterable[str] = ()) -> PassageCoverage:
+    """Return the coverage of a passage before its first text; `statements` are those that a judge listed."""
+    listed = (Fact("statement", str(number), text) for number, text in enumerate(statements, 1))
+    return PassageCoverage(passage, (*facts_of(source_facts(passage.shown)), *listed))
 
 
 def top_up_group(groups: Iterable[Group]) -> Group | None:

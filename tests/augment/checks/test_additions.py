@@ -9,8 +9,9 @@ from random import Random
 import pytest
 
 from kinject.augment.checks.additions import find_addition, source_facts, without_additions
-from kinject.augment.checks.planted_errors import FACT_KINDS, LANGUAGES, find_names, plant_error
+from small import load_benchmark
 
+planted_facts = load_benchmark("augment/planted_facts.py")
 PASSAGES = [
     json.loads(line)
     for line in Path(__file__).parents[3].joinpath("benchmarks/augment/passages.jsonl").read_text("utf-8").splitlines()
@@ -77,17 +78,17 @@ def test_the_title_that_the_writer_saw_is_no_addition() -> None:
     assert _found("It opened.", "Falk Bridge opened in 1931.", "The Falk Bridge, 1931") == ("", "")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", planted_facts.LANGUAGES)
 def test_planted_errors_are_found(language: str) -> None:
     texts = [row["text"] for row in PASSAGES if row["language"] == language]
-    names = [name for text in texts for name in find_names(text, language)]
+    names = [name for text in texts for name in planted_facts.find_names(text, language)]
     n_planted = n_found = 0
     for text in texts:
         assert _found(text, text) == ("", "")
-        for kind in (*FACT_KINDS, "invention"):
+        for kind in (*planted_facts.FACT_KINDS, "invention"):
             for seed in range(6):
                 others = [name for name in names if name not in text]
-                wrong = plant_error(kind, text, Random(seed), others, language)
+                wrong = planted_facts.plant_error(kind, text, Random(seed), others, language)
                 if wrong is not None:
                     n_planted += 1
                     n_found += _found(text, wrong) != ("", "")

@@ -17,9 +17,7 @@ GOOD = "After the fire they built the mill by the river anew; to this day the va
 def test_a_good_paraphrase_is_accepted_and_measured() -> None:
     verdict = Checker(SOURCE).check(GOOD)
     assert verdict.accepted
-    assert verdict.measures == {
-        "length_ratio": 0.955, "source_overlap": 0.054, "sibling_overlap": 0.0, "language": "en", "facts": []
-    }  # fmt: skip
+    assert verdict.measures == {"language": "en", "facts": []}
 
 
 @pytest.mark.parametrize(
@@ -104,11 +102,11 @@ def _nonsense(first: int, n: int) -> str:
 def test_seven_tenths_of_all_triples_may_be_shared_and_not_more() -> None:
     assert MAX_OVERLAP == 7 / 10
     nine, twelve = _nonsense(0, 9), _nonsense(0, 12)  # 7 triples, all of them among 10
-    assert Checker(nine).check(twelve).measures["source_overlap"] == 0.7
+    assert Checker(nine).check(twelve).accepted
     assert Checker(nine).check(_nonsense(0, 11)).detail == "shares 78% of its word triples with the source"
     checker = Checker(_nonsense(100, 12))
     checker.accept(nine)
-    assert checker.check(twelve).measures["sibling_overlap"] == 0.7
+    assert checker.check(twelve).accepted
     assert checker.check(_nonsense(0, 11)).detail == "shares 78% of its word triples with an accepted paraphrase"
 
 
@@ -137,7 +135,7 @@ def test_a_text_counts_as_accepted_whatever_was_looked_at_before() -> None:
 
 def test_texts_too_short_for_a_triple_are_compared_whole() -> None:
     assert Checker("kab kac").check("Kab, kac!").reason == "echo"
-    assert Checker("kab kac").check("kad kae").measures["source_overlap"] == 0.0
+    assert Checker("kab kac").check("kad kae").accepted
     assert overlap(frozenset([("a",)]), frozenset([("a",)])) == 1.0
     assert overlap(frozenset(), frozenset()) == 0.0
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.checks.checker import Rules, normal_form
+from kinject.augment.checks.checker import normal_form
 from kinject.augment.checks.judge import (
     Judge,
     make_trials,
@@ -66,19 +66,15 @@ def plainly(right: bool, text: str) -> str:
     return "[1] OK\nFAITHFUL" if right else f'[1] WRONG "{words}": another\n\n**UNFAITHFUL**'
 
 
-def in_json(right: bool, text: str) -> str:
-    return "```json\n" + json.dumps({"reason": "the names", "verdict": "FAITHFUL" if right else "Unfaithful"}) + "\n```"
-
-
 def after_thinking(right: bool, text: str) -> str:
     other = "UNFAITHFUL" if right else "FAITHFUL"
     return f"<think>It may be {other}.\n{other}\n</think>\n{'FAITHFUL' if right else 'UNFAITHFUL: the names'}"
 
 
-@pytest.mark.parametrize("form", [plainly, in_json, after_thinking])
+@pytest.mark.parametrize("form", [plainly, after_thinking])
 def test_a_good_judge_is_known_by_its_score_whatever_form_it_answers_in(form: Callable[[bool, str], str]) -> None:
     score = asyncio.run(double(0.0, form).measure_accuracy(KNOWN))
-    assert (score.precision, score.recall, score.recall_of_relations) == (1.0, 1.0, 1.0)
+    assert (score.precision, score.recall) == (1.0, 1.0)
     assert score.n_good == len(KNOWN)
     assert set(score.planted) == set(ALL_KINDS)
     assert score.limits_missed() == []
@@ -121,7 +117,7 @@ def test_a_judge_that_tosses_a_coin_is_known_by_its_score() -> None:
 def test_the_sandbox_is_a_good_judge_of_its_own_entries() -> None:
     score = asyncio.run(judge(lambda messages: generate_answer(messages, 0).text).measure_accuracy(PASSAGES))
     assert (score.precision, score.recall, score.n_good) == (1.0, 1.0, len(PASSAGES))
-    assert sum(score.planted.values()) > 20
+    assert sum(score.planted.values()) == 12
 
 
 SOURCE = "Ivo sold the mill to Elsa. It closed because the river froze."
@@ -134,38 +130,19 @@ TEXT_OF = "Elsa sold the mill to Ivo. It closed since the river froze."
         ('[1] WRONG "Elsa sold the mill": Ivo sold it\n[2] OK\nUNFAITHFUL', False, "Elsa sold the mill", True),
         ("**[1] Wrong** – “Elsa sold … to Ivo”\n[2] OK\n\n**UNFAITHFUL**", False, "Elsa sold", True),
         ('[1] WRONG "Ivo stole the mill"\nUNFAITHFUL', False, "Ivo stole the mill", False),
-        ('[1] OK\n[2] OK\nLOST "because the river froze"\nUNFAITHFUL', False, "because the river froze", True),
-        ("[1] OK\n[2] OK\nLOST: none\nFAITHFUL", True, "", True),
-        ("[1] OK\n[2] OK", True, "", True),
-        ('[1] WRONG "Elsa sold the mill"\n[2] OK', False, "Elsa sold the mill", True),
-        ('{"sentences": ["[1] WRONG \\"Elsa sold\\"", "[2] OK"], "verdict": "UNFAITHFUL"}', False, "Elsa sold", True),
-        ('{"faithful": true}', True, "", True),
+        ("[1] OK\n[2] OK\nFAITHFUL", True, "", True),
         ("The seller is another.\n\nUNFAITHFUL", False, "The seller is another.", True),
+        ("", None, "", True),
+        ("I think so.", None, "", True),
+        ('[1] WRONG "Elsa sold"\nFAITHFUL', None, "", True),
     ],
 )
 def test_a_judge_names_words_that_are_checked_to_be_there(
-    answer: str, faithful: bool, fault: str, proved: bool
+    answer: str, faithful: bool | None, fault: str, proved: bool
 ) -> None:
-    opinion = read_opinion(answer, SOURCE, TEXT_OF)
-    assert opinion is not None
-    assert (opinion.faithful, opinion.proved) == (faithful, proved)
-    assert fault in opinion.fault
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "",
-        "[1] OK",
-        "I think so.",
-        '[1] WRONG "Elsa sold"\nFAITHFUL',
-        '[1] WRONG "stole it"\n[2] OK',
-        "{broken",
-        "[1] OK\n[1] OK",
-    ],
-)
-def test_an_answer_that_decides_nothing_is_no_verdict(answer: str) -> None:
-    assert read_opinion(answer, SOURCE, TEXT_OF) is None
+    opinion = read_opinion(answer, TEXT_OF)
+    assert (opinion.faithful if opinion else None) is faithful
+    assert opinion is None or (opinion.proved is proved and fault in opinion.fault)
 
 
 def test_words_that_are_not_in_the_text_are_asked_for_again() -> None:
@@ -173,14 +150,6 @@ def test_words_that_are_not_in_the_text_are_asked_for_again() -> None:
     assert asyncio.run(judge(lambda messages: next(answers)).verdict("", SOURCE, SOURCE)).accepted
     again = asyncio.run(judge(lambda messages: '[1] WRONG "he stole it"\nUNFAITHFUL').verdict("", SOURCE, SOURCE))
     assert again.detail.endswith("(these words are not in the text)")
-
-
-def test_a_text_that_may_leave_facts_out_is_not_searched_for_lost_ones() -> None:
-    rules = (Rules(complete=True), Rules(), Rules(explains=True))
-    whole, part, explaining = (judge_messages("", SOURCE, TEXT_OF, one)[-1]["content"] for one in rules)
-    assert ("LOST" in whole, "LOST" in part) == (True, False)
-    assert "may leave facts out" in part
-    assert ("explain a hard word" in whole, "explain a hard word" in explaining) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +183,7 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     assert (manifest["counts"]["judge"]["precision"], manifest["counts"]["judge"]["recall"]) == (1.0, 1.0)
-    assert manifest["counts"]["judge"]["recall_of_relations"] == 1.0
-    assert "judge, on planted errors: precision 1.00, recall 1.00, of relations 1.00" in render_summary(result)
+    assert "judge, on planted errors: precision 1.00, recall 1.00" in render_summary(result)
     prompts = second.state.n_requests
     augment(make_recipe(server.url, max_attempts=20, judge=model))
     assert second.state.n_requests == prompts

@@ -8,16 +8,9 @@ from random import Random
 
 import pytest
 
-from kinject.augment.checks.planted_errors import (
-    ALL_KINDS,
-    FACT_KINDS,
-    LANGUAGES,
-    RELATION_KINDS,
-    find_names,
-    plant_error,
-    reword,
-)
+from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, plant_error, reword
 
+LANGUAGES = ("en", "de", "fr", "es", "zh", "ja")
 ROWS = [
     json.loads(line)
     for line in Path(__file__).parents[3].joinpath("benchmarks/augment/passages.jsonl").read_text("utf-8").splitlines()
@@ -27,11 +20,7 @@ TEXTS = {language: [row["text"] for row in ROWS if row["language"] == language] 
 
 def planted(kind: str, language: str) -> list[tuple[str, str]]:
     """Return (text, text with an error), 4 of each passage that has room."""
-    one, other = TEXTS[language]
-    pairs = [(text, find_names(names, language)) for text, names in ((one, other), (other, one))]
-    drawn = [
-        (text, plant_error(kind, text, Random(seed), names, language)) for text, names in pairs for seed in range(4)
-    ]
+    drawn = [(text, plant_error(kind, text, Random(seed), language)) for text in TEXTS[language] for seed in range(4)]
     return [(text, wrong) for text, wrong in drawn if wrong is not None]
 
 
@@ -46,34 +35,10 @@ def test_every_kind_is_planted_in_every_language_as_one_change(kind: str, langua
             code for code in difflib.SequenceMatcher(None, text, wrong, False).get_opcodes() if code[0] != "equal"
         ]
         spread = changes[-1][2] - changes[0][1]
-        assert spread <= len(text) if kind in ("roles", "swap") else spread <= 40, wrong
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_relation_errors_keep_every_number_and_the_numbers_of_facts_change(language: str) -> None:
-    for kind in RELATION_KINDS:
-        for text, wrong in planted(kind, language):
-            assert sorted(re.findall(r"\d+", text)) == sorted(re.findall(r"\d+", wrong))
-    for text, wrong in planted("number", language):
-        assert len(wrong) >= len(text) - 6
-        assert text != wrong
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_exchanged_names_are_all_still_there(language: str) -> None:
-    for kind in ("roles", "swap"):
-        for text, wrong in planted(kind, language):
-            assert sorted(text) == sorted(wrong)
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_name_of_another_text_and_no_other_is_planted(language: str) -> None:
-    one, other = TEXTS[language]
-    new = [name for name in find_names(other, language) if name not in one]
-    for seed in range(12):
-        wrong = plant_error("name", one, Random(seed), new[:1], "en" if language == "en" else language)
-        assert wrong is not None
-        assert new[0] in wrong or language in ("de", "zh", "ja")  # these have names of places of their own
+        assert spread <= len(text) if kind == "roles" else spread <= 40, wrong
+        same_numbers = sorted(re.findall(r"\d+", text)) == sorted(re.findall(r"\d+", wrong))
+        assert same_numbers is (kind in RELATION_KINDS)
+        assert kind != "roles" or sorted(text) == sorted(wrong)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +66,10 @@ def test_a_name_of_another_text_and_no_other_is_planted(language: str) -> None:
         ("negation", "fr", "Le pont est vieux.", "Le pont n'est pas vieux."),
         ("negation", "ja", "橋は古いものである。", "橋は古いものではない。"),
         ("negation", "zh", "这是一座桥。", "这不是一座桥。"),
-        ("unit", "de", "Sie ist 5 Kilometer lang.", "Sie ist 5 Meilen lang."),
-        ("unit", "ja", "長さは5キロメートルである。", "長さは5メートルである。"),
     ],
 )
 def test_a_planted_error_says_the_opposite(kind: str, language: str, text: str, wrong: str) -> None:
-    assert plant_error(kind, text, Random(0), [], language) == wrong
+    assert plant_error(kind, text, Random(0), language) == wrong
 
 
 @pytest.mark.parametrize(
@@ -114,29 +77,23 @@ def test_a_planted_error_says_the_opposite(kind: str, language: str, text: str, 
     [
         ("roles", "en", "He saw Paris and London."),  # a list has no roles
         ("roles", "en", "So Anna was accompanied by Bruno."),
-        ("swap", "en", "In Normandy it rained. The Normans left."),  # names of one root
         ("order", "en", "It was named after the king."),
         ("order", "en", "He stood before the court."),
         ("quantifier", "en", "It is the most famous of them."),
         ("quantifier", "en", "The town softened the rules."),  # "often" inside a word
         ("cause", "en", "It is known not just because it is old."),
         ("negation", "zh", "但是他来了。"),
-        *((kind, "en", "nothing to see here") for kind in ALL_KINDS if kind != "invention"),
+        *((kind, "en", "nothing to see here") for kind in ALL_KINDS),
         *((kind, "it", "Il mulino fu fondato a Roma il 3 maggio.") for kind in ALL_KINDS if kind != "number"),
     ],
 )
 def test_a_text_without_room_for_an_error_gets_none(kind: str, language: str, text: str) -> None:
-    assert plant_error(kind, text, Random(0), ["Nansen"], language) is None
+    assert plant_error(kind, text, Random(0), language) is None
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_other_words_of_the_same_meaning_change_no_number_and_no_name(language: str) -> None:
+def test_other_words_of_the_same_meaning_change_no_number(language: str) -> None:
     for text in TEXTS[language]:
         changed = reword(text, language)
         assert changed != text
         assert re.findall(r"\d+", text) == re.findall(r"\d+", changed)
-        assert find_names(text, language) == find_names(changed, language)
-
-
-def test_the_kinds_are_those_of_facts_and_relations() -> None:
-    assert set(ALL_KINDS) == {*FACT_KINDS, *RELATION_KINDS, "invention"}

@@ -123,7 +123,7 @@ def test_a_judge_that_obeys_an_injection_is_caught_by_an_error_planted_in_the_te
         assert (verdict.reason, "planted" in verdict.detail) == ("judge", True) if not title else not verdict.accepted
     assert asyncio.run(judge(careful).verdict("", poisoned, HONEST)).accepted
     assert asyncio.run(judge(obedient).verdict("", SOURCE, HONEST)).accepted
-    assert any(plant_error(kind, HONEST, Random(0), ["Zembla"]) for kind in ALL_KINDS)
+    assert any(plant_error(kind, HONEST, Random(0)) for kind in ALL_KINDS)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,15 +22,8 @@ _REFUSAL = re.compile(
     r"|I['’]m (?:unable|not able)|as an (?:AI|artificial|assistant|language model)|I do(?: not|n['’]t) have)",
     re.IGNORECASE,
 )
-_TAGS = (
-    "a|abbr|article|audio|b|base|blockquote|body|br|button|canvas|code|dd|div|dl|dt|em|embed|font|footer|form|frame|h[1-6]|head"
-    "|header|hr|html|i|iframe|img|input|li|link|main|math|meta|nav|object|ol|option|p|picture|pre|script|section|select|small"
-    "|source|span|strong|style|sub|sup|svg|table|tbody|td|template|textarea|th|thead|title|tr|u|ul|video"
-)
-_TAG = re.compile(rf"<[/!]?({_TAGS}|doctype)\b[^<>]{{0,300}}>|\bjavascript:", re.IGNORECASE)
+_TAG = re.compile(r"<[/!]?([a-z]{1,12}[1-6]?)\b(?=[\s/>])[^<>]{0,300}>|\bjavascript:", re.IGNORECASE)
 _MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
-
-_SURROUNDINGS = (("refusal", _REFUSAL), ("wrapper", _MARKUP))
 
 MAX_OVERLAP = 0.7
 """Two texts that share more of their word triples (Jaccard similarity) count as copies of each other."""
@@ -103,10 +96,6 @@ class Verdict:
         return not self.reason
 
 
-_MOST_EQUAL = 3
-"""Answers in a row that are refused at the same point before a style pauses for a passage."""
-
-
 def declines(text: str) -> bool:
     """Return whether an answer begins with the words of a refusal."""
     return _REFUSAL.match(text) is not None
@@ -127,28 +116,6 @@ def check_completion(completion: Completion) -> Verdict:
     return Verdict()
 
 
-@dataclass
-class Refusals:
-    """The refusals in a row of one group that got nothing yet. `stuck` is the reason of `_MOST_EQUAL` equal ones."""
-
-    stuck: str = ""
-    _point: tuple[str, str] = ("", "")
-    _n_equal: int = 0
-    _accepted: bool = False
-
-    def accept(self) -> None:
-        """Count an accepted answer: the group is not stuck, whatever comes."""
-        self._accepted, self.stuck = True, ""
-
-    def refuse(self, verdict: Verdict) -> None:
-        """Count a refused answer."""
-        point = (verdict.reason, verdict.detail)
-        self._n_equal = self._n_equal + 1 if point == self._point else 1
-        self._point = point
-        if self._n_equal >= _MOST_EQUAL and not self._accepted:
-            self.stuck = verdict.reason
-
-
 class Checker:
     """Checks the rewritings of one passage against the passage and against the rewritings accepted so far."""
 
@@ -159,13 +126,11 @@ class Checker:
 
         `context` is the text that the writer sees besides the source, such as its title: it is not new.
         """
-        self._prompt_ngrams, self._prompt_triples = _ngrams_of(instructions)
+        self._prompts = _ngrams_of(instructions)
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, _LONGEST * len(source))
-        is_written = (
-            self._rules.refuse_echo or self._rules.quotes
-        )  # by a model; else by a function, which obeys no text
+        is_written = self._rules.refuse_echo or self._rules.quotes  # by a model; a function obeys no text
         clean, self._injection = split_injection(source) if is_written else (source, "")
         self._quotable = " ".join(clean.split()) if self._rules.quotes else ""
         self.facts = source_facts(clean, context)
@@ -205,10 +170,9 @@ class Checker:
         if change:
             return Verdict("language", change)
         form, shingles = _form_and_shingles(text)
-        from_prompt = "" if self._prompt_triples.isdisjoint(shingles) else self._find_prompt(form)
-        if from_prompt:
+        if from_prompt := self._find_prompt(form):
             return Verdict("prompt", f"found {from_prompt!r}")
-        echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
+        echo = overlap(shingles, self._shingles)
         if echo > MAX_OVERLAP and self._rules.refuse_echo:
             return Verdict("echo", f"shares {echo:.0%} of its word triples with the source")
         nearest = self._nearest_accepted(form, shingles)
@@ -218,35 +182,21 @@ class Checker:
         if n_words <= _FEWEST_WORDS < self._form.count(" ") and self._rules.refuse_echo:
             return Verdict("length", f"{n_words} words")
         addition = find_addition(self.facts, text)
-        if addition is None and self._rules.complete:
-            addition = find_missing(self.facts, text)
-        if addition is not None:
+        if addition or (self._rules.complete and (addition := find_missing(self.facts, text))):
             return Verdict(addition.reason, addition.detail)
-        injected = self._find_injected(text, form, shingles) if self._injection else ""
-        if injected:
+        if self._injection and (injected := self._find_injected(text, form, shingles)):
             return Verdict("injection", injected)
-        ratio = n_words / (self._form.count(" ") + 1)
-        measures = {"length_ratio": ratio, "source_overlap": echo, "sibling_overlap": nearest}
-        rounded: dict[str, Any] = {name: round(value, 3) for name, value in measures.items()}
         facts = [fact.id for fact in carried(self._countable, self.facts, text)]
-        return Verdict(measures=rounded | {"language": self.facts.code, "facts": facts})
+        return Verdict(measures={"language": self.facts.code, "facts": facts})
 
     def _find_prompt(self, form: str) -> str:
         """Return words of the prompts in a row that a text has and its source has not, "" without any."""
-        words = form.split(" ")
-        for start, triple in enumerate(zip(words, words[1:], words[2:], strict=False)):
-            if triple in self._prompt_triples:
-                ngram = " ".join(words[start : start + _NGRAM])
-                if ngram in self._prompt_ngrams and ngram not in self._form:
-                    return ngram
-        return ""
+        return next((ngram for ngram in _ngrams(form) if ngram in self._prompts and ngram not in self._form), "")
 
     def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
         """Return the `verdict` of an accepted text, or its refusal if rewritings accepted since then resemble it."""
         nearest = self._nearest_accepted(*_form_and_shingles(text))
-        if nearest > MAX_OVERLAP:
-            return _duplicate(nearest)
-        return replace(verdict, measures={**verdict.measures, "sibling_overlap": round(nearest, 3)})
+        return _duplicate(nearest) if nearest > MAX_OVERLAP else verdict
 
     def _nearest_accepted(self, form: str, shingles: Shingles) -> float:
         """Return the largest overlap with an accepted rewriting, 1 for the same words in the same order."""
@@ -260,8 +210,8 @@ class Checker:
 
         A phrase that the source contains itself ("I cannot ...") is allowed.
         """
-        for reason, pattern in _SURROUNDINGS:
-            match = pattern.search(text) if pattern is not _MARKUP or _may_have_markup(text) else None
+        for reason, pattern in (("refusal", _REFUSAL), ("wrapper", _MARKUP)):
+            match = pattern.search(text)
             if match and not pattern.search(self._source):
                 return Verdict(reason, f"found {match[0].strip()[:60]!r}")
         tag = new_markup(text, self._source)
@@ -276,26 +226,14 @@ class Checker:
             return "its words are those of the injection"
         words = set(form.split(" "))
         shared = len(words & set(self._form.split(" ")))
-        return (
-            ""
-            if shared >= _MIN_SOURCE_WORDS * len(words)
-            else f"only {shared} of its words are in the rest of the source"
-        )
-
-
-def _may_have_markup(text: str) -> bool:
-    """Return False for a text in which `_MARKUP` finds nothing."""
-    return "<" in text or "‹" in text or "[" in text
+        is_rewriting = shared >= _MIN_SOURCE_WORDS * len(words)
+        return "" if is_rewriting else f"only {shared} of its words are in the rest of the source"
 
 
 def new_markup(text: str, source: str) -> str:
     """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, "" without one."""
-    if "<" not in text and ":" not in text:  # what each match of `_TAG` contains
-        return ""
-    for match in _TAG.finditer(text):
-        if (match[1] or "").lower() not in {(tag[1] or "").lower() for tag in _TAG.finditer(source)}:
-            return match[0][:60]
-    return ""
+    known = {(tag[1] or "").lower() for tag in _TAG.finditer(source)} if _TAG.search(text) else set()
+    return next((tag[0][:60] for tag in _TAG.finditer(text) if (tag[1] or "").lower() not in known), "")
 
 
 def normal_form(text: str) -> str:
@@ -325,9 +263,11 @@ def overlap(shingles: Shingles, others: Shingles) -> float:
     return shared / max(1, len(shingles) + len(others) - shared)
 
 
+def _ngrams(form: str) -> Iterator[str]:
+    words = form.split(" ")
+    return (" ".join(words[start : start + _NGRAM]) for start in range(len(words) - _NGRAM + 1))
+
+
 @lru_cache(maxsize=64)
-def _ngrams_of(instructions: tuple[str, ...]) -> tuple[frozenset[str], Shingles]:
-    """Return every `_NGRAM` words in a row of the prompts, and the first three of these."""
-    rows = [normal_form(text).split(" ") for text in instructions]
-    ngrams = [words[start : start + _NGRAM] for words in rows for start in range(len(words) - _NGRAM + 1)]
-    return frozenset(map(" ".join, ngrams)), frozenset((first, second, third) for first, second, third, *_ in ngrams)
+def _ngrams_of(instructions: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(ngram for text in instructions for ngram in _ngrams(normal_form(text)))

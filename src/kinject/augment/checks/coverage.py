@@ -14,7 +14,7 @@ _FEWEST_QUOTED = 2
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A number, date, name or quotation of a passage; of a style that lists statements also one of these.
+    """A number, date, name or quotation of a passage, or a statement that a judge lists of it.
 
     `form` is its normal form, and `text` how the passage writes it.
     """
@@ -67,6 +67,8 @@ def _is_carried(fact: Fact, source: Facts, new: Facts) -> bool:
         )
     if fact.kind == "date":
         return tuple(map(int, fact.form.split("-"))) in values.days
+    if fact.kind == "statement":
+        return False
     if fact.kind == "quotation":
         return f" {fact.form} " in new.form
     words = [word for word in source.names.spelling if word in fact.form.split(" ")] or [fact.form]

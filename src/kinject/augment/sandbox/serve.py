@@ -6,13 +6,14 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from kinject.augment.answers import lines_of, says_none
-from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
+from kinject.augment.checks.planted_errors import plant_error
+from kinject.augment.prompts import passage_of
 from kinject.augment.questions.drafts import read_drafts, read_unanswerable
 from kinject.augment.sandbox import generate_answer
 from kinject.errors import DiskError, InputError
@@ -23,6 +24,18 @@ from kinject.web import is_loopback
 MODEL = "sandbox"
 _MOST_BYTES = 2**28
 """Longest body of a request, which is a file of a batch."""
+FAULTY_ANSWERS: Mapping[str, Callable[[str, Sequence[Message]], tuple[str | None, str]]] = {
+    "truncated": lambda text, messages: (text[: len(text) // 2], "length"),
+    "null": lambda text, messages: (None, "stop"),
+    "empty": lambda text, messages: ("  \n", "stop"),
+    "filtered": lambda text, messages: ("", "content_filter"),
+    "refusal": lambda text, messages: ("I'm sorry, but I can't help with rewriting this text.", "stop"),
+    "wrapped": lambda text, messages: (f"Sure, here is a paraphrase of the passage:\n\n{text}", "stop"),
+    "trailing": lambda text, messages: (f"{text}\n\nLet me know if you would like another version!", "stop"),
+    "echo": lambda text, messages: (passage_of(messages), "stop"),
+    "changed": lambda text, messages: (plant_error("number", text, random.Random(len(text))) or text, "stop"),
+}
+"""Name -> (good answer, messages) to (faulty answer, finish_reason)."""
 _STATUS_FAULTS = {"429": 429, "500": 500, "503": 503, "529": 529}
 FAULTS = (*_STATUS_FAULTS, "reset", "hang", "malformed", "no_choices", *FAULTY_ANSWERS)
 """Faults that `ServeOptions` can set, each for a fraction of the requests."""
