@@ -30,7 +30,7 @@ MEASURED = {
     "50M": 1800, "50M, adafactor": 1423, "50M, adamw_8bit": 1760, "50M, LoRA": 1555, "4M, eager attention": 1349,
     "33M, checkpointing": 1804, "80M": 2208,
 }  # fmt: skip
-"""Case of benchmarks/plan/memory.py -> the peak resident MiB of the run, Python's 584 included (docs/plan.md)."""
+"""Case of benchmarks/plan/memory.py -> the peak resident MiB of the run, Python's 584 included (docs/figures.md)."""
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan" / "memory.py"
 
 

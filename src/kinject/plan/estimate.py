@@ -1,7 +1,7 @@
 """The memory and the operations of a training step by formula, from the shapes of its weights.
 
 Weights, gradients and optimizer state are counts times bytes; activations follow Korthikanti et al. (arXiv 2205.05198, table 2),
-counted for the layers of transformers. docs/plan.md compares the sums with measured runs.
+counted for the layers of transformers. docs/figures.md compares the sums with measured runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BYTES_4BIT = 0.5 + (1 + 4 / 256) / 64
 """Of a weight in NF4: 4 bits, and a scale of a byte for 64 (double quantization)."""
 _HEAP_HOLES, _CHECKPOINTING_HOLES = 140 * 2**20, 1 / 4
 """Holes in a CPU's heap, which stay resident: at most half of the tensors, and with gradient checkpointing this fraction of
-activations and logits. Fitted on runs of 1M to 80M parameters (docs/plan.md)."""
+activations and logits. Fitted on runs of 1M to 80M parameters (docs/figures.md)."""
 _LOGITS = 3
 """Copies of the logits in float32 that are in memory in the loss: they, their log-probs and a gradient."""
 _TILE = (4096, 32_768)

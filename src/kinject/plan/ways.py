@@ -24,7 +24,7 @@ _UNKNOWN_GPU = 1e14
 _GPU_CONTEXT, _GPU_FRAGMENTATION = int(0.6 * GIB), 0.05
 """Memory of CUDA before a tensor is made, and the fraction of the peak in unused blocks (assumptions)."""
 CPU_WORKING = 60 * 2**20
-"""Memory of a run on a CPU beyond its tensors, the holes in its heap and the libraries (docs/plan.md)."""
+"""Memory of a run on a CPU beyond its tensors, the holes in its heap and the libraries (docs/figures.md)."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
 GPUS = {
     "H200": (139.7, 989e12), "H100": (79.1, 989e12), "A100": (79.1, 312e12), "A100-40GB": (39.4, 312e12),
