@@ -184,12 +184,12 @@ def test_a_run_goes_on_to_the_same_weights_after_a_call_was_refused(
 def test_a_run_folder_that_vanishes_half_way_is_told(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from kinject.train import mixins
+    from kinject.train import checkpoints
 
     def vanish(checkpoint: Path) -> None:
         shutil.rmtree(checkpoint.parent)
 
-    monkeypatch.setattr(mixins, "mark_complete", vanish)
+    monkeypatch.setattr(checkpoints, "mark_complete", vanish)
     with pytest.raises(KinjectError, match=r"run: the disk refuses a file of training \(the run folder is missing\)"):
         train(make_recipe(trainer=SAVE))
 

@@ -31,13 +31,13 @@ def _losses(run_dir: Path) -> list[float]:
 FILL = """
 import resource, sys
 from kinject.cli import main
-from kinject.train import mixins
-honest = mixins.mark_complete
+from kinject.train import checkpoints
+honest = checkpoints.mark_complete
 def mark(checkpoint):
     honest(checkpoint)
     if checkpoint.name == "checkpoint-4":  # from here on no file takes more than 20 kB, as on a disk that is full
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-mixins.mark_complete = mark
+checkpoints.mark_complete = mark
 sys.exit(main(["train", sys.argv[1]]))
 """
 
@@ -67,16 +67,16 @@ def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(make_recipe
 def test_an_older_checkpoint_goes_only_when_the_newer_is_whole(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kinject.train import mixins
+    from kinject.train import checkpoints
 
     there: list[set[str]] = []
-    honest = mixins.mark_complete
+    honest = checkpoints.mark_complete
 
     def mark(checkpoint: Path) -> None:
         there.append({path.name for path in checkpoint.parent.glob("checkpoint-*")})
         honest(checkpoint)
 
-    monkeypatch.setattr(mixins, "mark_complete", mark)
+    monkeypatch.setattr(checkpoints, "mark_complete", mark)
     result = train(make_recipe(trainer={"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}))
     assert there == [{"checkpoint-2"}, {"checkpoint-2", "checkpoint-4"}, {"checkpoint-4", "checkpoint-6"}]
     assert [path.name for path in Path(result.run_dir).glob("checkpoint-*")] == ["checkpoint-6"]

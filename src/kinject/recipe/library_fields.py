@@ -352,9 +352,13 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
         checker.report((*section, "pct_start"), "is the same as trainer.warmup_steps. Keep one.")
     if name == "noam" and not warmup:
         checker.report(("trainer", "lr_scheduler_type"), "noam needs trainer.warmup_steps: its peak is where they end.")
-    if name == "greedy" and warmup:
-        fault = "greedy does not read trainer.warmup_steps. Set lr_scheduler_kwargs.warmup (in evaluations)."
-        checker.report(("trainer", "lr_scheduler_type"), fault)
+    if name in ADAPTIVE_SCHEDULES and warmup:
+        fix = (
+            "Set lr_scheduler_kwargs.warmup (in evaluations)"
+            if name == "greedy"
+            else "Remove the line, or take another"
+        )
+        checker.report(("trainer", "lr_scheduler_type"), f"{name} has no trainer.warmup_steps. {fix}.")
     rate, end = trainer.get("learning_rate", 2e-5), arguments.get("lr_end", 1e-7)
     if name == "polynomial" and isinstance(rate, float) and isinstance(end, float) and end >= rate:
         checker.report((*section, "lr_end"), f"found {end:g}, allowed: less than learning_rate ({rate:g}).")

@@ -50,7 +50,6 @@ from kinject.train.objectives import OBJECTIVES, make_loss
 from kinject.train.objectives.distillation import Teacher, make_teacher
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
-from kinject.train.schedules import WarmUp
 from kinject.train.trainable import (
     check_model,
     check_trainable,
@@ -228,7 +227,7 @@ def _assemble(
     flatten = "flash" in str(model.config._attn_implementation) and packs
     if packs and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, parts.train)
-    callbacks: list[Any] = [WarmUp(lambda: guard.skipped), Screen(effective_batch(config, parts.data)["tokens"])]
+    callbacks: list[Any] = [Screen(effective_batch(config, parts.data)["tokens"])]
     if recipe.probes is not None:
         callbacks.append(ProbeStopping(recipe.probes, guard.warnings))
     if techniques.patience is not None:
