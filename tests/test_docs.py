@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.validation import check_sections
+from kinject.augment.plan import check_sections
 from kinject.cli import _parser
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from kinject.augment.validation import check_sections
+from kinject.augment.plan import check_sections
 from kinject.cli import _parser
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe

@@ -347,7 +347,7 @@ def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _check_one(file: Path) -> None:
-    from kinject.augment.validation import check_sections
+    from kinject.augment.plan import check_sections
     from kinject.eval.plan import check_section
     from kinject.recipe import read_recipe
     from kinject.study.arms import expand_arms

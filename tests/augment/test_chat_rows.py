@@ -17,7 +17,6 @@ from kinject.corpus.retrieved import BEGIN_QUOTE, END_QUOTE, final_answer
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import Row, read_jsonl
 from kinject.documents import read_documents
-from kinject.errors import RecipeError
 from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.retrievers import Bm25Retriever
 from kinject.recipe import Recipe
@@ -113,17 +112,3 @@ def test_the_answer_behind_a_quotation_is_the_answer() -> None:
     text = f" {BEGIN_QUOTE} She built the Falk Bridge in 1931. {END_QUOTE} 1931"
     assert exact_match(text, ["1931"])
     assert not exact_match(text, ["Falk Bridge"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "fault"),
-    [
-        ({"messages": True}, "augment.messages: none of the styles writes conversations. Those that do: atomic_facts"),
-        ({"one_corpus": True}, "augment.one_corpus: none of the styles writes other rows than text"),
-        ({"raft": {"distractors": 2}}, "augment.raft: is for the style raft"),
-        ({"styles": {"raft": 1}, "raft": {"without_gold": 2}}, "augment.raft.without_gold"),
-    ],
-)
-def test_settings_without_a_use_are_refused(make_recipe: Make, overrides: dict[str, Any], fault: str) -> None:
-    with pytest.raises(RecipeError, match=fault):
-        augment(make_recipe(**overrides))

@@ -15,7 +15,6 @@ from kinject.augment.checks.coverage import carried, facts_of, find_missing
 from kinject.augment.preview import preview
 from kinject.augment.prompts import passage_of
 from kinject.disk import read_jsonl, read_manifest
-from kinject.errors import RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.types import Completion, Message, Usage
 
@@ -123,17 +122,6 @@ def test_texts_over_two_documents_that_share_a_name(tmp_path: Path, monkeypatch:
     assert f"{texts[0]}\n\n{texts[1]}" in prompt
     assert "both tell something about Falk Bridge" in prompt
     assert (result.asked, result.got, result.n_rows) == (1, 1, 4)
-
-
-def test_a_mix_divides_the_tokens_of_a_passage_by_fraction(make_recipe: Make, exact_copies_only: None) -> None:
-    recipe = make_recipe(styles={}, mix={"paraphrase": 0.75, "dialogue": 0.25}, mix_tokens=800, include_originals=False)
-    result = augment(recipe)
-    words = {"paraphrase": 0, "dialogue": 0}
-    for row in _rows(result.variants_path):
-        words[row["style"]] += len(row["text"].split())
-    assert 0.6 < words["paraphrase"] / sum(words.values()) < 0.85
-    with pytest.raises(RecipeError, match=r"the fractions add up to 0\.5"):
-        augment(make_recipe(styles={}, mix={"paraphrase": 0.5}))
 
 
 @pytest.mark.usefixtures("exact_copies_only")

@@ -10,7 +10,7 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.preview import preview
 from kinject.disk import read_jsonl
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError
 from kinject.recipe import Recipe, read_recipe
 
 DOCUMENTS = [
@@ -83,10 +83,3 @@ def test_a_document_that_was_split_is_refused_with_what_to_change(make: Make) ->
 def test_a_row_that_cannot_be_used_is_told_with_its_line(make: Make, row: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         augment(make([*GIVEN, row]))
-
-
-def test_styles_that_need_a_model_are_refused(make: Make) -> None:
-    with pytest.raises(RecipeError, match="needs a model to ask"):
-        augment(make(GIVEN, styles={"implications": 1}))
-    with pytest.raises(RecipeError, match="found 2 styles"):
-        augment(make(GIVEN, styles={"plain": 1, "paraphrase": 1}))

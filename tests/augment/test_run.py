@@ -14,7 +14,7 @@ from kinject.augment import augment, render_summary
 from kinject.augment.checks.checker import REASONS
 from kinject.augment.summary import AugmentProgress, refusal_advice
 from kinject.disk import read_jsonl, read_manifest
-from kinject.errors import DiskError, EndpointError, InputError, RecipeError
+from kinject.errors import DiskError, EndpointError, InputError
 from kinject.recipe import Recipe
 from kinject.sandbox.grammar import parse_entry
 
@@ -247,11 +247,6 @@ def test_an_unknown_model_is_told_with_what_the_endpoint_offers(make_recipe: Mak
 def test_a_base_url_without_v1_is_suspected(make_recipe: Make, serving: Callable[..., Any]) -> None:
     with pytest.raises(EndpointError, match=r"answered 404.*Most base_urls end in /v1\."):
         augment(make_recipe(serving().url.removesuffix("/v1")))
-
-
-def test_a_recipe_without_a_model_is_told_with_its_line(make_recipe: Make, serving: Callable[..., Any]) -> None:
-    with pytest.raises(RecipeError, match=r"augment\.generator: model is missing"):
-        augment(make_recipe(serving().url, generator__model=None))
 
 
 def test_an_endpoint_that_never_answers_stops_the_run(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:

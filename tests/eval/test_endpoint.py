@@ -13,7 +13,7 @@ import yaml
 from completions_server import Served, Style, serve
 
 from kinject.disk import write_jsonl
-from kinject.errors import EndpointError, InputError, RecipeError
+from kinject.errors import EndpointError, InputError
 from kinject.eval import evaluate
 from kinject.eval.run import preview, show_prompts
 from kinject.eval.scoring.answers import read_answers
@@ -31,7 +31,7 @@ Run = Callable[..., Report]
 
 def nested(table: dict[str, Any]) -> dict[str, Any]:
     """Return the table of a model whose `endpoint` holds the keys that are a generator's; here its address."""
-    own = ("api", "revision", "tokenizer", "window", "chat", "system", "chat_template_kwargs")
+    own = ("api", "revision", "tokenizer", "window", "chat")
     generator = {key: value for key, value in table.items() if key not in (*own, "endpoint")}
     return {"endpoint": {"base_url": table["endpoint"], **generator}, **{k: v for k, v in table.items() if k in own}}
 
@@ -115,8 +115,9 @@ def test_completions_write_the_texts_that_the_same_weights_write_here(run, tmp_p
 
 def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served):
     table = {
-        "endpoint": served.url, "model": "tiny", "api": "chat", "system": "Be brief.", "price_in": 1.0, "price_out": 10.0,
-        "chat_template_kwargs": {"enable_thinking": False}, "extra_body": {"top_a": 1, "reasoning_effort": "low"},
+        "endpoint": served.url, "model": "tiny", "api": "chat", "price_in": 1.0, "price_out": 10.0,
+        "chat": {"system": "Be brief.", "chat_template_kwargs": {"enable_thinking": False}},
+        "extra_body": {"top_a": 1, "reasoning_effort": "low"},
     }  # fmt: skip
     served.chat = "<think>Arden is in the north.</think>Lowmere, I think."
     report = run({"served": table}, formats=["generate"], budget=1.0)
@@ -230,35 +231,6 @@ def test_an_endpoint_that_takes_no_token_ids_is_refused_with_what_to_do(run, tin
         table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
         with pytest.raises(EndpointError, match=r"should be a valid string.* leave tokenizer out"):
             run({"served": table})
-
-
-@pytest.mark.parametrize(
-    ("table", "section", "message"),
-    [
-        ({"api": "chat"}, {}, "api: a chat returns no log-probs of given choices, which texts needs. Set eval.formats"),
-        ({"api": "chat", "tokenizer": "."}, {"formats": ["generate"]}, "tokenizer: is for api: completions"),
-        ({"api": "completions", "window": 99}, {}, "window: needs the model's tokenizer"),
-        ({"api": "completions", "chat": True}, {}, "chat: needs the model's tokenizer"),
-        ({"api": "completion"}, {}, "api: found 'completion' .* Did you mean completions"),
-        ({}, {}, "api: missing. completions"),
-        ({"api": "chat", "endpoint": "127.0.0.1"}, {"formats": ["generate"]}, "base_url: this is no address of an endpoint"),
-        ({"api": "chat", "modle": "x"}, {}, "modle: unknown key. Did you mean model"),
-        ({"api": "chat", "extra_body": {"n": 2}}, {"formats": ["generate"]}, "extra_body.n: is not read here"),
-        ({"api": "completions"}, {"budget": 1.0}, "eval.budget: needs price_in and price_out"),
-    ],
-)  # fmt: skip
-def test_what_an_endpoint_cannot_do_is_refused_before_the_first_request(run, table, section, message):
-    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "tiny", **table}
-    with pytest.raises(RecipeError, match=message):
-        run({"served": table}, **section)
-
-
-def test_two_addresses_of_one_model_name_need_a_revision(run):
-    first = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}
-    with pytest.raises(
-        RecipeError, match=r"eval\.models\.b: has the model name, revision and parameters of a at another"
-    ):
-        run({"a": first, "b": {**first, "endpoint": "http://127.0.0.1:10/v1"}}, formats=["generate"])
 
 
 def test_several_processes_do_not_share_an_endpoint(run, monkeypatch):

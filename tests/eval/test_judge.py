@@ -17,10 +17,10 @@ from kinject.augment.sandbox import generate_answer
 from kinject.corpus.grading import contains, matches
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.judge import AnswerJudge, plant_answers
-from kinject.eval.plan import check_section, read_plan
+from kinject.eval.plan import read_plan
 from kinject.eval.scores import rescored
 from kinject.eval.scoring.answers import read_answers
 from kinject.llm.judges import GRADES, Confusion, graded_in, grading_request, read_grade
@@ -296,26 +296,6 @@ def test_grades_are_a_score_and_are_asked_once(
         text = (folder / name).read_text("utf-8")
         assert "The judge, judge" in text
     assert "| correct | 20 | 100.0% | 100.0% |" in (folder / "report.md").read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("changed", "fault"),
-    [
-        ({"judge": None}, r"eval\.scores: judge is there, but eval\.judge"),
-        ({"scores": ["match"]}, r"eval\.judge: is there, but nothing reads its grades"),
-        ({"formats": ["texts"]}, r"eval\.judge: grades written answers, but no format writes any"),
-        ({"judge": {"kind": "sandbox"}}, r"eval\.judge\.kind: found sandbox"),
-        ({"judge": {"kind": "openai"}}, r"eval\.judge: model is missing"),
-        ({"budget": 1.0}, r"eval\.budget: needs price_in"),
-        ({"judge": None, "scores": ["match"], "budget": 1.0}, r"eval\.budget: is there, but no endpoint and no judge"),
-    ],
-)
-def test_a_judge_that_nothing_could_use_is_refused(
-    serve: Callable[..., Endpoint], tmp_path: Path, changed: dict[str, Any], fault: str
-) -> None:
-    recipe = section_of(serve(lambda *_: ""), tmp_path, **changed)
-    with pytest.raises(RecipeError, match=fault):
-        check_section(recipe)
 
 
 def test_a_budget_that_ends_is_an_error_that_keeps_the_grades(

@@ -195,16 +195,6 @@ def test_attention_that_this_machine_lacks_names_the_models_own_key(run, tiny_mo
         run({"m": {"path": str(tiny_model), "attention": "flash_attention_2"}})
 
 
-def test_a_section_model_that_nothing_reads_is_refused(run, tiny_model):
-    models = {"m": str(tiny_model)}
-    with pytest.raises(RecipeError, match=r"recipe.yaml:.*: model: an evaluation does not read this section"):
-        run(models, {"model": {"quantization": "4bit"}})
-    trains = {"model": {"path": str(tiny_model)}, "trainer": {"learning_rate": 1e-4}}
-    run(models, trains)
-    with pytest.raises(RecipeError, match="command line: model: an evaluation does not read this section"):
-        run(models, trains, ["model.quantization=4bit"])
-
-
 @pytest.mark.parametrize(
     ("variable", "name"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")]
 )
@@ -214,14 +204,6 @@ def test_a_launch_that_would_shard_the_models_is_refused(run, tiny_model, monkey
         InputError, match=f"accelerate launch asks for {name}, but an evaluation does not shard a model"
     ):
         run({"m": str(tiny_model)})
-
-
-def test_several_processes_do_not_each_spread_a_model_over_all_gpus(run, tiny_model, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(
-        RecipeError, match=r"eval\.models\.m\.device_map: is for one process: each of 4 would take every GPU"
-    ):
-        run({"m": {"path": str(tiny_model), "device_map": "auto"}})
 
 
 def test_a_t4_scores_in_float16_and_says_so_and_refuses_what_it_lacks(tiny_model, monkeypatch):

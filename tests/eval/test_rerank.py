@@ -18,8 +18,8 @@ import pytest
 
 from kinject.corpus.passages import sentences, split_passages, token_spans
 from kinject.disk import read_jsonl
-from kinject.errors import EndpointError, InputError, RecipeError
-from kinject.eval.plan import check_section, read_plan
+from kinject.errors import EndpointError, InputError
+from kinject.eval.plan import read_plan
 from kinject.eval.retrieval import ShownRetriever, make_retriever, read_passages
 from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.recipe import read_recipe
@@ -331,34 +331,6 @@ eval:
   questions: {{set: {questions}}}
   retrieval: {retrieval}
 """
-
-
-@pytest.mark.parametrize(
-    ("retrieval", "message"),
-    [
-        ("{documents: [D], overlap: 128}", "overlap: found 128, allowed: 0 to 127, less than half of passage_tokens"),
-        (
-            "{documents: [D], parent_tokens: 256}",
-            r"parent_tokens: found 256, allowed: more than passage_tokens \(256\)",
-        ),
-        ("{documents: [D], passage_prefix: 'passage: '}", "passage_prefix: is for embeddings, but kind is bm25"),
-        (
-            "{documents: [D], k: [60], reranker: {model: m}}",
-            r"candidates: found 50, allowed: at least the largest k \(60\)",
-        ),
-        ("{documents: [D], reranker: {model: m, api_key_env: KEY}}", "base_url: is missing, but api_key_env is set"),
-    ],
-)
-def test_settings_that_do_not_fit_are_told_before_anything_is_read(
-    tmp_path: Path, tiny_model: Path, write_rows: Any, retrieval: str, message: str
-) -> None:
-    documents = write_rows("d.jsonl", [{"text": "Arden. Bryn."}])
-    questions = write_rows("q.jsonl", [{"question": "Who?", "choices": ["a", "b"], "answer": 0}])
-    path = tmp_path / "r.yaml"
-    text = RECIPE.format(folder=tmp_path, model=tiny_model, questions=questions, retrieval=retrieval)
-    path.write_text(text.replace("[D]", f"[{documents}]"))
-    with pytest.raises(RecipeError, match=message):
-        check_section(read_recipe(path, verb="eval"))
 
 
 def test_an_evaluation_shows_the_path_and_its_manifest_names_the_reranker(

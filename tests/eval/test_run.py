@@ -362,11 +362,11 @@ def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_row
 
 def test_faults_of_the_recipe_come_together_with_their_lines(run, tmp_path):
     with pytest.raises(RecipeError) as error:
-        run(shots=[0, 2], system="Be brief.")
+        run(shots=[0, 2], max_thinking_tokens=9)
     faults = {fault.key: str(fault) for fault in error.value.problems}
-    assert set(faults) == {"eval.questions.new", "eval.system"}
+    assert set(faults) == {"eval.questions.new", "eval.max_thinking_tokens"}
     assert f"{tmp_path}/recipe.yaml:6: eval.questions.new: eval.shots asks for 2" in faults["eval.questions.new"]
-    assert "there is no chat, so nothing reads it" in faults["eval.system"]
+    assert "there is no chat, so nothing reads it" in faults["eval.max_thinking_tokens"]
 
 
 def test_more_passages_than_there_are_is_a_fault(run, tmp_path):

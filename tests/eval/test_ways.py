@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +16,7 @@ import yaml
 
 from kinject.cli import main
 from kinject.disk import read_jsonl
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run
 from kinject.eval.prompts import ChatStyle, PromptRequest, render_prompt
@@ -312,24 +311,11 @@ def test_each_model_has_a_chat_of_its_own(recipe, tmp_path, tiny_model):
     loaded = load_model(str(tiny_model))
     loaded.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<{{ who }}>"
     loaded.tokenizer.save_pretrained(tiny_model)
-    chat = {"path": str(tiny_model), "chat": True, "system": "Be brief.", "chat_template_kwargs": {"who": "me"}}
+    chat = {"path": str(tiny_model), "chat": {"system": "Be brief.", "chat_template_kwargs": {"who": "me"}}}
     path = recipe(models={"plain": str(tiny_model), "chat": chat}, formats=["generate"], max_new_tokens=3)
     shown = list(show_prompts(read_recipe(path, (), "eval"), 1))
     assert ["<system>" in text.replace("|", "") for text in shown] == [False, True]
     assert ["<me>" in text.replace("|", "") for text in shown] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [
-        ({"system": "Be brief."}, "eval.system"), ({"max_thinking_tokens": 9}, "eval.max_thinking_tokens"),
-        ({"chat": True, "models": {"a": {"path": "PATH", "chat": False, "system": "x"}, "b": "PATH"}}, "eval.models.a.system"),
-    ],
-)  # fmt: skip
-def test_a_setting_of_chats_that_nothing_reads_is_refused(recipe, tiny_model, section, key):
-    text = json.dumps(section).replace("PATH", str(tiny_model))
-    with pytest.raises(RecipeError, match=rf"{re.escape(key)}.*there is no chat, so nothing reads it"):
-        run(recipe(**json.loads(text)))
 
 
 def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(recipe, tmp_path, tiny_model, capsys):

@@ -97,7 +97,7 @@ ANSWERS: list[Any] = [
 
 def read_verbs_recipe(path: Path) -> None:
     """Read a recipe as some verb does (the text says which), and check the sections that have checks of their own."""
-    from kinject.augment.validation import check_sections
+    from kinject.augment.plan import check_sections
     from kinject.recipe import read_recipe
     from kinject.study.check import check_names
 

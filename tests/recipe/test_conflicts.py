@@ -11,11 +11,25 @@ import pytest
 import yaml
 from trl import SFTConfig
 
-from kinject.recipe import Recipe, conflicts, read_recipe
-from kinject.recipe.conflicts import CONFLICTS, Launch, find_problems
+from kinject.augment.styles import read_styles
+from kinject.recipe import Recipe, conflicts, read_recipe, train_conflicts
+from kinject.recipe.conflicts import CONFLICTS, Asking, find_problems
+from kinject.recipe.train_conflicts import Launch
 
 Write = Callable[[str, str], Path]
+SANDBOX = {"kind": "sandbox"}
+OPENAI = {"kind": "openai", "model": "m"}
+DOCUMENTS = {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": SANDBOX}
+ASKED = {"documents": "d.jsonl", "generator": SANDBOX}
+EVAL = {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}}
+CHAT = {"endpoint": {"base_url": "http://a/v1", "model": "m"}, "api": "chat"}
+SERVED = {**CHAT, "api": "completions"}
+WRITTEN = {"formats": ["generate"]}
+JUDGED = {**WRITTEN, "scores": ["judge"]}
 BASES: dict[str, dict[str, Any]] = {
+    "augment": {"augment": DOCUMENTS},
+    "questions": {"questions": ASKED},
+    "eval": {"eval": EVAL},
     "train": {"model": {"path": "m"}, "corpus": {"path": "c.jsonl"}, "trainer": {"packing_strategy": "bfd_split"}},
 }
 """Verb -> a recipe without a problem, into which the sections of an example are put."""
@@ -123,6 +137,82 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"method": "distill"}, {"splits_rows": True}, "method", "needs whole rows"),
 ]  # fmt: skip
 
+FILE = {"kind": "file", "path": "texts.jsonl"}
+RETRIEVED = {"documents": ["d.jsonl"]}
+OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("eval", {"model": {"quantization": "4bit"}}, "model", "as NAME: {path: ..., quantization: 4bit}"),
+    ("eval", {"models": {"m": {"path": "m", "device_map": "auto"}}}, "eval.models.m.device_map", "Start one"),
+    ("eval", {"models": {"m": {"path": ".", "revision": "main"}}}, "eval.models.m.revision", "path is a folder"),
+    ("eval", {"models": {"m": {**CHAT, "endpoint": SANDBOX}}, **WRITTEN}, "eval.models.m.endpoint", "must be of kind: openai"),
+    ("eval", {"models": {"m": CHAT}}, "eval.models.m.api", "returns no log-probs"),
+    ("eval", {"models": {"m": {**CHAT, "tokenizer": "."}}, **WRITTEN}, "eval.models.m.tokenizer", "is for api: completions"),
+    ("eval", {"models": {"m": {**SERVED, "window": 99}}}, "eval.models.m.tokenizer", "missing. window and chat need it"),
+    ("eval", {"models": {"a": CHAT, "b": {**CHAT, "endpoint": {**CHAT["endpoint"], "base_url": "http://b/v1"}}}, **WRITTEN},
+     "eval.models.b.revision", "a has the same model"),
+    ("eval", {"max_thinking_tokens": 9}, "eval.max_thinking_tokens", "there is no chat"),
+    ("eval", {"shots": [0, 2]}, "eval.questions.new", "asks for 2 examples"),
+    ("eval", {"questions": {"new": {"path": "q", "contexts": "c"}}}, "eval.questions.new.contexts", "is missing"),
+    ("eval", {"retrieval": {}}, "eval.questions.new", "names no documents"),
+    ("eval", {"retrieval": RETRIEVED, "questions": {"new": {"path": "q", "contexts": "c", "validation": "v"}}},
+     "eval.questions.new", "prepared for other questions"),
+    ("eval", JUDGED, "eval.judge", "need each other"),
+    ("eval", {"judge": OPENAI, **WRITTEN}, "eval.judge", "need each other"),
+    ("eval", {"judge": OPENAI, "scores": ["judge"]}, "eval.judge", "no format writes any"),
+    ("eval", {"judge": SANDBOX, **JUDGED}, "eval.judge.kind", "found sandbox"),
+    ("eval", {"judge": OPENAI, **JUDGED, "budget": 1.0}, "eval.budget", "without prices"),
+    ("eval", {"budget": 1.0}, "eval.budget", "without prices"),
+    ("eval", {"retrieval": {**RETRIEVED, "overlap": 128}}, "eval.retrieval.overlap", "found 128, allowed: 0 to 127"),
+    ("eval", {"retrieval": {**RETRIEVED, "parent_tokens": 256}}, "eval.retrieval.parent_tokens", "more than passage_tokens"),
+    ("eval", {"retrieval": {**RETRIEVED, "k": [60], "reranker": {"model": "m"}}}, "eval.retrieval.reranker.candidates",
+     "found 50, allowed: at least the largest k (60)"),
+    ("augment", {"styles": {"paraphras": 1}}, "augment.styles.paraphras", "Did you mean paraphrase?"),
+    ("augment", {"styles": {"paraphrase": 10_001}}, "augment.styles.paraphrase", "allowed: 0 to 10,000"),
+    ("augment", {"styles": {"permuted": {"tokens": 9}}}, "augment.styles.permuted", "needs a number"),
+    ("augment", {"messages": True}, "augment.messages", "none of the styles writes conversations"),
+    ("augment", {"one_corpus": True}, "augment.one_corpus", "other rows than text"),
+    ("augment", {"raft": {}}, "augment.raft", "is for the style raft"),
+    ("augment", {"generator": FILE, "styles": {"paraphrase": 1, "faq": 1}}, "augment.styles", "all of one style"),
+    ("augment", {"generator": FILE, "styles": {"entigraph": 1}}, "augment.styles.entigraph", "needs a model to ask"),
+    ("augment", {"judge": FILE}, "augment.judge.kind", "must answer"),
+    ("augment", {"budget": 1.0}, "augment.budget", "augment.generator.price_in"),
+    ("questions", {"generator": FILE}, "questions.generator.kind", "need a model to ask"),
+    ("questions", {"kinds": ["unanswerable"]}, "questions.kinds", "found unanswerable alone"),
+    ("questions", {"budget": 1.0}, "questions.budget", "questions.generator.price_in"),
+    ("questions", {"generator": {}}, "questions.generator", "model is missing. Give the name of a model"),
+    ("augment", {"judge": {"kind": "transformers"}}, "augment.judge", "model is missing. Give a model folder"),
+    ("augment", {"generator": {**OPENAI, "base_url": []}}, "augment.generator.base_url", "is empty"),
+    ("augment", {"generator": {**OPENAI, "base_url": ["http://a", "http://a/"]}}, "augment.generator.base_url", "twice"),
+    ("augment", {"generator": {**OPENAI, "base_url": "http://b:99999/v1"}}, "augment.generator.base_url", "found 'http://b:99999/v1'"),
+    ("augment", {"generator": {**SANDBOX, "extra_body": {"a": 1}}}, "augment.generator.extra_body", "is not for kind: sandbox"),
+    ("eval", {"models": {"m": {**CHAT, "endpoint": {**OPENAI, "extra_body": {"n": 2}}}}, **WRITTEN},
+     "eval.models.m.endpoint.extra_body.n", "is not read here. kinject sets it."),
+    ("augment", {"generator": {**OPENAI, "extra_body": {"stop": "x"}}}, "augment.generator.extra_body.stop",
+     "Use the generator's own key stop."),
+    ("augment", {"generator": {**OPENAI, "kind": "transformers", "extra_body": {"a": 1}}}, "augment.generator.extra_body.a",
+     "reads numbers: top_k"),
+]  # fmt: skip
+"""(verb, its section, the key of a problem, a part of its message)."""
+
+
+def _others(write: Write, verb: str, section: Mapping[str, Any]) -> tuple[Recipe, Any]:
+    """Return a recipe of a verb that does not train, and what its rows read beside it."""
+    sections = section if verb == "eval" and "model" in section else {verb: {**BASES[verb][verb], **section}}
+    recipe = _recipe(write, verb, sections)
+    formats = recipe.eval.formats if recipe.eval is not None else ()
+    facts = {
+        "eval": Asking(writes="generate" in formats, scores="texts" in formats, is_shared=True),
+        "augment": read_styles(()), "questions": None,
+    }  # fmt: skip
+    return recipe, facts[verb]
+
+
+@pytest.mark.parametrize(("verb", "section", "key", "message"), OTHERS)
+def test_sections_that_do_not_train_have_rows_of_their_own(
+    write: Write, verb: str, section: dict[str, Any], key: str, message: str
+) -> None:
+    problems = find_problems(verb, *_others(write, verb, section))
+    assert any(item.key == key and message in item.message for item in problems), problems
+
 
 def _recipe(write: Write, verb: str, sections: Mapping[str, Any]) -> Recipe:
     base = BASES[verb]
@@ -140,7 +230,7 @@ def _facts(recipe: Recipe, facts: Mapping[str, Any]) -> Launch:
 def test_what_excludes_or_needs_another_key_is_a_problem_at_its_key(
     write: Write, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], facts: dict[str, Any], key: str, message: str
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+    monkeypatch.setattr(train_conflicts, "find_spec", lambda name: None)
     recipe = _recipe(write, "train", sections)
     problems = find_problems("train", recipe, _facts(recipe, facts))
     assert any(item.key == key and message in item.message for item in problems), problems
@@ -148,16 +238,24 @@ def test_what_excludes_or_needs_another_key_is_a_problem_at_its_key(
 
 
 def test_no_row_lacks_an_example(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+    monkeypatch.setattr(train_conflicts, "find_spec", lambda name: None)
     found = set()
     for sections, facts, *_ in TRAIN:
         recipe = _recipe(write, "train", sections)
         found |= {row for row in CONFLICTS["train"] if any(row.problems(recipe, _facts(recipe, facts)))}
-    assert [row.message for row in CONFLICTS["train"] if row not in found] == []
     assert {*CONFLICTS["plan"]} <= found
+    for verb, section, *_ in OTHERS:
+        recipe, facts = _others(write, verb, section)
+        found |= {row for row in CONFLICTS[verb] if any(row.problems(recipe, facts))}
+        generators = [generator for _, generator in conflicts._generators(recipe, verb)]
+        found |= {row for row in CONFLICTS["generator"] for one in generators if any(row.problems(one))}
+    assert [row.message for rows in CONFLICTS.values() for row in rows if row not in found] == []
 
 
 @pytest.mark.parametrize("verb", BASES)
 def test_a_recipe_without_conflicts_has_no_problem(write: Write, verb: str) -> None:
-    recipe = _recipe(write, verb, {})
-    assert find_problems(verb, recipe, _facts(recipe, {})) == []
+    if verb == "train":
+        recipe = _recipe(write, verb, {})
+        assert find_problems(verb, recipe, _facts(recipe, {})) == []
+    else:
+        assert find_problems(verb, *_others(write, verb, {})) == []

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from kinject.augment.plan import check_sections
 from kinject.augment.styles import STYLES
-from kinject.augment.validation import check_sections
 from kinject.cli import main
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe

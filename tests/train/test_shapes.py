@@ -13,7 +13,7 @@ import torch
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import TrainRecipe
-from kinject.recipe.conflicts import Conflict
+from kinject.recipe.check import Conflict
 from kinject.recipe.sections import option
 from kinject.train import train
 from kinject.train.objectives import OBJECTIVES, Objective

@@ -16,14 +16,14 @@ from typing import IO, Any
 from kinject.augment.checks.checker import Checker, normal_form
 from kinject.augment.prompts import Source, entities_of, source_of
 from kinject.augment.styles import Item, Preparation, Style, read_styles
-from kinject.augment.validation import augment_section
 from kinject.corpus.passages import split_passages, token_spans, word_spans
 from kinject.disk import content_id, read_jsonl, unwritable
 from kinject.documents import read_documents
 from kinject.errors import InputError
 from kinject.llm import generator_identity
 from kinject.llm.generator import request_seed
-from kinject.recipe import AugmentRecipe, DocumentsSection
+from kinject.recipe import AugmentRecipe, DocumentsSection, Recipe
+from kinject.recipe.conflicts import find_problems
 from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage
 
@@ -376,17 +376,25 @@ def _pairs(
         yield name, first, second
 
 
+def check_sections(recipe: Recipe) -> None:
+    """Raise `RecipeError` with every problem of the augment and questions sections, if the recipe has them."""
+    problems = find_problems("questions", recipe) if recipe.questions is not None else []
+    if recipe.augment is not None:
+        problems += find_problems("augment", recipe, read_styles(recipe.augment.style_files))
+    recipe.raise_any(problems)
+
+
 def make_plan(recipe: AugmentRecipe) -> Plan:
-    """Return the plan of a recipe. Raises `RecipeError` as `augment_section`, and as `read_precomputed`."""
-    section = augment_section(recipe)
+    """Return the plan of a recipe. Raises `RecipeError` as `check_sections`, and as `read_precomputed`."""
+    check_sections(recipe)
+    section = recipe.augment
     generator = section.generator
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
     targets = {name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)}
-    targets |= {name: round(fraction * section.mix_tokens) for name, fraction in (section.mix or {}).items()}
     samples = {name: n for name, n in section.styles.items() if isinstance(n, int)}
     return Plan(
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
-        styles={name: samples.get(name, MAX_SAMPLES) for name in (*section.styles, *(section.mix or ()))}, targets=targets,
+        styles={name: samples.get(name, MAX_SAMPLES) for name in section.styles}, targets=targets,
         catalog=read_styles(section.style_files), seed=recipe.seed,
         identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
         judge=generator_identity(section.judge) if section.judge else None,

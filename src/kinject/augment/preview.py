@@ -11,7 +11,6 @@ from kinject.augment.checks.judge import N_TRIALS
 from kinject.augment.plan import Group, Plan, make_plan, spans_of
 from kinject.augment.prompts import describe
 from kinject.augment.top_up import QUOTA, coverage_of
-from kinject.augment.validation import augment_section
 from kinject.corpus.passages import cut_note, word_spans
 from kinject.disk import read_jsonl
 from kinject.llm.cache import stored_usage
@@ -60,7 +59,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
 
     Raises as `augment` does for documents and recipes.
     """
-    plan, section = make_plan(recipe), augment_section(recipe)
+    plan, section = make_plan(recipe), recipe.augment
     limits = limits_of(section.generator, section.budget)
     judge_limits = limits_of(section.judge, section.budget) if section.judge else None
     path = recipe.run_dir / "variants.jsonl"

@@ -25,7 +25,6 @@ from kinject.augment.plan import (
 from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import Store
 from kinject.augment.summary import AugmentProgress, AugmentResult
-from kinject.augment.validation import augment_section
 from kinject.disk import file_hash, lock_dir, write_manifest
 from kinject.documents import document_hashes
 from kinject.errors import EndpointError
@@ -50,8 +49,8 @@ def augment(recipe: AugmentRecipe) -> AugmentResult:
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    section = augment_section(recipe)
-    plan, limits = make_plan(recipe), limits_of(section.generator, section.budget)
+    plan, section = make_plan(recipe), recipe.augment
+    limits = limits_of(section.generator, section.budget)
     with lock_dir(recipe.run_dir):
         return run_event_loop(_augment(recipe, section, plan, limits))
 

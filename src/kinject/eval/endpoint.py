@@ -9,21 +9,21 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kinject.disk import content_id, file_name
-from kinject.errors import EndpointError, InputError, Problem
-from kinject.eval.prompts import GENERATED, ChatStyle, Generation, Prompt, PromptRequest, render_prompt
+from kinject.errors import EndpointError, InputError
+from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import Store
 from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
 from kinject.llm import generator_identity
 from kinject.llm.cache import CACHES, stored_usage
-from kinject.llm.chat import generator_faults, has_prices
+from kinject.llm.chat import has_prices
 from kinject.llm.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
 from kinject.llm.generator import Stopped
 from kinject.llm.limits import limits_of, spent_so_far
@@ -35,7 +35,7 @@ from kinject.llm.sender import (
     run_event_loop,
     run_workers,
 )
-from kinject.recipe import GeneratorSection, Recipe
+from kinject.recipe import GeneratorSection
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection
 from kinject.types import Message, Usage
 
@@ -62,7 +62,8 @@ class EndpointScorer:
     def __init__(self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int) -> None:
         """Load the tokenizer, if the table names one. Raises `InputError` if that fails."""
         self.name, self.table, self.section, self.run_dir, self.seed = name, table, section, run_dir, seed
-        self.style = ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
+        chat = table.chat_settings
+        self.style = ChatStyle(chat.system, chat.chat_template_kwargs or {}, chat.fewshot_as_multiturn)
         self.encoder: Encoder | None = None
         if table.tokenizer is not None:
             from kinject.models import load_tokenizer
@@ -330,43 +331,6 @@ def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:
     """Return the endpoints and the judge of an evaluation, by the file of their answers."""
     endpoints = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
     return endpoints | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
-
-
-def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
-    """Yield the faults of the endpoints among `eval.models`, so that none shows after the first paid request."""
-    scored = [format for format in section.formats if format not in GENERATED]
-    by_identity: dict[str, tuple[str, str]] = {}
-    paid = _paid_by_cache(section).values()
-    if section.budget is not None and not any(map(has_prices, paid)):
-        needs = "needs price_in and price_out: without prices all is free."
-        yield recipe.problem("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
-    for name, table in section.endpoints().items():
-        key = f"eval.models.{name}"
-        if table.endpoint.kind != "openai":
-            yield recipe.problem(f"{key}.endpoint", "must be of kind: openai.")
-        for faulty_key, problem in generator_faults(f"{key}.endpoint", table.generator(1)):
-            yield recipe.problem(faulty_key, problem)
-        if table.api == "chat":
-            if scored:
-                yield recipe.problem(
-                    f"{key}.api", f"a chat returns no log-probs of given choices, which {scored[0]} {_NEEDS}"
-                )
-            for unused in ("tokenizer", "window"):
-                if getattr(table, unused) is not None:
-                    yield recipe.problem(f"{key}.{unused}", "is for api: completions. Remove it.")
-        elif table.tokenizer is None and (table.window is not None or table.chat):
-            unused = "window" if table.window is not None else "chat"
-            yield recipe.problem(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
-        identity = content_id(generator_identity(table.generator(1)), table.api, table.revision)
-        other, address = by_identity.setdefault(identity, (name, table.address))
-        if address != table.address:
-            yield recipe.problem(
-                key, f"has the model name, revision and parameters of {other} at another address, so that their answers would "
-                "be taken for one another's. Give each a revision (any text).",
-            )  # fmt: skip
-
-
-_NEEDS = "needs. Set eval.formats: [generate], or ask its completions (api: completions)."
 
 
 def _message(role: str, content: str) -> Message:

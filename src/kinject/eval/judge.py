@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -20,7 +20,6 @@ from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
 from kinject.language.detect import detect_language
-from kinject.llm.chat import judge_faults
 from kinject.llm.generator import request_seed
 from kinject.llm.judges import GRADES, Confusion, Grade, grading_request, read_grade
 from kinject.llm.limits import limits_of
@@ -390,19 +389,3 @@ def _guarded(item: Written, grade: Grade | None) -> Grade | None:
     clean = split_injection(text)[0]
     by_rule: Grade = "correct" if accepted and matches(clean, accepted) else "abstained" if abstains(clean) else "wrong"
     return grade if grade == by_rule else "wrong"
-
-
-def judge_section_faults(section: EvalSection, *, writes: bool) -> Iterator[tuple[str, str]]:
-    """Yield (key, fault) of the judge of an eval section; `writes`: some models write their answers."""
-    judge = section.judge
-    if judge is None:
-        if "judge" in section.scores:
-            yield "eval.scores", "judge is there, but eval.judge, the model that grades, is missing. Add it."
-        return
-    yield from judge_faults("eval.judge", judge)
-    if judge.kind == "sandbox":
-        yield "eval.judge.kind", "found sandbox, which grades nothing. Allowed: openai (an endpoint) or transformers."
-    if "judge" not in section.scores:
-        yield "eval.judge", "is there, but nothing reads its grades. Put judge into eval.scores, or remove it."
-    elif not writes:
-        yield "eval.judge", "grades written answers, but no format writes any. Add generate to eval.formats."

@@ -9,10 +9,7 @@ from pathlib import Path
 from kinject.corpus.grading import GoldIndex, check_names
 from kinject.corpus.questions import Layout, read_questions
 from kinject.corpus.templates import read_template
-from kinject.disk import path_exists
-from kinject.errors import InputError, Problem, RecipeError
-from kinject.eval.endpoint import endpoint_faults
-from kinject.eval.judge import judge_section_faults
+from kinject.errors import InputError
 from kinject.eval.prompts import (
     FORMATS,
     GENERATED,
@@ -31,7 +28,8 @@ from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
-from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
+from kinject.recipe.conflicts import Asking, find_problems
+from kinject.recipe.eval_section import EvalSection, QuestionSetSection
 from kinject.results import Role
 from kinject.types import Passage, Question
 
@@ -159,101 +157,14 @@ def question_set_section(section: EvalSection, name: str) -> QuestionSetSection:
 
 
 def check_section(recipe: Recipe) -> None:
-    """Raise `RecipeError` with every fault of the eval section that no file is needed to see."""
-    faults = list(_faults(recipe, recipe.eval)) if recipe.eval is not None else []
-    if faults:
-        raise RecipeError(faults)
-
-
-def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
-    """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
-    yield from _model_faults(recipe, section)
-    yield from endpoint_faults(recipe, section)
-    yield from _chat_faults(recipe, section)
-    for name, value in section.questions.items():
-        key = f"eval.questions.{name}"
-        for problem in _set_problems(_as_section(value), section):
-            yield Problem(key, problem, recipe.location(key))
-    judged = judge_section_faults(section, writes=not OPEN.isdisjoint(section.formats))
-    for key, problem in judged:
-        yield Problem(key, problem, recipe.location(key))
-    for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
-        yield Problem(key, problem, recipe.location(key))
-
-
-def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
-    """Yield the keys of a chat that nothing reads, because no model, or not this one, is asked in a chat."""
-    tables = section.tables()
-    sections: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
-    for name, value in section.models.items():
-        if not isinstance(value, str) and not tables[name].chat:
-            sections[f"eval.models.{name}"] = value
-    for section_key, holder in sections.items():
-        for key in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
-            if getattr(holder, key, None):
-                yield recipe.problem(
-                    f"{section_key}.{key}", f"there is no chat, so nothing reads it. Set {section_key}.chat: true."
-                )
-
-
-def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Problem]:
-    trains = recipe.corpus is not None or recipe.trainer
-    overridden = isinstance(recipe, EvalRecipe) and any(
-        text.startswith(("model.", "model=")) for text in recipe.overrides
+    """Raise `RecipeError` with every problem of the eval section that no file is needed to see."""
+    if recipe.eval is None:
+        return
+    formats = recipe.eval.formats
+    asking = Asking(
+        writes=not OPEN.isdisjoint(formats), scores=not GENERATED.issuperset(formats), is_shared=world_size() > 1
     )
-    if recipe.model is not None and (overridden or not trains):
-        location = "command line" if overridden else recipe.location("model")
-        yield Problem(
-            "model",
-            "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
-            "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
-            location,
-        )  # fmt: skip
-    for name, table in section.local().items():
-        if table.device_map not in (None, "none") and world_size() > 1:
-            yield recipe.problem(
-                f"eval.models.{name}.device_map",
-                f"is for one process: each of {world_size()} would take every GPU. Start one.",
-            )
-        if table.revision is not None and path_exists(Path(table.path)):
-            yield recipe.problem(
-                f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
-            )
-
-
-def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:
-    """Yield (key, problem) of the settings of retrieval that do not fit together."""
-    key, reranker = "eval.retrieval", section.reranker
-    if section.overlap >= section.passage_tokens // 2:
-        most = (section.passage_tokens - 1) // 2
-        yield f"{key}.overlap", f"found {section.overlap}, allowed: 0 to {most}, less than half of passage_tokens."
-    if section.parent_tokens is not None and section.parent_tokens <= section.passage_tokens:
-        problem = f"found {section.parent_tokens}, allowed: more than passage_tokens ({section.passage_tokens})."
-        yield f"{key}.parent_tokens", problem
-    if section.passage_prefix and section.kind in ("bm25", "lexical"):
-        yield (
-            f"{key}.passage_prefix",
-            f"is for embeddings, but kind is {section.kind}. Set kind: dense, or take it out.",
-        )
-    if reranker is not None and reranker.candidates < max(section.k):
-        problem = f"found {reranker.candidates}, allowed: at least the largest k ({max(section.k)})."
-        yield f"{key}.reranker.candidates", problem
-    if reranker is not None and reranker.base_url is None and reranker.api_key_env:
-        yield f"{key}.reranker.base_url", "is missing, but api_key_env is set for an endpoint. Give its address."
-
-
-def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[str]:
-    """Yield the problems of one question set of the recipe."""
-    most_shots = max(section.shots)
-    if most_shots and item.shots_from is None:
-        yield f"eval.shots asks for {most_shots} examples, but shots_from is missing. Name the file that holds them."
-    if section.retrieval is None and (item.validation or item.contexts):
-        extra = "validation" if item.validation else "contexts"
-        yield f"{extra} is there, but eval.retrieval, which sets K, is missing."
-    if section.retrieval is not None and not section.retrieval.documents and item.gets_passages and not item.contexts:
-        yield "has no contexts, and eval.retrieval names no documents to find them in. Give one or the other."
-    if item.validation and item.contexts:
-        yield "validation cannot use contexts that were prepared for other questions."
+    recipe.raise_any(find_problems("eval", recipe, asking))
 
 
 def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:

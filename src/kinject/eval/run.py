@@ -181,7 +181,8 @@ def _open_model(
 def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | None:
     if not table.chat:
         return None
-    return ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
+    chat = table.chat_settings
+    return ChatStyle(chat.system, chat.chat_template_kwargs or {}, chat.fewshot_as_multiturn)
 
 
 def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointModelSection) -> None:

@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
 from kinject.llm.generator import Structure, json_in
 from kinject.recipe import GeneratorSection
-from kinject.recipe.sections import GENERATOR_REQUIRES
 from kinject.types import Message, Usage
 
 log = logging.getLogger(__name__)
 
 OPTIONS = ("stop", "chat_template_kwargs")
 """Fields of a generator that are sent where the recipe has them."""
-RESERVED = (
-    "model", "messages", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "response_format",
-    *OPTIONS,
-)  # fmt: skip
-"""Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the same name."""
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _REFUSED = re.compile(
     r"unsupported|not (?:be )?support|(?:does not|doesn['’]t|do not|don['’]t) (?:support|accept|take)|unrecogni[sz]ed"
@@ -253,75 +247,6 @@ def _n_tokens(value: object) -> int:
     return int(value)
 
 
-_OF_MODELS = ("extra_body", "chat_template_kwargs")
-_OPENAI_ONLY = ("stop",)
-"""Options of a generator that only kind: openai reads; those of `_OF_MODELS` are read by kind: transformers, too."""
-SAMPLING = ("top_k", "top_p", "min_p")
-"""Parameters in extra_body that kind: transformers reads."""
-_DEFAULTS = {item.name: item.default for item in fields(GeneratorSection)}
-
-
-def judge_faults(key: str, judge: GeneratorSection) -> Iterator[tuple[str, str]]:
-    """Yield (key, fault) of the section of a judge."""
-    yield from generator_faults(key, judge)
-    if judge.kind == "file":
-        yield key, "must answer: kind: file does not."
-
-
-def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
-    """Yield (key, fault) of the section of a generator, which is at `key` in the recipe."""
-    if isinstance(generator.base_url, tuple):
-        yield from _list_faults(key, generator, generator.base_url)
-    for part in generator.parts().values():
-        yield from _endpoint_faults(key, part)
-    for name in _OPENAI_ONLY + (() if generator.kind == "transformers" else _OF_MODELS):
-        if generator.kind != "openai" and getattr(generator, name) != _DEFAULTS[name]:
-            yield f"{key}.{name}", f"is not for kind: {generator.kind}. Remove it."
-    for name, value in (generator.extra_body or {}).items():
-        if generator.kind == "transformers" and (name not in SAMPLING or not isinstance(value, int | float)):
-            yield (
-                f"{key}.extra_body.{name}",
-                f"found {value!r}. kind: transformers reads numbers: {', '.join(SAMPLING)}.",
-            )
-        elif name in RESERVED:
-            other = f"the generator's own key {name}" if name in _DEFAULTS else "nothing: kinject sets it"
-            yield f"{key}.extra_body.{name}", f"is not read here. Use {other}."
-    for name in ("extra_body", "chat_template_kwargs"):
-        try:
-            json.dumps(getattr(generator, name), allow_nan=False)
-        except (TypeError, ValueError) as error:
-            yield f"{key}.{name}", f"cannot be sent as JSON ({error})."
-
-
-def _list_faults(key: str, generator: GeneratorSection, urls: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the faults of a list of addresses."""
-    if len(generator.parts()) < len(urls) or not urls:
-        yield f"{key}.base_url", "names an endpoint twice. Remove one." if urls else "is empty; give at least one."
-
-
-def _endpoint_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
-    name, description = GENERATOR_REQUIRES.get(generator.kind, ("kind", ""))
-    if not getattr(generator, name):
-        yield key, f"{name} is missing. kind: {generator.kind} needs {description}."
-    if generator.address is not None and not _is_url(generator.address):
-        yield f"{key}.base_url", f"found {generator.address!r}, expected a URL such as http://127.0.0.1:8000/v1."
-    tokens = generator.tokens_per_minute
-    if tokens is not None and generator.kind in ("openai", "transformers") and tokens <= generator.max_tokens:
-        fault = f"found {tokens:,}, but one answer may have {generator.max_tokens:,} (max_tokens): no request could be sent."
-        yield f"{key}.tokens_per_minute", fault
-
-
 def has_prices(generator: GeneratorSection) -> bool:
     """Return whether an answer costs anything."""
     return bool(generator.price_in or generator.price_out)
-
-
-def _is_url(text: str) -> bool:
-    """Return whether `text` is a web URL with a possible host name and port."""
-    try:
-        parts = urlsplit(text)
-        host = (parts.hostname or "").encode("idna").decode()
-        _ = parts.port
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(host) and text.isprintable() and " " not in text

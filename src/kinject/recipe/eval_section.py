@@ -122,17 +122,33 @@ class LoadingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSection:
-    """Settings of a model's chat; a key that is left out is eval's own key of that name."""
+    """How prompts go into the tokenizer's chat template."""
 
-    chat: bool | None = option(None, help="Whether prompts go into the tokenizer's chat template.")
-    system: str | None = option(None, help="chat: text of the system's turn.")
+    system: str = option("", help="Text of the system's turn.")
     chat_template_kwargs: Mapping[str, Any] | None = option(
-        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
+        None, help="Arguments of the chat template, for example {enable_thinking: false}."
+    )
+    fewshot_as_multiturn: bool = option(
+        False, help="Each example is a user's turn and the answer to it, instead of a part of the one user's turn."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalModelSection(LoadingSection, ChatSection):
+class PromptedSection:
+    """A model with the settings of its prompts."""
+
+    chat: bool | ChatSection | None = option(
+        None, help="Whether, or how, prompts go into the chat template; default: eval.chat."
+    )
+
+    @property
+    def chat_settings(self) -> ChatSection:
+        """The settings of its chat."""
+        return self.chat if isinstance(self.chat, ChatSection) else ChatSection()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModelSection(LoadingSection, PromptedSection):
     """A model that is loaded here, and the settings of its prompts."""
 
     path: str = option(help="Model folder or hub name.", path="model")
@@ -149,7 +165,7 @@ class LocalModelSection(LoadingSection, ChatSection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointModelSection(ChatSection):
+class EndpointModelSection(PromptedSection):
     """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
 
     endpoint: GeneratorSection = option(help="The endpoint: base_url, model, and the other keys of a generator.")
@@ -181,7 +197,7 @@ class EndpointModelSection(ChatSection):
 
     def generator(self, max_tokens: int, stop: tuple[str, ...] = ()) -> GeneratorSection:
         """Return the generator that asks it for answers of at most `max_tokens` tokens."""
-        kwargs = self.endpoint.chat_template_kwargs if self.chat_template_kwargs is None else self.chat_template_kwargs
+        kwargs = self.chat_settings.chat_template_kwargs or self.endpoint.chat_template_kwargs
         return replace(
             self.endpoint, max_tokens=max_tokens, stop=stop, temperature=self.endpoint.temperature or 0.0,
             # for completions the tokenizer's template is rendered here
@@ -239,14 +255,8 @@ class EvalSection:
         None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
         "max_new_tokens for both.", min=1, max=131_072,
     )  # fmt: skip
-    chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
-    system: str | None = option(None, help="chat: text of the system's turn.")
-    chat_template_kwargs: Mapping[str, Any] | None = option(
-        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
-    )
-    fewshot_as_multiturn: bool = option(
-        False,
-        help="chat: each example is a user's turn and the answer to it, instead of a part of the one user's turn.",
+    chat: bool | ChatSection = option(
+        False, help="Put the prompt into the tokenizer's chat template, as the user's turn; or how."
     )
     perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
@@ -270,12 +280,11 @@ class EvalSection:
         self, value: str | LocalModelSection | EndpointModelSection
     ) -> LocalModelSection | EndpointModelSection:
         table = LocalModelSection(path=value) if isinstance(value, str) else value
-        defaults: dict[str, Any] = {
-            item.name: getattr(holder, item.name)
-            for kind, holder in ((LoadingSection, self.model_defaults), (ChatSection, self))
-            for item in fields(kind)
-            if isinstance(table, kind) and getattr(table, item.name) is None
-        }
-        if isinstance(table, EndpointModelSection) and table.api == "chat":
-            defaults["chat"] = True
+        defaults: dict[str, Any] = {"chat": self.chat if table.chat is None else table.chat}
+        if isinstance(table, LocalModelSection):
+            for item in fields(LoadingSection):
+                if getattr(table, item.name) is None:
+                    defaults[item.name] = getattr(self.model_defaults, item.name)
+        elif table.api == "chat":
+            defaults["chat"] = defaults["chat"] or True
         return replace(table, **defaults)

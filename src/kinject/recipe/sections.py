@@ -209,6 +209,13 @@ class GeneratorSection:
         return self.base_url
 
 
+SAMPLING = ("top_k", "top_p", "min_p")
+"""Parameters in extra_body that kind: transformers reads."""
+RESERVED_BODY = (
+    "model", "messages", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "response_format", "stop",
+    "chat_template_kwargs",
+)  # fmt: skip
+"""Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the same name."""
 GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
     "openai": ("model", "the name of a model at the endpoint"),
     "transformers": ("model", "a model folder or a name on the hub"),
@@ -246,10 +253,6 @@ class AugmentSection:
         help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
     )
     generator: GeneratorSection = option(help="The writer of the paraphrases.")
-    mix: Mapping[str, float] | None = option(
-        None, help="More styles, each with its fraction of mix_tokens, as in {paraphrase: 0.6, faq: 0.4}."
-    )
-    mix_tokens: int = option(2048, help="Tokens of the texts of all styles in the mix, for each passage.", min=1)
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     messages: bool = option(
         False, help="Write questions, dialogues, facts and instructions as conversations (rows with messages)."

@@ -13,9 +13,10 @@ from kinject.errors import InputError, Problem
 from kinject.hub import upload_fault
 from kinject.process import context_parallel_size, is_launched, tensor_parallel_size
 from kinject.recipe import TrainRecipe
-from kinject.recipe.check import suggestion
-from kinject.recipe.conflicts import Conflict, Launch, find_problems
+from kinject.recipe.check import Conflict, suggestion
+from kinject.recipe.conflicts import find_problems
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
+from kinject.recipe.train_conflicts import Launch
 from kinject.train.load import is_sharded, what_splits
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kinject.corpus.tokenize import IGNORED
-from kinject.recipe.conflicts import Conflict
+from kinject.recipe.check import Conflict
 
 if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe

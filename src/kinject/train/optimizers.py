@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from kinject.corpus.packing import TrainingRow
-from kinject.recipe.conflicts import Conflict
+from kinject.recipe.check import Conflict
 
 if TYPE_CHECKING:
     from trl import SFTConfig

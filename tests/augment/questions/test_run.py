@@ -16,7 +16,7 @@ from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl, read_manifest
-from kinject.errors import EndpointError, InputError, RecipeError
+from kinject.errors import EndpointError, InputError
 from kinject.llm.generator import json_in
 from kinject.llm.prompt_injection import escape_tags
 from kinject.recipe import Recipe, read_recipe
@@ -281,11 +281,7 @@ def test_text_that_looks_like_a_marker_stays_inside_the_passage() -> None:
         assert messages[-1]["content"].count("</passage>") == 1
 
 
-def test_faults_of_the_recipe_name_their_line(make: Make, documents: Path) -> None:
-    with pytest.raises(RecipeError, match=r"questions\.generator: model is missing"):
-        make_questions(make("http://127.0.0.1:9/v1", generator__model=None))
-    with pytest.raises(RecipeError, match=r"questions\.budget: needs questions\.generator\.price_in"):
-        make_questions(make(budget=1.0))
+def test_a_document_that_is_none_of_the_sandbox_is_told_with_its_line(make: Make, documents: Path) -> None:
     with documents.open("a") as file:
         file.write('{"text": "Something else entirely."}\n')
     with pytest.raises(InputError, match=r"documents\.jsonl:13: the sandbox generator cannot read"):
@@ -378,8 +374,3 @@ def test_unanswerable_questions_are_near_the_passages_and_answered_by_none(
     assert reasons.keys() <= {"answered", "duplicate"}
     assert read_manifest(result.manifest_path)["counts"]["n_unanswerable"] == 24  # type: ignore[index]
     assert make_questions(recipe).n_sent == 0
-
-
-def test_unanswerable_questions_alone_are_refused(make: Make) -> None:
-    with pytest.raises(RecipeError, match=r"questions\.kinds: found unanswerable alone"):
-        make_questions(make(kinds=["unanswerable"]))

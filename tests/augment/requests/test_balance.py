@@ -129,9 +129,6 @@ def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Ca
 @pytest.mark.parametrize(
     ("generator", "fault"),
     [
-        ({"base_url": []}, "augment.generator.base_url: is empty; give at least one."),
-        ({"base_url": ["http://a/v1", "http://a/v1/"]}, "augment.generator.base_url: names an endpoint twice."),
-        ({"base_url": ["http://a/v1", "http://b:99999/v1"]}, "augment.generator.base_url: found 'http://b:99999/v1'"),
         ({"base_url": ["http://a/v1", "ftp://b"]}, "augment.generator.base_url.1: this is no address"),
         ({"base_url": ["http://me:secret@a/v1"]}, "augment.generator.base_url.0: the URL holds a name or password"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from faulty_server import Talk
 
 from kinject.augment import augment
-from kinject.errors import EndpointError, RecipeError
+from kinject.errors import EndpointError
 from kinject.llm.chat import refused_parameter, split_thinking
 from kinject.llm.endpoint import Endpoint
 from kinject.llm.generator import Structure, items_in, json_in
@@ -155,25 +155,6 @@ def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, ho
     assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **settings)).n_sent == 0
     settings["generator__extra_body"] = {"top_p": 0.5}
     assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **settings)).n_sent == 12
-
-
-@pytest.mark.parametrize(
-    ("generator", "fault"),
-    [
-        ({"extra_body": {"messages": []}}, "extra_body.messages: is not read here. Use nothing: kinject sets it."),
-        ({"extra_body": {"stop": "x"}}, "extra_body.stop: is not read here. Use the generator's own key stop."),
-        ({"kind": "sandbox", "extra_body": {"a": 1}}, "extra_body: is not for kind: sandbox. Remove it."),
-        (
-            {"kind": "transformers", "model": "m", "extra_body": {"a": 1}},
-            "extra_body.a: found 1. kind: transformers reads",
-        ),
-    ],
-)
-def test_options_that_nothing_reads_are_refused(make_recipe: Make, generator: dict[str, Any], fault: str) -> None:
-    settings = {f"generator__{name}": value for name, value in generator.items()}
-    with pytest.raises(RecipeError) as caught:
-        augment(make_recipe("http://127.0.0.1:9/v1", **settings))
-    assert f"augment.generator.{fault}" in str(caught.value)
 
 
 @pytest.mark.parametrize("way", ["tags", "field"])

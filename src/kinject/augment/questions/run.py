@@ -12,7 +12,7 @@ from typing import Any
 
 from kinject.augment import sandbox
 from kinject.augment.checks.checker import check_completion
-from kinject.augment.plan import PassageFile
+from kinject.augment.plan import PassageFile, check_sections
 from kinject.augment.prompts import Source, source_of
 from kinject.augment.questions import prompts
 from kinject.augment.questions.drafts import (
@@ -32,7 +32,6 @@ from kinject.augment.questions.drafts import (
     read_unanswerable,
     says_unanswered,
 )
-from kinject.augment.validation import questions_section
 from kinject.corpus.passages import cut_note, split_passages, token_spans
 from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
@@ -111,7 +110,8 @@ def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> Questions
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    section = questions_section(recipe)
+    check_sections(recipe)
+    section = recipe.questions
     with lock_dir(recipe.run_dir):
         return run_event_loop(_make_questions(recipe, section, retry))
 
