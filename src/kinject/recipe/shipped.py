@@ -121,15 +121,20 @@ def copy_recipes(
     return CopiedRecipes(tuple(written), tuple(path for path in files if path not in written), tuple(missing))
 
 
-def write_own_recipes(name: str, root: Path) -> tuple[list[Path], list[Path]]:
-    """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`.
+def write_own_recipes(name: str, root: Path, values: Mapping[str, str]) -> tuple[list[Path], list[Path]]:
+    """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`, and the data that they read.
 
-    Return those that are written (or there already, the same) and those that are there with another text, and stay.
+    `values` are texts of them and what replaces these (by regular expression). Return the recipes that are written (or there
+    already, the same) and those that are there with another text, and stay.
     """
     written, differing = [], []
     for recipe in find_recipes(["own"], read_shipped()):
         path = root / "recipes" / name / recipe.path.name
         content = recipe.text.replace("recipes/own/", f"recipes/{name}/").replace("NAME", name)
+        for text, replacement in values.items():
+            content = re.sub(text, lambda _, new=replacement: new, content)  # type: ignore[misc]
+        for data in _DATA.findall(content):
+            write_text(root / data, (FOLDER.parent / data).read_text("utf-8"))
         if _differs(path, content):
             differing.append(path)
         else:

@@ -380,7 +380,7 @@ class QuestionSelector:
                 refused.append({**row, "reason": reason, "detail": detail})
             elif len(selected) < self._n_questions:
                 candidate = Candidate(draft, row["specificity"])
-                selected.append(_question_row(document, outcome["passage_id"], candidate, self._kinds))
+                selected.append(question_row(document, outcome["passage_id"], candidate, self._kinds))
                 self._selected.append(draft)
             else:
                 self.counts["spare"] += 1
@@ -405,7 +405,7 @@ class QuestionSelector:
         return rows
 
 
-def _question_row(document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]) -> Row:
+def question_row(document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]) -> Row:
     """Return a question in the question format, with its passage, sentence and specificity."""
     draft = candidate.draft
     choices = list(draft.choices)

