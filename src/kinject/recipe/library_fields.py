@@ -42,6 +42,24 @@ REFUSED = {
     "do_train": "has no effect: kinject train trains. Remove the line.",
     "do_eval": "has no effect. Set eval_strategy, with probes or a validation corpus.",
     "do_predict": "has no effect: kinject eval asks questions. Remove the line.",
+    "truncation_mode": "is fixed: of a text longer than max_length the beginning is read. Remove the line.",
+    "remove_unused_columns": "has no effect: rows have the columns that the loss reads. Remove the line.",
+    "auto_find_batch_size": "would change the batch of a run that is under way. Find it first: kinject find-lr RECIPE --batch.",
+    "ignore_data_skip": "is fixed: a resumed run reads on where it stopped. Remove the line.",
+    "restore_callback_states_from_checkpoint": "has no effect: checkpoints hold what callbacks need. Remove the line.",
+    "local_rank": "is the launcher's: accelerate launch sets it. Remove the line.",
+    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "has no effect while a model trains. Remove the line."),
+    **dict.fromkeys(
+        (
+            "prediction_loss_only",
+            "batch_eval_metrics",
+            "include_for_metrics",
+            "eval_do_concat_batches",
+            "eval_use_gather_object",
+            "eval_accumulation_steps",
+        ),
+        "has no effect: an evaluation keeps losses alone, and probes have batches of their own. Remove the line.",
+    ),
 }
 """Fields that a recipe must not set -> the reason, and the setting to use."""
 
@@ -233,7 +251,7 @@ _FRACTION: Mapping[str, Any] = {"min": 0, "max": 1}
 _SEED: Mapping[str, Any] = {"min": 0, "max": 2**32 - 1}
 RANGES: Mapping[str, Mapping[str, Any]] = {
     "per_device_train_batch_size": _COUNT, "per_device_eval_batch_size": _COUNT, "gradient_accumulation_steps": _COUNT,
-    "eval_accumulation_steps": _COUNT, "torch_empty_cache_steps": _COUNT, "save_total_limit": _COUNT, "dataset_num_proc": _COUNT,
+    "torch_empty_cache_steps": _COUNT, "save_total_limit": _COUNT,
     "pad_to_multiple_of": _COUNT, "ddp_bucket_cap_mb": _COUNT, "dataloader_prefetch_factor": _COUNT,
     "dataloader_num_workers": {"min": 0, "max": 256}, "max_length": {"min": 2, "max": 2**22},
     "logging_steps": _STEPS, "eval_steps": _STEPS, "save_steps": _STEPS, "warmup_steps": _FROM_0, "eval_delay": _FROM_0,
@@ -244,13 +262,13 @@ RANGES: Mapping[str, Mapping[str, Any]] = {
     "router_aux_loss_coef": {"min": 0, "max": 100}, "seed": _SEED, "data_seed": _SEED, "ddp_timeout": {"min": 1, "max": 10**8},
     # peft
     "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "rank_pattern": {"min": 1, "max": 2**16},
-    "alpha_pattern": {"above": 0, "max": 2**20}, "layers_to_transform": {"min": 0, "max": 2**16}, "qalora_group_size": _COUNT,
+    "alpha_pattern": {"above": 0, "max": 2**20}, "layers_to_transform": {"min": 0, "max": 2**16},
     "trainable_token_indices": _FROM_0, "alora_invocation_tokens": _FROM_0, "layer_replication": _FROM_0,
     "num_groups": _COUNT, "scale": {"above": 0, "max": 2**20}, "nblocks": _COUNT, "loftq_iter": _COUNT,
 }  # fmt: skip
 """Bounds of the libraries' fields, as in the metadata of kinject's own: outside of them a library raises, or learns nothing."""
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "loss_type": ("nll", "dft", "chunked_nll"), "truncation_mode": ("keep_start",), "pad_to_multiple_of": ("auto",),
+    "loss_type": ("nll", "dft", "chunked_nll"), "pad_to_multiple_of": ("auto",),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"), "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
     "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "task_type": ("CAUSAL_LM",), "peft_type": ("LORA",),
@@ -392,7 +410,9 @@ ADAPTER_REFUSED = {
     ),
     **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
     "alora_invocation_tokens": "adapts only text after these tokens, which no corpus row holds. Remove the line.",
-    "use_qalora": "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line.",
+    **dict.fromkeys(
+        ("use_qalora", "qalora_group_size"), "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line."
+    ),
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }  # fmt: skip
 """Keys of LoraConfig that an adapter to train must not set -> the reason."""
