@@ -22,6 +22,7 @@ from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.models import first_line, load_config
 from kinject.recipe import is_model
+from kinject.train.config import adapter_config
 from kinject.train.updates.muon import is_muon_matrix
 
 if TYPE_CHECKING:
@@ -279,10 +280,9 @@ def _layers(model: Any) -> list[nn.Module]:
 
 
 def _with_adapter(model: Any, step: Step) -> Any:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    fields = {key: value for key, value in (step.adapter or {}).items() if key != "merge"}
-    model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **fields}))
+    model = get_peft_model(model, adapter_config(step.adapter or {}))
     if step.quantization != "none" and step.mixed != torch.float16:  # as TRL does for QLoRA
         for parameter in model.parameters():
             if parameter.requires_grad:

@@ -271,7 +271,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "loss_type": ("nll", "dft", "chunked_nll"), "pad_to_multiple_of": ("auto",),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"), "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
     "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    "task_type": ("CAUSAL_LM",), "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM",),
 }  # fmt: skip
 """The words of fields that are annotated as text and whose metadata has no choices, or choices that kinject has not."""
 _SCHEDULE_RANGES: Mapping[str, Mapping[str, Any]] = {
@@ -415,20 +415,50 @@ ADAPTER_REFUSED = {
     ),
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }  # fmt: skip
-"""Keys of LoraConfig that an adapter to train must not set -> the reason."""
-MERGE = "merge"
-"""The one key that is not peft's: merge the adapter into the base weights when training ends."""
+"""Keys of peft's configs that an adapter to train must not set -> the reason."""
+ADAPTER_KEYS = ("type", "merge")
+"""The keys that are not peft's: the type of adapter, and whether it is folded into the base weights when training ends."""
+_VIRTUAL_TOKENS = "adds virtual tokens, which neither packed rows nor the scoring of kinject know"
+ADAPTER_TYPES_REFUSED = {
+    "adalora": "needs the number of steps and a call after each of them, which Trainer does not make",
+    "adaption_prompt": _VIRTUAL_TOKENS,
+    "poly": "is for several tasks, each with its number",
+    "shadow": "is a model beside the model, whose output is no row of logits",
+    "xlora": "mixes adapters that are trained already",
+}
+"""Types of peft that adapt weights and are refused -> the reason."""
+
+
+def adapter_types() -> dict[str, Any]:
+    """Return the config class of each type of adapter: those of peft that change weights. Imports peft (some seconds)."""
+    from peft import PromptLearningConfig
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    names = {kind.value.lower(): made for kind, made in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    return {name: made for name, made in names.items()
+            if name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig)}  # fmt: skip
+
+
+def _type_fault(name: Any, types: Mapping[str, Any]) -> str:
+    """Return why an adapter of this type does not train."""
+    from peft import PeftType
+
+    if str(name).upper() in PeftType.__members__:
+        return f"{name} {ADAPTER_TYPES_REFUSED.get(name, _VIRTUAL_TOKENS)}. Take another, as lora."
+    return f"found {name!r}.{suggestion(str(name), types)}"
 
 
 def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
-    """Report every key that LoraConfig does not have, and every value of a wrong type or out of bounds.
+    """Report every key that peft's config of its type does not have, and every value of a wrong type or out of bounds.
 
     Imports peft (some seconds), so only a recipe that trains an adapter calls it.
     """
-    from peft import LoraConfig
-
-    known = {field.name: field for field in dataclasses.fields(LoraConfig) if field.init}
-    hints = typing.get_type_hints(LoraConfig)
+    types, name = adapter_types(), adapter.get("type", "lora")
+    if name not in types:
+        checker.report(("adapter", "type"), _type_fault(name, types))
+        return
+    known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
+    hints = typing.get_type_hints(types[name])
     for key, value in adapter.items():
         path = ("adapter", key)
         if key in ADAPTER_REFUSED:
@@ -437,15 +467,16 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             checker.report(path, "found an empty list. Name at least one, or remove the line.")
         elif key == "loftq_config" and value and adapter.get("init_lora_weights") != "loftq":
             checker.report(path, "is read with init_lora_weights: loftq only. Set that, or remove the line.")
+        elif key == "merge":
+            checker.value(bool, value, path)
         elif key in known:
             checker.is_in_bounds(
                 checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
             )
             _check_settings(hints[key], value, path, checker)
-        elif key == MERGE:
-            checker.value(bool, value, path)
-        else:
-            checker.report(path, f"unknown key of peft's LoraConfig.{suggestion(key, {*known, MERGE})}")
+        elif key != "type":
+            kind = types[name].__name__
+            checker.report(path, f"unknown key of peft's {kind}.{suggestion(key, {*known, *ADAPTER_KEYS})}")
 
 
 def _check_settings(hint: Any, value: Any, key: KeyPath, checker: Checker) -> None:

@@ -68,7 +68,9 @@ class Sections:
         "distill (context distillation): any rows, learned by the settings of the section distillation.",
     )
     model: ModelSection | None = None
-    adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
+    adapter: Mapping[str, Any] | None = option(
+        None, help="Train an adapter, not all weights: its type (lora) and the fields of peft's config."
+    )
     distillation: DistillationSection | None = None
     regularization: RegularizationSection | None = None
     guards: GuardsSection = GuardsSection()

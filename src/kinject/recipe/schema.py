@@ -17,12 +17,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 from kinject.disk import read_bytes, write_text
 from kinject.recipe.check import is_required
 from kinject.recipe.library_fields import (
+    ADAPTER_KEYS,
     ADAPTER_REFUSED,
-    MERGE,
     RANGES,
     REFUSED,
     RENAMED,
     RENAMED_OPTIMIZERS,
+    adapter_types,
     field_hint,
     schedule_names,
 )
@@ -206,16 +207,24 @@ def _trainer() -> Schema:
 
 
 def _adapter() -> Schema:
-    """Return the schema of LoraConfig's fields by name."""
-    from peft import LoraConfig
-
-    properties = {key: value for key, value in _fields_of(LoraConfig, field_hint).items() if key not in ADAPTER_REFUSED}
+    """Return the schema of an adapter: LoraConfig's fields by name; those of another type are checked when they are read."""
+    types = adapter_types()
+    properties = {
+        key: value for key, value in _fields_of(types["lora"], field_hint).items() if key not in ADAPTER_REFUSED
+    }
     for shape in properties.values():
         for option in (shape, *shape.get("anyOf", ())):
             if "array" in (option.get("type") or ()):  # a list names at least one
                 option["minItems"] = 1
-    properties[MERGE] = {"description": "Fold the adapter into the base weights when training ends.", "default": False}
-    return {"properties": properties, "additionalProperties": False}
+    properties["type"] = {"description": "The type of adapter, of peft's.", "enum": sorted(types), "default": "lora"}
+    properties["merge"] = {
+        "description": "Fold the adapter into the base weights when training ends.",
+        "default": False,
+    }
+    return {
+        "if": {"properties": {"type": {"const": "lora"}}}, "then": {"properties": properties, "additionalProperties": False},
+        "else": {"properties": {name: properties[name] for name in ADAPTER_KEYS}},
+    }  # fmt: skip
 
 
 def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:

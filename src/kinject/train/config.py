@@ -15,7 +15,13 @@ from kinject.process import context_parallel_size, is_launched, tensor_parallel_
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Conflict, suggestion
 from kinject.recipe.conflicts import find_problems
-from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
+from kinject.recipe.library_fields import (
+    ADAPTER_KEYS,
+    ADAPTIVE_SCHEDULES,
+    OWN_SCHEDULES,
+    TORCH_SCHEDULES,
+    adapter_types,
+)
 from kinject.recipe.train_conflicts import Launch
 from kinject.train.load import is_sharded, what_splits
 
@@ -28,7 +34,7 @@ _NEED_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo
 
 
 def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SFTConfig, Any]:
-    """Return SFTConfig, without the fields of tokenising and packing, which kinject does itself, and LoraConfig or None.
+    """Return SFTConfig, without the fields of tokenising and packing, which kinject does itself, and peft's config or None.
 
     If the recipe names neither bf16 nor fp16, the device chooses (`kinject.models.choose_precision`). Raises `RecipeError`
     with every problem that shows without a model: of the table of conflicts, of `rows`, and of the libraries.
@@ -48,7 +54,7 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
     config, refusals = build(make, recipe.trainer, "trainer", "TRL")
     adapter = None
     if recipe.adapter is not None:
-        adapter, more = build(lora_config, recipe.adapter, "adapter", "peft")
+        adapter, more = build(adapter_config, recipe.adapter, "adapter", "peft")
         refusals += more
     problems += find_problems("train", recipe, _launch(recipe, config, device), rows)
     problems += [*_about_trackers(config), *_about_config(recipe)]
@@ -95,14 +101,11 @@ def _precision(recipe: TrainRecipe, device: str) -> dict[str, bool]:
     return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
 
 
-def lora_config(adapter: Mapping[str, Any]) -> Any:
-    """Return peft's LoraConfig of the keys of an adapter section."""
-    from peft import LoraConfig
-
-    fields = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in adapter.items() if key != "merge"
-    }
-    return LoraConfig(**{"task_type": "CAUSAL_LM", **fields})
+def adapter_config(adapter: Mapping[str, Any]) -> Any:
+    """Return peft's config of the keys of an adapter section, of the class that `type` names (LoraConfig)."""
+    fields = {key: list(value) if isinstance(value, tuple) else value for key, value in adapter.items()
+              if key not in ADAPTER_KEYS}  # fmt: skip
+    return adapter_types()[adapter.get("type", "lora")](**{"task_type": "CAUSAL_LM", **fields})
 
 
 def build(

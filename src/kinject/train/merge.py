@@ -6,6 +6,7 @@ base gives chat to a model that was trained from that base (chat vector, 2310.04
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import shutil
@@ -348,15 +349,12 @@ def fold(tuned: Any) -> Any:
     is_tied = head is not None and head.weight is embedding.weight
     if is_tied:  # peft would change both, but the adapter of an embedding has no effect on the head
         head.weight = torch.nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
+    for layer in tuned.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge = functools.partial(_merge_in_float32, layer, layer.merge, dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of layers that are merged already
+        warnings.simplefilter("ignore", UserWarning)  # of embeddings that are no longer the head
         try:
-            for layer in tuned.modules():
-                if isinstance(layer, BaseTunerLayer):
-                    weight = layer.get_base_layer().weight
-                    weight.data = weight.data.float()
-                    layer.merge()
-                    weight.data = weight.data.to(dtype)
             merged = tuned.merge_and_unload().to(dtype)
         except (AttributeError, NotImplementedError, ValueError) as error:
             kind = str(tuned.peft_config[tuned.active_adapter].peft_type.value).lower()
@@ -368,6 +366,13 @@ def fold(tuned: Any) -> Any:
         merged.config.tie_word_embeddings = torch.equal(head.weight, embedding.weight)
         merged.tie_weights()
     return merged
+
+
+def _merge_in_float32(layer: Any, merge: Callable[..., None], dtype: Any, *args: Any, **options: Any) -> None:
+    weight = layer.get_base_layer().weight
+    weight.data = weight.data.float()
+    merge(*args, **options)
+    weight.data = weight.data.to(dtype)
 
 
 def _unwrapped(layer: Any) -> Any:

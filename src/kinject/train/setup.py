@@ -53,7 +53,6 @@ from kinject.train.probes import Probes
 from kinject.train.trainable import (
     check_model,
     check_trainable,
-    check_trained_tokens,
     freeze,
     reinitialize_last_layers,
 )
@@ -70,7 +69,7 @@ _CHECKED = 64
 
 
 def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
-    """Return SFTConfig and LoraConfig (or None) of a recipe.
+    """Return SFTConfig and peft's config (or None) of a recipe.
 
     Raises `RecipeError` for the problems of all sections that training reads, before a corpus or weights are read.
     """
@@ -134,7 +133,6 @@ def _make_trainer(
             return load_training_model(recipe, tokenizer, sharding, path)[0]
 
     freeze(model, recipe)
-    check_trained_tokens(recipe, model)
     inputs = UpdateInputs(
         recipe, model, functools.partial(load_weights, "") if sharding is not None else None,
         reinitialize_last_layers(model, recipe), tokenized.projection_rows or (),
