@@ -24,7 +24,7 @@ from random import Random
 from faithfulness import find_fault, read_pairs, read_passages
 from planted_facts import LANGUAGES
 
-from kinject.augment.checks.judge import read_opinion
+from kinject.augment.checks.judge import read_verdict
 from kinject.augment.checks.planted_errors import RELATION_KINDS, plant_error, reword
 from kinject.augment.prompts import judge_messages
 from kinject.corpus.passages import sentences, word_spans
@@ -128,9 +128,9 @@ def score(arguments: argparse.Namespace) -> None:
     if len(answered) < len(key):
         print(f"{len(key) - len(answered)} of {len(key)} texts have no answer and are left out")
     for name, row in answered:
-        opinion = read_opinion(answers[name], row["text"])
-        unclear += opinion is None
-        by_judge = opinion is None or not opinion.faithful
+        verdict = read_verdict(answers[name])
+        unclear += verdict.detail == "it gave no verdict"
+        by_judge = not verdict.accepted
         by_rules = bool(find_fault(row["passage"], row["text"]))
         planted[row["kind"]] += 1
         for judge_name, refused in (("rules", by_rules), ("judge", by_judge), ("both", by_rules or by_judge)):

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from kinject.augment.checks import planted_errors
-from kinject.augment.checks.planted_errors import NUMBER, POSSESSIVE, RELATION_KINDS, Words, is_name, words_of
+from kinject.augment.checks.names import GENERIC_WORDS
+from kinject.augment.checks.planted_errors import NUMBER, POSSESSIVE, RELATION_KINDS, Words, words_of
 
 FACT_KINDS = ("number", "date", "unit", "name")
 ALL_KINDS = (*FACT_KINDS, *RELATION_KINDS, "invention")
@@ -83,6 +84,11 @@ def plant_error(kind: str, text: str, rng: Random, names: Sequence[str] = (), la
     group, new = _other_name(match, rng, others) if kind == "name" else _other(kind, match, rng, facts)
     changed = text[: match.start(group)] + new + text[match.end(group) :]
     return None if changed == text else changed
+
+
+def is_name(word: str) -> bool:
+    """Return whether a word of a name is itself one, unlike the museum of the British Museum."""
+    return word[:1].lower() != word[:1] and word.lower() not in GENERIC_WORDS
 
 
 def _word_of(match: re.Match[str]) -> str | int:

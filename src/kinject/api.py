@@ -139,7 +139,7 @@ def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str
 
     kinject.styles()["paraphrase"]
     """
-    from kinject.augment.try_style import known_styles
+    from kinject.augment.preview import known_styles
 
     checked: AugmentRecipe | None = None if recipe is None else _checked(recipe, "augment")
     return {name: style.about for name, style in known_styles(checked).items()}

@@ -130,31 +130,6 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
     assert augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2})).n_sent == 0
 
 
-def test_a_style_pauses_for_a_passage_after_three_refusals_at_the_same_point(
-    make_recipe: Make, serving: Callable[..., Any]
-) -> None:
-    server = serving(faults={"refusal": 1.0})
-    result = augment(make_recipe(server.url, max_attempts=5))
-    assert (result.got, result.refused, server.state.n_requests) == (0, {"refusal": 36}, 36)
-    assert result.paused == {"paraphrase": {"refusal": 12}}
-    summary = render_summary(result)
-    assert "12  passages paused: refused three times in a row at the same point (refusal)" in summary
-    assert "max_attempts" not in summary
-    manifest = read_manifest(result.manifest_path)
-    assert manifest is not None
-    assert manifest["counts"]["paused"] == {"paraphrase": {"refusal": 12}}
-    again = augment(make_recipe(server.url, max_attempts=5))
-    assert (again.n_sent, again.paused) == (0, result.paused)
-
-
-def test_a_style_does_not_pause_where_something_was_accepted_or_the_points_differ(
-    make_recipe: Make, serving: Callable[..., Any]
-) -> None:
-    augment(make_recipe(serving().url))
-    more = augment(make_recipe(serving(faults={"refusal": 1.0}).url, styles={"paraphrase": 4}, max_attempts=5))
-    assert (more.paused, more.refused) == ({}, {"refusal": 60})
-
-
 @pytest.mark.parametrize(
     ("refused", "advice"),
     [

@@ -53,7 +53,7 @@ def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pyte
     out = capsys.readouterr().out
     survey = try_(mixed)
     assert survey.files == {"again.jsonl": 2, "bridge.txt": 1, "rows.jsonl": 2, "sub/german.md": 1}
-    reasons = {skipped.file: skipped.reason for skipped in survey.skipped}
+    reasons = survey.skipped
     wanted = {
         "rows.jsonl": "rows.jsonl:2: no key 'text'", "empty.txt": "empty document", "noise.txt": "bytes that are no text",
         "photo.jpg": "an image", "photo2.jpg": "an image", "broken.pdf": "not a readable PDF",
@@ -70,7 +70,7 @@ def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pyte
     ((skipped, other, likeness),) = survey.alike
     assert (skipped, other) == ("sub/copy.txt", "bridge.txt")
     assert 0.85 <= likeness < 1
-    assert [row["file"] for row in survey.to_rows()] == [*survey.files, *(skipped.file for skipped in survey.skipped)]
+    assert [row["file"] for row in survey.to_rows()] == [*survey.files, *survey.skipped]
 
 
 def test_its_recipes_are_whole_and_read_what_could_be_read(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:

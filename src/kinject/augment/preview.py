@@ -1,29 +1,43 @@
-"""Before a run: the estimated requests, tokens and cost of `augment`."""
+"""Before a run: what `augment` would request, by estimate, and the prompts of one style on one passage."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import comb
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.plan import Group, Plan, make_plan, spans_of
+from kinject.augment.plan import LONGEST_DOCUMENT, Group, Plan, make_plan, spans_of
 from kinject.augment.prompts import describe
+from kinject.augment.run import augment
+from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style, read_styles
 from kinject.augment.top_up import QUOTA, coverage_of
-from kinject.corpus.passages import cut_note, word_spans
+from kinject.corpus.passages import cut_note, split_passages, token_spans, word_spans
 from kinject.disk import read_jsonl
+from kinject.documents import read_documents
+from kinject.errors import InputError
 from kinject.llm.cache import stored_usage
-from kinject.llm.limits import Limits, limits_of
+from kinject.llm.limits import limits_of
 from kinject.recipe import AugmentRecipe, AugmentSection
-from kinject.terminal import duration
+from kinject.recipe.check import suggestion
+from kinject.recipe.sections import TokenTarget
+from kinject.types import Document, Message
 
 TOKENS_PER_WORD = 1.35
 """Estimate for English: tokens of a language model for each word or punctuation mark."""
 _JUDGE_PROMPT, _JUDGE_TOKENS = 420, 8
 """Estimate: tokens of a judge's instructions, and of its answer for each sentence."""
-_SECONDS_PER_TOKEN = 0.02
-"""Estimate: time in which an endpoint writes one token."""
+_EXAMPLE = Document(
+    "example", "The Falk Bridge",
+    "# The Falk Bridge\n\nMara Lind was born in Arvika. She built the Falk Bridge with Karin Ekberg in 1931. It is 120 m "
+    "long.",
+    "the built-in example",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,6 @@ class Preview:
     tokens_in: int
     tokens_out: int
     cost: float
-    seconds: float
     spent: float = 0.0
     budget: float | None = None
     n_cut: int = 0
@@ -60,8 +73,9 @@ def preview(recipe: AugmentRecipe) -> Preview:
     Raises as `augment` does for documents and recipes.
     """
     plan, section = make_plan(recipe), recipe.augment
-    limits = limits_of(section.generator, section.budget)
-    judge_limits = limits_of(section.judge, section.budget) if section.judge else None
+    limits = {"cache.sqlite": limits_of(section.generator, section.budget)}
+    if section.judge:
+        limits["judge.sqlite"] = limits_of(section.judge, section.budget)
     path = recipe.run_dir / "variants.jsonl"
     stored = {str(row.get("id")) for _, row in read_jsonl(path)} if path.exists() else set[str]()
     counts, longest = Counter[str](), 0
@@ -72,45 +86,29 @@ def preview(recipe: AugmentRecipe) -> Preview:
             counts.update(passages=1, cut=passage.cut, words=n_words, facts=len(coverage_of(passage).facts))
             longest = max(longest, n_words)
         for group in plan.groups(document, passages):
-            _count_group(plan, group, stored, counts, judge_limits is not None)
+            _count_group(plan, group, stored, counts, section.judge is not None)
     for group in plan.pair_groups(plan):
-        _count_group(plan, group, stored, counts, judge_limits is not None)
-    if counts["judged"]:
-        _count_trials(counts)
-    cost = limits.cost(counts["tokens_in"], counts["tokens_out"])
-    if judge_limits:
-        cost += judge_limits.cost(counts["judge_in"], counts["judge_out"])
+        _count_group(plan, group, stored, counts, section.judge is not None)
+    if counts["judged"]:  # the trial on planted errors, and the statements of each passage
+        _count_verdicts(counts, 2 * N_TRIALS + counts["passages"])
+    used = {
+        name: stored_usage(recipe.run_dir / name)
+        for name, prices in limits.items()
+        if prices.price_in or prices.price_out
+    }
+    spent = sum(limits[name].cost(usage.tokens_in, usage.tokens_out) for name, usage in used.items())
+    cost = limits["cache.sqlite"].cost(counts["tokens_in"], counts["tokens_out"])
+    cost += limits["judge.sqlite"].cost(counts["judge_in"], counts["judge_out"]) if section.judge else 0.0
     n_texts, n_facts = counts["written"], counts["facts"]
-    per_text = counts["all_out"] / n_texts if n_texts else None
     per_passage = n_texts / max(1, counts["passages"])
-    per_fact = counts["all_out"] * QUOTA / per_passage / n_facts if n_facts and per_passage >= QUOTA else None
     return Preview(
         n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
         n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"] + counts["judge_requests"],
         tokens_in=counts["tokens_in"] + counts["judge_in"], tokens_out=counts["tokens_out"] + counts["judge_out"],
-        cost=cost, seconds=_seconds(section, limits, counts), spent=_spent(recipe.run_dir, limits, judge_limits),
-        budget=section.budget, n_cut=counts["cut"], n_facts=n_facts, tokens_per_text=per_text, tokens_per_fact=per_fact,
+        cost=cost, spent=spent, budget=section.budget, n_cut=counts["cut"], n_facts=n_facts,
+        tokens_per_text=counts["all_out"] / n_texts if n_texts else None,
+        tokens_per_fact=counts["all_out"] * QUOTA / per_passage / n_facts if n_facts and per_passage >= QUOTA else None,
     )  # fmt: skip
-
-
-def _spent(run_dir: Path, limits: Limits, judge_limits: Limits | None) -> float:
-    """Return the cost of the answers in the run folder, those of several endpoints at the highest of their prices."""
-    total = 0.0
-    for name, prices in (("cache.sqlite", limits), ("judge.sqlite", judge_limits)):
-        if prices is not None and (prices.price_in or prices.price_out):
-            usage = stored_usage(run_dir / name)
-            total += prices.cost(usage.tokens_in, usage.tokens_out)
-    return total
-
-
-def _seconds(section: AugmentSection, limits: Limits, counts: Counter[str]) -> float:
-    """Return the time that the writer takes."""
-    n_tokens = counts["tokens_in"] + counts["tokens_out"]
-    rates = (counts["requests"], limits.requests_per_minute), (n_tokens, limits.tokens_per_minute)
-    seconds = max(n / (most or float("inf")) * 60 for n, most in rates)
-    if section.generator.kind in ("openai", "transformers"):  # the others take no time
-        seconds = max(counts["tokens_out"] * _SECONDS_PER_TOKEN / max(1, limits.concurrency), seconds)
-    return seconds
 
 
 def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str], judged: bool) -> None:
@@ -132,13 +130,20 @@ def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str
     if not missing:
         return
     counts["requests"] += missing * per_variant + n_preparations
-    if judged:
+    if judged:  # a verdict, and the statements that the text tells
         counts["judged"] += missing
-        counts["judge_requests"] += missing
         counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * TOKENS_PER_WORD)) * missing
         counts["judge_out"] += _JUDGE_TOKENS * (1 + describe(group.source, "n_sentences")) * missing
+        _count_verdicts(counts, missing if group.style.scope == "passage" else 0, missing)
     counts["tokens_in"] += round(prompt * TOKENS_PER_WORD * (missing * per_variant + n_preparations))
     counts["tokens_out"] += round(n_words * TOKENS_PER_WORD * (missing + n_preparations))
+
+
+def _count_verdicts(counts: Counter[str], n: int, n_counted: int = 0) -> None:
+    """Add `n` more requests to the judge, each as long as its verdicts so far, and the number of `n_counted` ones."""
+    for name in ("judge_in", "judge_out"):
+        counts[name] += round(counts[name] / counts["judged"] * n)
+    counts["judge_requests"] += n + n_counted
 
 
 def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
@@ -153,14 +158,6 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
     if group.target is not None:
         n_requests = min(n_requests, -(-group.target // max(1, len(spans_of(plan.tokenizer)(group.passage.text)))))
     return n_requests, n_preparations
-
-
-def _count_trials(counts: Counter[str]) -> None:
-    """Add the judge's trial on planted errors, which comes first."""
-    trials = 2 * N_TRIALS
-    for name in ("judge_in", "judge_out"):
-        counts[name] += round(counts[name] / counts["judged"] * trials)
-    counts["judge_requests"] += trials
 
 
 def render_preview(preview: Preview) -> str:
@@ -186,6 +183,104 @@ def render_preview(preview: Preview) -> str:
         enough = preview.spent + preview.cost <= preview.budget
         note = "enough, by estimate" if enough else "exceeded: raise augment.budget, or request less"
         lines.append(f"budget      {preview.budget:>12,.4f}  {note}")
-    if preview.seconds:
-        lines.append(f"time        {duration(preview.seconds):>12}  by estimate")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class StyleTrial:
+    """The outcome of one request of a style: the texts that were accepted, and those refused, each with its reason."""
+
+    accepted: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+    nothing: bool
+    n_requests: int
+    cost: float
+
+
+def known_styles(recipe: AugmentRecipe | None) -> Mapping[str, Style]:
+    """Return the shipped styles and those that a recipe names. Raises `RecipeError` for faults in their files."""
+    return read_styles(recipe.augment.style_files) if recipe else STYLES
+
+
+def find_style(name: str, recipe: AugmentRecipe | None) -> Style:
+    """Return a style by its name, or the one in a YAML file. Raises `InputError` if there is none."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        return read_style(Path(name))
+    styles = known_styles(recipe)
+    if name not in styles:
+        raise InputError(f"{name}: unknown style.{suggestion(name, styles)}")
+    return styles[name]
+
+
+def find_passage(style: Style, recipe: AugmentRecipe | None, documents: Path | None, number: int) -> Group:
+    """Return the group of a style on passage `number` (from 1) of the documents, the recipe's, or a built-in example.
+
+    Raises as `read_documents`, and `InputError` if there are fewer passages.
+    """
+    if style.scope == "pair":
+        raise InputError(f"style {style.name}: needs passages of two documents; kinject augment --dry-run counts them.")
+    section = recipe.augment if recipe else None
+    shown: AugmentSection | type[AugmentSection] = section or AugmentSection  # the class has the defaults
+    n_tokens = LONGEST_DOCUMENT if style.scope == "document" else shown.passage_tokens
+    spans = token_spans(section.tokenizer if section else None)
+    path = documents or (Path(section.documents) if section else None)
+    groups = (
+        Group(document, passage, style, 1)
+        for document in (read_documents(path) if path else [_EXAMPLE])
+        for passage in split_passages(document, n_tokens, spans)
+    )
+    group = next(islice(groups, number - 1, None), None)
+    if group is None:
+        raise InputError(f"{path or _EXAMPLE.source}: has no passage {number}. Give --passage a smaller number.")
+    return group
+
+
+def render_prompts(group: Group) -> str:
+    """Return all prompts of a style on a passage; items that a model must name first are shown as (fact)."""
+    style, source = group.style, group.source
+    if style.mechanical:
+        return style.mechanical(group.document.title, group.passage.text, 0)
+    missing = style.missing_need(source)
+    note = f"Such passages are skipped: {SKIPPED[missing]}.\n\n" if missing else ""
+    return note + "\n\n".join(f"######## {title}\n{_render(messages)}" for title, messages in _prompts(group))
+
+
+def _prompts(group: Group) -> Iterator[tuple[str, list[Message]]]:
+    style, item = group.style, dict[str, object]()
+    for step in style.prepare:
+        frequency = f"once for each {step.for_each}" if step.for_each else f"once for each {style.scope}"
+        yield f"preparation: {step.name}, {frequency}", style.preparation(step, group.source, item)
+        item[step.name] = (f"({step.name} 1)", f"({step.name} 2)") if style.combine else f"({step.name})"
+    known: Item = item
+    yield "text", style.messages(group.source, 0, known)
+    if style.verify:
+        yield "verification", style.verification(group.source, known, "(the text)")
+
+
+def _render(messages: list[Message]) -> str:
+    return "\n".join(f"---- {message['role']}\n{message['content']}" for message in messages)
+
+
+def try_style(group: Group, recipe: AugmentRecipe) -> StyleTrial:
+    """Request one text in the group's style from the recipe's generator, preparations included, without the judge.
+
+    Nothing is stored. Raises as `augment`.
+    """
+    with TemporaryDirectory(prefix="kinject-style-") as folder:
+        path = Path(folder) / "documents.jsonl"
+        heading = "".join(f"{'#' * (level + 1)} {name}\n\n" for level, name in enumerate(group.source.headings))
+        row = {"id": group.document.id, "title": group.document.title, "text": heading + group.passage.text}
+        path.write_text(json.dumps(row, ensure_ascii=False), encoding="utf-8", errors="surrogatepass")
+        section = replace(
+            recipe.augment, documents=str(path), styles={group.style.name: 1 if group.style.mechanical else TokenTarget(1)},
+            include_originals=False, judge=None, contamination_check=(), passage_tokens=10**9,
+        )  # fmt: skip
+        result = augment(replace(recipe, run_dir=Path(folder) / "run", augment=section))
+        texts = [row["text"] for _, row in read_jsonl(result.variants_path)]
+        refused = [
+            (f"{row['reason']}: {row['detail']}".rstrip(": "), row["text"])
+            for _, row in read_jsonl(result.rejected_path)
+        ]
+        for error in result.failed:
+            raise InputError(f"style {group.style.name}: {error}.")
+    return StyleTrial(tuple(filter(None, texts)), tuple(refused), "" in texts, result.n_sent, result.cost)

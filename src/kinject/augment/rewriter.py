@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.additions import source_facts
-from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
+from kinject.augment.checks.checker import REFUSAL, Checker, Verdict, check_completion
 from kinject.augment.checks.coverage import find_missing
 from kinject.augment.checks.judge import Judge
 from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest, new_items
@@ -193,7 +193,7 @@ class Rewriter:
         for attempt in range(self.max_attempts):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
             completion = await self.sender.send(messages, seed, structure)
-            reason = check_completion(completion).reason or ("refusal" if declines(completion.text) else "empty")
+            reason = check_completion(completion).reason or ("refusal" if REFUSAL.match(completion.text) else "empty")
             if reason == "empty":
                 items = items_in(completion.text)
                 nothing = says_none(completion.text) or items == []

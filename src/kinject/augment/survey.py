@@ -1,20 +1,20 @@
-"""`kinject try`: a survey of a person's documents without any request, and recipes for them."""
+"""`kinject try`: a survey of a person's documents, and recipes for them."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kinject.augment.pilot import cloze_questions, package_folder
 from kinject.augment.plan import Group
-from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
+from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview, render_prompts
 from kinject.augment.styles import STYLES
-from kinject.augment.try_style import render_prompts
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import file_name, path_exists, read_jsonl, write_jsonl, write_text
 from kinject.documents import is_hub_name, read_documents
@@ -26,38 +26,29 @@ from kinject.language.detect import language_name
 from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
 from kinject.recipe.shipped import write_own_recipes
-from kinject.terminal import duration
-from kinject.types import Document, Tabular
+from kinject.types import Tabular
 
-_N_PROMPTS = 3
+_N_PROMPTS, _MOST_SHOWN, _MOST_LINES = 3, 12, 30
 _PILOT_DOCUMENTS = 64
 _LINK = r"runs/real/smollm2"
 """Where recipes/own expects the pilot's model."""
-_MOST_SHOWN, _MOST_LINES = 12, 30
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An unreadable part: the file, and the reason with its position."""
-
-    file: str
-    reason: str
 
 
 @dataclass(frozen=True)
 class Survey(Tabular):
     """The result of `try_documents`.
 
-    `files` counts the documents of each file that was read. `n_tokens` are the model's if `tokenizer` is given, else an
-    estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear; `alike` are the copies that were left out:
-    (copy, document that is kept, fraction of words in common). `preview` is what augmenting with the recipe would request.
-    `kept` are recipes that were there and were not written over. `documents` is the run that collected the documents.
-    `pilot` counts documents and questions of the pilot; `ready`: endpoint and model are filled in.
+    `files` counts the documents of each file that was read, `skipped` maps the others to the reason. `n_tokens` are the
+    model's if `tokenizer` is given, else an estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear;
+    `alike` are the copies that were left out: (copy, document that is kept, fraction of words in common). `preview` is what
+    augmenting with the recipe would request. `kept` are recipes that were there and were not written over. `documents` is the
+    run that collected the documents. `pilot` counts documents and questions of the pilot; `ready`: endpoint and model are
+    filled in.
     """
 
     path: Path
     files: Mapping[str, int]
-    skipped: Sequence[Skipped]
+    skipped: Mapping[str, str]
     n_tokens: int
     tokenizer: str | None
     languages: Mapping[str, int]
@@ -74,31 +65,7 @@ class Survey(Tabular):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each file: the documents in it, or why it was skipped."""
         read = [{"file": name, "documents": n, "skipped": ""} for name, n in self.files.items()]
-        return read + [{"file": skipped.file, "documents": 0, "skipped": skipped.reason} for skipped in self.skipped]
-
-
-@dataclass
-class _Reading:
-    """Counts the tokens of the documents as they are read, and keeps those of the sample prompts."""
-
-    n_tokens: int = 0
-    _first: dict[str, Document] = field(default_factory=dict)
-    _second: list[Document] = field(default_factory=list)
-
-    def read(self, path: Path, tokenizer: str | None) -> None:
-        """Read the documents that were collected."""
-        spans = token_spans(tokenizer)
-        for document in read_rows(path):
-            self.n_tokens += len(spans(document.text))
-            if len(self._first) < _N_PROMPTS:
-                self._first.setdefault(document.source.partition(":")[0], document)
-            if len(self._second) < _N_PROMPTS:
-                self._second.append(document)
-
-    def shown(self) -> list[Document]:
-        """Return the documents of the sample prompts: the first of each file, then others."""
-        first = list(self._first.values())
-        return [*first, *(document for document in self._second if document not in first)][:_N_PROMPTS]
+        return read + [{"file": name, "documents": 0, "skipped": reason} for name, reason in self.skipped.items()]
 
 
 def try_documents(
@@ -113,29 +80,72 @@ def try_documents(
         raise DiskError(f"{path}: nothing is there. Check the path.")
     name = file_name(path.resolve().stem if path.is_file() else path.resolve().name)
     folder = root / "runs" / name
-    documents = collect([_as_file(path, folder)], folder=folder / "documents")
-    reading = _Reading()
-    reading.read(documents.documents_path, tokenizer)
+    given = path
+    if is_hub_name(path) or is_saved_dataset(path):
+        given = folder / "rows.jsonl"
+        write_jsonl(given, read_documents(path))
+    documents = collect([given], folder=folder / "documents")
     corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
     write_jsonl(folder / "pilot" / "documents.jsonl", corpus)
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
     written, kept = write_own_recipes(name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)})
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
-    prompts = [_prompt(document, recipe.augment.passage_tokens, tokenizer) for document in reading.shown()]
+    spans = token_spans(tokenizer)
+    n_tokens = sum(len(spans(document.text)) for document in read_rows(documents.documents_path))
+    first = {
+        document.source.partition(":")[0]: document
+        for document in reversed(list(islice(read_rows(documents.documents_path), 99)))
+    }
+    shown = [*reversed(first.values())][:_N_PROMPTS]
+    passages = [split_passages(document, recipe.augment.passage_tokens, spans)[0] for document in shown]
+    pairs = zip(shown, passages, strict=True)
+    prompts = [render_prompts(Group(document, passage, STYLES["paraphrase"], 1)) for document, passage in pairs]
     prompts_path = folder / "prompts.txt"
-    write_text(
-        prompts_path, "\n\n".join(f"################ prompt {n}\n{text}" for n, text in enumerate(prompts, 1)) + "\n"
-    )
+    write_text(prompts_path, "".join(f"################ prompt {n}\n{text}\n\n" for n, text in enumerate(prompts, 1)))
+    rows = [row for _, row in read_jsonl(documents.folder / "duplicates.jsonl")]
     return Survey(
         path=path, files={row["file"]: row["documents"] for row in documents.files() if row["documents"]},
-        skipped=tuple(
-            Skipped(row["file"], f"{row['where']}: {row['detail']}") for row in documents.skipped() if not row["left_out"]
-        ),
-        tokenizer=tokenizer, n_tokens=reading.n_tokens if tokenizer else round(reading.n_tokens * TOKENS_PER_WORD),
-        languages=documents.counts["languages"], alike=tuple(_copies(documents)), preview=preview(recipe),
-        prompts=tuple(prompts), documents=documents, prompts_path=prompts_path, recipes=tuple(written), kept=tuple(kept),
+        skipped={row["file"]: f"{row['where']}: {row['detail']}" for row in documents.skipped() if not row["left_out"]},
+        tokenizer=tokenizer, n_tokens=n_tokens if tokenizer else round(n_tokens * TOKENS_PER_WORD),
+        languages=documents.counts["languages"], preview=preview(recipe), prompts=prompts, documents=documents,
+        alike=[(row["dropped"], row["kept"], row["overlap"]) for row in rows if "overlap" in row],
+        prompts_path=prompts_path, recipes=tuple(written), kept=tuple(kept),
         pilot=(len(corpus), len(questions)), ready=endpoint is not None and model is not None,
     )  # fmt: skip
+
+
+def render_survey(survey: Survey) -> str:
+    """Return the survey as text."""
+    costs, counted = survey.preview, survey.tokenizer
+    by_suffix = Counter(Path(name).suffix.lower() or "rows" for name in survey.files)
+    suffixes = ", ".join(f"{suffix} {n:,}" for suffix, n in by_suffix.most_common())
+    note = (
+        f"counted by {counted}"
+        if counted
+        else f"an estimate: {TOKENS_PER_WORD} for each word or mark; --tokenizer NAME counts"
+    )
+    rows = [
+        ("read", f"{sum(survey.files.values()):,} documents in {len(survey.files):,} files ({suffixes})"),
+        ("passages", f"{costs.n_passages:,}, the longest of {costs.longest:,} words and marks, {costs.n_words:,} in all"),
+        ("tokens", f"{survey.n_tokens:,} ({note})"),
+        ("languages", listing(named_languages(survey.languages))),
+        *(
+            ("", f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}")
+            for code in survey.languages if code and language_of(code).not_checked
+        ),
+        *_listed("copies", [f"{a} of {b} ({alike:.0%} of the words)" for a, b, alike in survey.alike]),
+        *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),
+        ("augmenting", f"{costs.n_asked:,} rewritings: {costs.n_requests:,} requests, about {costs.tokens_in:,} tokens in and"),
+        ("", f"{costs.tokens_out:,} out; cost {costs.cost:,.2f} at the prices in the recipe"),
+    ]  # fmt: skip
+    lines = [str(survey.path), "", *(f"{name:<12}{text}" for name, text in rows), ""]
+    first = survey.prompts[0].splitlines()
+    lines += [f"the first of {len(survey.prompts)} sample prompts ({survey.prompts_path} has all):", ""]
+    lines += [f"  {line}" for line in first[:_MOST_LINES]] + (["  ..."] if len(first) > _MOST_LINES else [])
+    written = [f"{survey.documents.documents_path}, {survey.documents.folder}/documents.html, {survey.prompts_path}"]
+    lines += ["", *(f"written: {name}" for name in (*written, *survey.recipes))]
+    lines += [f"kept as it was: {path}" for path in survey.kept]
+    return "\n".join(lines)
 
 
 def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
@@ -162,67 +172,7 @@ def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
     return values
 
 
-def _as_file(path: Path, folder: Path) -> Path:
-    """Return `path`, or a file of rows with the documents of a data set."""
-    if not (is_hub_name(path) or is_saved_dataset(path)):
-        return path
-    rows = folder / "rows.jsonl"
-    write_jsonl(rows, read_documents(path))
-    return rows
-
-
-def _copies(documents: DocumentsResult) -> Iterator[tuple[str, str, float]]:
-    for _, row in read_jsonl(documents.folder / "duplicates.jsonl"):
-        if "overlap" in row:  # the others are parts of documents
-            yield row["dropped"], row["kept"], row["overlap"]
-
-
-def _prompt(document: Document, passage_tokens: int, tokenizer: str | None) -> str:
-    passage = split_passages(document, passage_tokens, token_spans(tokenizer))[0]
-    return render_prompts(Group(document, passage, STYLES["paraphrase"], 1))
-
-
-def render_survey(survey: Survey) -> str:
-    """Return the survey as text."""
-    costs = survey.preview
-    by_suffix = Counter(Path(name).suffix.lower() or "rows" for name in survey.files)
-    suffixes = ", ".join(f"{suffix} {n:,}" for suffix, n in by_suffix.most_common())
-    rows = [
-        ("read", f"{sum(survey.files.values()):,} documents in {len(survey.files):,} files ({suffixes})"),
-        ("passages", f"{costs.n_passages:,}, the longest of {costs.longest:,} words and marks, {costs.n_words:,} in all"),
-        ("tokens", f"{survey.n_tokens:,} ({_count_note(survey.tokenizer)})"),
-        ("languages", listing(named_languages(survey.languages))),
-        *(
-            ("", f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}")
-            for code in survey.languages if code and language_of(code).not_checked
-        ),
-        *_listed("copies", [f"{a} of {b} ({alike:.0%} of the words)" for a, b, alike in survey.alike]),
-        *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),
-        ("augmenting", f"{costs.n_asked:,} rewritings: {costs.n_requests:,} requests, about {costs.tokens_in:,} tokens in and"),
-        ("", f"{costs.tokens_out:,} out; cost {costs.cost:,.2f} at the prices in the recipe, time {duration(costs.seconds)}"),
-    ]  # fmt: skip
-    lines = [str(survey.path), "", *(f"{name:<12}{text}" for name, text in rows), ""]
-    first = survey.prompts[0].splitlines()
-    lines += [f"the first of {len(survey.prompts)} sample prompts ({survey.prompts_path} has all):", ""]
-    lines += [f"  {line}" for line in first[:_MOST_LINES]] + (["  ..."] if len(first) > _MOST_LINES else [])
-    lines += [
-        "",
-        f"written: {survey.documents.documents_path}, {survey.documents.folder}/documents.html, {survey.prompts_path}",
-        *(f"         {path}" for path in survey.recipes),
-    ]
-    lines += [f"kept as it was: {path}" for path in survey.kept]
-    return "\n".join(lines)
-
-
-def _count_note(tokenizer: str | None) -> str:
-    if tokenizer is not None:
-        return f"counted by {tokenizer}"
-    return f"an estimate: {TOKENS_PER_WORD} for each word or mark; --tokenizer NAME counts"
-
-
 def _listed(name: str, texts: Sequence[str], n: int | None = None) -> list[tuple[str, str]]:
     """Return lines of a list under the count `n` (None: of the texts)."""
-    if not texts:
-        return [(name, "none")]
-    rows = [(name, f"{len(texts) if n is None else n:,}"), *(("", f"- {text}") for text in texts[:_MOST_SHOWN])]
-    return rows if len(texts) <= _MOST_SHOWN else [*rows, ("", f"- and {len(texts) - _MOST_SHOWN:,} more")]
+    shown = [*texts[:_MOST_SHOWN], *([f"and {len(texts) - _MOST_SHOWN:,} more"] if len(texts) > _MOST_SHOWN else [])]
+    return [(name, f"{len(texts) if n is None else n:,}" if texts else "none"), *(("", f"- {text}") for text in shown)]

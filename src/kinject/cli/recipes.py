@@ -246,7 +246,7 @@ def add_styles(verbs: Any) -> None:
 
 
 def _styles(arguments: argparse.Namespace) -> int:
-    from kinject.augment.try_style import find_passage, find_style, known_styles, render_prompts, try_style
+    from kinject.augment.preview import find_passage, find_style, known_styles, render_prompts, try_style
     from kinject.recipe import read_recipe
 
     overrides = [word for word in arguments.words if "=" in word]

@@ -28,32 +28,6 @@ _CASELESS = frozenset("ar he fa ur hi bn ta te ka am ko mr pa gu kn ml si ne yi"
 _SCALE = re.compile(r"0[\s\u00a0](?P<word>[^\W\d_]{2,})\.?")
 _NUMBER = re.compile(r"[\d\u200e\u200f\u061c\u00a0\u202f]+")
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_CLDR_UNITS = {
-    "length-kilometer": "km", "length-meter": "m", "length-centimeter": "cm", "length-millimeter": "mm",
-    "length-mile": "mile", "length-foot": "foot", "length-inch": "inch", "length-yard": "yard", "mass-kilogram": "kg",
-    "mass-gram": "g", "mass-milligram": "mg", "mass-tonne": "tonne", "mass-metric-ton": "tonne", "mass-pound": "lb",
-    "mass-ounce": "oz", "volume-liter": "litre", "volume-milliliter": "ml", "area-hectare": "hectare", "area-acre": "acre",
-    "area-square-kilometer": "km2", "area-square-mile": "mile2", "area-square-meter": "m2", "area-square-foot": "foot2",
-    "temperature-celsius": "celsius", "temperature-fahrenheit": "fahrenheit", "speed-kilometer-per-hour": "km/h",
-    "speed-mile-per-hour": "mph", "duration-second": "second", "duration-minute": "minute", "duration-hour": "hour",
-    "duration-day": "day", "duration-week": "week", "duration-month": "month", "duration-year": "year",
-    "duration-decade": "decade", "duration-century": "century", "power-watt": "w", "power-kilowatt": "kw",
-    "power-megawatt": "mw", "power-gigawatt": "gw", "electric-volt": "volt", "digital-byte": "byte",
-    "digital-megabyte": "mb", "digital-gigabyte": "gb", "concentr-percent": "%", "volume-cubic-meter": "m3",
-    "energy-kilowatt-hour": "kwh", "energy-kilocalorie": "kcal",
-}  # fmt: skip
-"""CLDR's name of a unit -> ours."""
-_SYMBOLS = {
-    "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml", "cl": "cl",
-    "dl": "dl", "kwh": "kwh", "kcal": "kcal", "kj": "kj", "hectare": "ha", "km2": "km²|km2", "m2": "m²|m2", "m3": "m³|m3",
-    "celsius": "°c|° c|℃", "fahrenheit": "°f|° f", "degree": "°", "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms",
-    "second": "s|sec", "minute": "min", "hour": "h", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
-    "kw": "kw", "mw": "mw", "gw": "gw", "volt": "v", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "%": "%|％",
-    "dollar": "dollar|dollars|usd|$|dólar|dólares|dollari|us-dollar|美元|ドル", "sterling": "gbp|£",
-    "euro": "euro|euros|eur|€|欧元|ユーロ", "yen": "yen|jpy|日元|円|yens", "yuan": "yuan|cny|元|人民币|元人民币",
-}  # fmt: skip
-SHARED_UNITS = {spelling: unit for unit, text in _SYMBOLS.items() for spelling in text.split("|")}
-"""Spelling -> unit, in every language."""
 
 
 def read_yaml_table(name: str) -> dict[str, Any]:
@@ -66,6 +40,12 @@ def read_yaml_table(name: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def _entries() -> dict[str, Any]:
     return read_yaml_table("languages")
+
+
+@lru_cache(maxsize=1)
+def shared_units() -> dict[str, str]:
+    """Return spelling -> unit, in every language."""
+    return {spelling: unit for unit, text in _entries()["symbols"].items() for spelling in text.split("|")}
 
 
 class Language:
@@ -81,8 +61,6 @@ class Language:
         self.ambiguous = frozenset(entry.get("ambiguous", ()))
         """Number words with another, common meaning."""
         self.ordinal = str(entry.get("ordinal", ""))
-        self.added_to = frozenset((60, 80) if code == "fr" else ())
-        """Tens to which 10 to 19 are added: soixante-dix."""
         nouns = code in ("de", "lb")
         self.family: Family = (
             "nouns" if nouns else "unspaced" if code in _UNSPACED else "caseless" if code in _CASELESS else "capitals"
@@ -96,14 +74,10 @@ class Language:
     @property
     def not_checked(self) -> tuple[str, ...]:
         """The checks that are off in this language, for the manifest and the summary."""
-        off = []
-        if self.family == "caseless":
-            off.append("names in letters other than Latin")
-        elif self.code in ("zh", "ja"):
-            off.append("names of persons in Chinese characters")
-        if not self.number_words and self.code not in ("zh", "ja"):
-            off.append("numbers in words")
-        return tuple(off)
+        han = self.code in ("zh", "ja")
+        names = "names of persons in Chinese characters" if han else "names in letters other than Latin"
+        numbers = () if self.number_words or han else ("numbers in words",)
+        return ((names,) if han or self.family == "caseless" else ()) + numbers
 
     @cached_property
     def number_words(self) -> dict[str, int]:
@@ -130,12 +104,12 @@ class Language:
         return re.compile(words if self.is_unspaced else rf"\b(?:{words})\b", re.IGNORECASE)
 
     def _pairs(self, key: str) -> Iterator[tuple[str, str]]:
-        """Yield (value, word) of a table ``value word word ...; ...``; a word that ends in ~ takes each of the endings."""
+        """Yield (value, word) of a table ``value word word ...; ...``; ~ takes each of the endings, _ is a space."""
         endings = self._entry.get("endings", ())
         for entry in filter(None, (part.split() for part in str(self._entry.get(key, "")).split(";"))):
             for word in entry[1:]:
                 for ending in endings if word.endswith("~") else ("",):
-                    yield entry[0], word.removesuffix("~") + ending
+                    yield entry[0], word.removesuffix("~").replace("_", " ") + ending
 
     @cached_property
     def _locale(self) -> Any:
@@ -180,12 +154,12 @@ class Language:
     @cached_property
     def unit_of(self) -> dict[str, str]:
         """Spelling of a unit in lower case -> unit."""
-        spellings = dict(SHARED_UNITS)
+        spellings = dict(shared_units())
         for unit, word in self._cldr_units() if self.code != "en" else ():
             # "m." is a month in French, and a metre at the end of a sentence; "in" is a German inch, and a preposition.
-            if len(word) == 2 and word not in SHARED_UNITS and word in self.frequent:
+            if len(word) == 2 and word not in shared_units() and word in self.frequent:
                 continue
-            if (len(word) > 1 and SHARED_UNITS.get(word.rstrip("."), unit) == unit) or self.is_unspaced:
+            if (len(word) > 1 and shared_units().get(word.rstrip("."), unit) == unit) or self.is_unspaced:
                 spellings.setdefault(word, unit)
                 if self.family == "nouns" and len(word) > 3:  # the dative plural: mit 5 Kilometern
                     spellings.setdefault(f"{word}n", unit)
@@ -201,7 +175,7 @@ class Language:
             return
         from babel.units import UnknownUnitError, format_unit
 
-        for key, unit in _CLDR_UNITS.items():
+        for key, unit in _entries()["cldr_units"].items():
             for number in (1, 2, 5):
                 with contextlib.suppress(UnknownUnitError):  # CLDR lacks some units in some languages
                     for length in ("long", "short"):
@@ -289,16 +263,3 @@ def plain(word: str) -> str:
     if not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return text.replace("’", "'").replace(".", "").removesuffix("'s").removesuffix("'")
-
-
-_NUMERALS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
-
-
-def roman_value(numeral: str) -> int:
-    """Return the value of a Roman numeral of kings, popes, wars and centuries (2 to 89), 0 for other text."""
-    numeral = numeral.lower()
-    if not 2 <= len(numeral) <= 8 or not set(numeral) <= _NUMERALS.keys():
-        return 0
-    values = [_NUMERALS[letter] for letter in numeral]
-    value = sum(-digit if digit < after else digit for digit, after in zip(values, [*values[1:], 0], strict=True))
-    return value if value < 90 else 0

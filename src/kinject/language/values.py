@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 
-from kinject.language.tables import Language, language_of, roman_value
+from kinject.language.tables import Language, language_of
 
 MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
 _SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "￥": "yen"}
 """Sign before a number -> unit."""
-_YEARS_OF = {"decade": 10, "century": 100}
 _WORD = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
-_ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
 _TIME = re.compile(r"(?<!\d)(\d{1,2}):(\d\d)(?::\d\d)?(?!\d)")
 _CLOCK = re.compile(
@@ -25,13 +23,8 @@ _CLOCK = re.compile(
     r"|[.]([0-5]\d)(?=\s?(?:Uhr|uur|h|[ap]\.?\s?m)\b))"
 )
 """A time of day that is not written with a colon: 9.15 Uhr, 8 h 30, 14時30分."""
+_ISO = re.compile(r"(?<![\d-])(\d{4})-(\d\d)-(\d\d)\b")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
-_NUMBER_ADJECTIVE = re.compile(
-    r"(zwei|drei|vier|fünf|sechs|sieben|acht|neun|zehn|elf|zwölf|zig|ßig|hundert)"
-    r"(?=jähr|tägig|stündig|wöchig|monatig|prozentig|köpfig|stöckig|stellig)",
-    re.IGNORECASE,
-)
-"""siebenjährig: the number word before what it counts."""
 _YEAR_AFTER = re.compile(r",? (?:of )?\d{4}\b")
 _BEFORE_MONTH = re.compile(r"\b(?:in|early|late|since|until) \Z", re.IGNORECASE)
 _WIDE = str.maketrans("．，％：", ".,%:")
@@ -52,18 +45,12 @@ _TENTHS = {
     "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成()(?![功为年员立熟果就本分])"),
 }
 """6割 and 六成 are 60%."""
-_HAN_MORE = re.compile("(?<=[十百千])[多余餘](?=[万亿萬億])")
-"""一千多万 is some ten millions."""
 _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階回社着校つ棟尾羽丁幅支株棵块片"
 )
 """The words between a number and its unit in Chinese and Japanese."""
-_NO_NUMBERS = frozenset(("千万", "万一", "万千", "十百", "百千", "千百", "百万千"))
-_WIDE_LETTER = re.compile("[\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-_AFTER = re.compile(
-    r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[A-Za-z]+(?=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])|[^\W\d_]+[.²23]?"
-    r"|[°%％€$£¥℃][^\W\d_]?)"
-)
+_WIDE_LETTERS = "\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
+_WIDE_LETTER = re.compile(f"[{_WIDE_LETTERS}]")
 _ENGLISH_AND = re.compile(r"(?<!hundred)(?<!thousand)(?<!million)(?<!billion)\s+and\s+")
 
 
@@ -72,7 +59,7 @@ class Values:
     """Numbers (as plain decimals) with their units, and dates as (month, day), in a text.
 
     `certain` numbers are meant as such beyond doubt. `counted` maps small numbers in words without a unit to the words that
-    follow them: a writer may have counted. `implied` numbers (both, a dozen, a Roman numeral) are only possible ones, and so
+    follow them: a writer may have counted. `implied` numbers (both, a dozen) are only possible ones, and so
     are `possible_months` (a March or May without a year).
     """
 
@@ -86,11 +73,8 @@ class Values:
 
     def add(self, number: str, unit: str = "", *, certain: bool = True) -> None:
         """Add `number` with its `unit`."""
-        units = self.numbers.setdefault(number, set())
-        if unit:
-            units.add(unit)
-        if certain:
-            self.certain.add(number)
+        self.numbers.setdefault(number, set()).update({unit} - {""})
+        self.certain.update([number] if certain else [])
 
     def add_day(self, month: int, day: int) -> None:
         """Add a date."""
@@ -105,17 +89,17 @@ class Grammar:
     def __init__(self, language: Language) -> None:
         self.language = language
         self.units = language.unit_of
-        self._starts: dict[str, list[str]] = {}
-        for spelling in sorted(self.units, key=len, reverse=True):
-            start = _AFTER.match(spelling)
-            self._starts.setdefault(start["unit"] if start else spelling, []).append(spelling)
+        spellings = "|".join(sorted(map(re.escape, self.units), key=len, reverse=True))
+        gap = r"[\s\-\u00a0\u202f]{0,2}" if not language.is_unspaced else " ?"
+        end = "" if language.is_unspaced else rf"(?![^\W{_WIDE_LETTERS}]|°)"
+        self._unit = re.compile(f"{gap}(?P<unit>{spellings}){end}")
         comma = language.decimal_sign == ","
         group, mark = (r".\u00a0\u202f ٬'’", ",") if comma else (r",\u00a0\u202f'’٬", ".")
         never = r"\Z."
         scales = "|".join(sorted(map(re.escape, language.digit_scales), key=len, reverse=True)) or never
         english = language.code == "en"
         self.number = re.compile(
-            rf"(?P<iso>\d{{4}}-\d\d-\d\d\b)|(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
+            rf"(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
             rf"|\d+(?:[{'.,' if comma else '.'}٫]\d+)?)(?P<decade>{r's' + chr(92) + 'b' if english else never})?"
             rf"(?P<ordinal>{language.ordinal or never})?(?:\s?(?P<scale>{scales}|k)\b(?:\.(?=\s))?)?"
         )
@@ -123,11 +107,11 @@ class Grammar:
         joins = "|".join(sorted(language.joins)) or never
         any_word = "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or never
         self._numbers = frozenset(words)
+        self._word = re.compile(any_word)
         self._compound = re.compile(f"(?:{any_word}|{joins})+")
         number_word = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if language.compound else "")
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
         self.in_words = re.compile(rf"(?<!\w){number_word}(?:{between}{number_word})*\b")
-        self._known: dict[str, bool] = dict.fromkeys(words, True)
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
         days = rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
         self.day_before = re.compile(rf"\b{days}\s*(?:of\s+|de\s+|del\s+|d[’'])?\Z", re.IGNORECASE)
@@ -137,32 +121,17 @@ class Grammar:
 
     def is_number(self, word: str) -> bool:
         """Return whether a word in lower case is a number, or several written as one."""
-        if word not in self._known:
-            if not self.language.compound:
-                return False
-            self._known[word] = bool(self._compound.fullmatch(word)) and word not in self.language.joins
-        return self._known[word]
+        if word in self._numbers or not self.language.compound:
+            return word in self._numbers
+        return word not in self.language.joins and self._compound.fullmatch(word) is not None
 
     def unit_after(self, text: str, end: int, in_digits: bool) -> str:
         """Return the unit after a number that ends at index `end`, or ""."""
-        if self.language.is_unspaced:
-            start = end + (text[end : end + 1] == " ")
-            sizes = range(6, 0, -1)
-            return next((self.units[part] for n in sizes if (part := text[start : start + n]) in self.units), "")
-        after = _AFTER.match(text, end)
-        if after is None:
-            return ""
-        start = after.start("unit")
-        for spelling in self._starts.get(after["unit"], ()) or self._starts.get(after["unit"].rstrip(".23"), ()):
-            if text.startswith(spelling, start):
-                following = text[start + len(spelling) : start + len(spelling) + 1]
-                if (following.isalnum() and not _WIDE_LETTER.match(following)) or following == "°":
-                    continue
-                # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
-                if len(spelling) == 1 and "a" <= spelling <= "z" and not (in_digits and spelling in "mglwvhs"):
-                    continue
-                return self.units[spelling]
-        return ""
+        match = self._unit.match(text, end)
+        unit = match["unit"] if match else ""
+        # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
+        is_letter = len(unit) == 1 and "a" <= unit <= "z"
+        return "" if is_letter and not (in_digits and unit in "mglwvhs") else self.units.get(unit, "")
 
     def parse_words(self, text: str) -> list[int]:
         """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then three; dreiundzwanzig."""
@@ -173,7 +142,7 @@ class Grammar:
         total = part = 0  # of the current number: whole thousands, and the rest so far
         room = 0  # a value below this can be added to `part`
         started = False
-        for word in self._morphemes(text):
+        for word in self._word.findall(text):
             scale, value = language.scale_words.get(word), language.number_words.get(word, 0)
             if scale == 100:
                 part, room, started = (part or 1) * 100, 100, True
@@ -185,9 +154,7 @@ class Grammar:
                 part, room, started = 0, scale, True
             elif 0 < value < room:
                 part += value
-                room = 10 if value == 10 and language.added_to else self._room(value)  # quatre-vingt-dix-huit
-            elif value == 20 and part % 100 == 4 and language.code == "fr":  # quatre-vingt
-                part, room = part - 4 + 80, 20
+                room = self._room(value)
             elif value >= 20 and value % 10 == 0 and 0 < part % 100 < 10 and language.compound and started:
                 part, room = part + value, 0  # drei-und-zwanzig
             elif total == 0 and 10 <= part < 100 and value >= 10 and language.code == "en":  # nineteen ninety
@@ -199,21 +166,7 @@ class Grammar:
         return [*numbers, total + part]
 
     def _room(self, value: int) -> int:
-        return 20 if value in self.language.added_to else 100 if value >= 100 else 10 if value >= 20 else 0
-
-    def _morphemes(self, text: str) -> Iterator[str]:
-        for word in re.split(r"[\s-]+", text):
-            if word in self._numbers:
-                yield word
-            elif word not in self.language.joins:
-                yield from self._parts(word)
-
-    def _parts(self, word: str) -> list[str]:
-        """Return the number words of which a word is made, [] if it is not: cent-ottanta-tré."""
-        for head in (word[:size] for size in range(len(word) - 1, 1, -1)):
-            if (head in self._numbers or head in self.language.joins) and (rest := self._parts(word[len(head) :])):
-                return [head, *rest] if head in self._numbers else rest
-        return [word] if word in self._numbers else []
+        return 100 if value >= 100 else 10 if value >= 20 else 0
 
 
 @lru_cache(maxsize=128)
@@ -227,12 +180,14 @@ def read_values(text: str, code: str = "en") -> Values:
     """Return the numbers, units and dates in a text of the language `code`. Nobody may change the result: it is kept."""
     grammar, values = grammar_of(code), Values()
     text = _CLOCK.sub(lambda match: f"{match[1]}:{match[2] or match[3]}", text)
+    text = text.translate(_WIDE) if grammar.language.is_unspaced else text
+    for match in _TIME.finditer(text):
+        values.add(f"{int(match[1])}:{match[2]}")
+    text = _TIME.sub(" ", text)
     if grammar.language.is_unspaced:
-        _read_unspaced(_YEAR_AND_MONTH.sub(r"\1年\2月", text.translate(_WIDE).lower()), grammar, values)
+        _read_unspaced(_YEAR_AND_MONTH.sub(r"\1年\2月", text.lower()), grammar, values)
         return values
-    if code == "de":
-        text = _NUMBER_ADJECTIVE.sub(r"\1 ", text)
-    text = _take_times(_RANGE_END.sub(r"\1\2–\1\3", text), code, values)
+    text = _take_dates(_RANGE_END.sub(r"\1\2–\1\3", text), code, values)
     lower = text.lower()
     words = set(_WORD.findall(lower))
     ends = _add_digits(lower, grammar, values)
@@ -240,24 +195,22 @@ def read_values(text: str, code: str = "en") -> Values:
         _add_words(lower, ends, grammar, values)
     for month in words & grammar.language.months.keys():
         _add_dates(text, lower, month, grammar, values)
-    values.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
     for word in grammar.language.implied.keys() & words:
         values.implied |= grammar.language.implied[word]
     return values
 
 
-def _take_times(text: str, code: str, values: Values) -> str:
-    """Add times such as 14:30 and dates such as 12.6.1931; return `text` without them."""
-    for match in _TIME.finditer(text):
-        values.add(f"{int(match[1])}:{match[2]}")
-    text = _TIME.sub(" ", text)
+def _take_dates(text: str, code: str, values: Values) -> str:
+    """Add dates such as 12.6.1931 and 1931-06-12; return `text` without them."""
+    text = _ISO.sub(lambda match: f" {int(match[3])}.{int(match[2])}.{match[1]} ", text)
     for match in _DAY_FIRST.finditer(text):
         day, month = int(match[1]), int(match[3])
         values.add(match[4])
         if code == "en" and match[2] == "/" and day <= 12 and month <= 12 and day != month:
             continue  # 3/4/1999 may be either
-        values.add_day(*((month, day) if month <= 12 else (day, month)))
-        values.add(str(day if month <= 12 else month))
+        day, month = (day, month) if month <= 12 else (month, day)
+        values.add_day(month, day)
+        values.add(str(day))
     return _DAY_FIRST.sub(" ", text)
 
 
@@ -274,15 +227,9 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
             continue
         end = match.end()
         ends.add(match.end("scale") if match["scale"] else end)
-        if match["iso"]:
-            year, month, day = (int(part) for part in match["iso"].split("-"))
-            values.add(str(year))
-            values.add(str(day))
-            values.add_day(month, day)
-        else:
-            sign = before if before != " " else lower[max(0, start - 2) : start - 1]
-            unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
-            values.add(*_in_years(_decimal(match, grammar), unit, match["ordinal"] is not None))
+        sign = before if before != " " else lower[max(0, start - 2) : start - 1]
+        unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
+        values.add(_decimal(match, grammar), unit)
     return ends
 
 
@@ -295,12 +242,11 @@ def _add_words(lower: str, digit_ends: set[int], grammar: Grammar, values: Value
         words = match[0]
         *earlier, last = grammar.parse_words(words)
         last_unit = grammar.unit_after(lower, match.end(), in_digits=False)
-        ordinal = language.code == "en" and words.endswith(("th", "rd", "st"))
         for value in (*earlier, last):
             unit = last_unit if value == last else ""
             # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
             certain = (value > 2 and words not in language.ambiguous) or (value >= 2 and bool(unit))
-            values.add(*_in_years(value, unit, ordinal), certain=certain)
+            values.add(str(value), unit, certain=certain)
             if value <= MAX_COUNT and not unit:
                 following = _WORD.search(lower, match.end())
                 values.counted.setdefault(str(value), set()).add(following[0] if following else "")
@@ -329,17 +275,12 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Valu
 
 def _read_unspaced(text: str, grammar: Grammar, values: Values) -> None:
     """Add the numbers and dates of a Chinese or Japanese text, in digits and in Chinese numerals."""
-    text = _HAN_MORE.sub("", _HAN_PERCENT.sub(r"\1%", text))
+    text = _HAN_PERCENT.sub(r"\1%", text)
     if tenths := _TENTHS.get(grammar.language.code):
         text = tenths.sub(lambda match: f"{han_value(match[1])}{han_value(match[2]) if match[2] else 0}%", text)
-    for match in _TIME.finditer(text):
-        values.add(f"{int(match[1])}:{match[2]}")
-    text = _TIME.sub(" ", text)
     month = 0
     for match in _HAN_NUMBER.finditer(text):
         run = match["number"]
-        if run in _NO_NUMBERS:
-            continue
         in_digits = run[0].isdigit()
         number = han_value(run)
         unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(text, match.end(), in_digits=True)
@@ -351,7 +292,7 @@ def _read_unspaced(text: str, grammar: Grammar, values: Values) -> None:
             values.implied.add(number)
             continue
         certain = in_digits or len(run) > 1 or (bool(counted) and number not in ("1", "2"))
-        values.add(*_in_years(number, unit, False), certain=certain)
+        values.add(number, unit, certain=certain)
         if not in_digits and not unit and len(number) < 3 and int(number) <= MAX_COUNT:
             values.counted.setdefault(number, set()).add(text[match.end() : match.end() + 1])
         following = text[match.end() : match.end() + 1]
@@ -385,14 +326,6 @@ def han_value(run: str) -> str:
         else:
             current = Decimal(part.replace(",", ""))
     return _format(total + section + current)
-
-
-def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
-    """Return (number, unit) with decades and centuries as years: eight decades are 80 years, the 8th century is not."""
-    years = _YEARS_OF.get(unit)
-    if years is None or ordinal or not str(value).isdigit():
-        return str(value), unit
-    return str(int(value) * years), "year"
 
 
 def _decimal(match: re.Match[str], grammar: Grammar) -> str:

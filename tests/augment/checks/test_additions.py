@@ -33,9 +33,7 @@ def _found(source: str, text: str, title: str = "") -> tuple[str, str]:
         ("There are 489 Catholic and 214 other schools with 63,519 teachers.", "The 703 others have some 64,000 teachers."),
         ("The Mongols of Mongolia fought.", "The Mongol army fought, and Mongolian riders did."),
         ("He left Poland.", "The Polish officer left."),
-        ("NHTSA rules apply.", "The National Highway Traffic Safety Administration has rules that apply."),
         ("The World Health Organization met.", "The WHO met."),
-        ("Louis XIV ruled.", "Louis the 14th ruled."),
         ("It sells silicon.", "## Great Sales of Silicon\n\n**Strong Growth:** silicon is sold."),  # titles have capitals
         ("It sells silicon.", "1. It sells silicon.\n2. Silicon is sold.\n3. Sold is silicon."),
         ("The song is new.", 'The "hit" is new.'),  # a term in quotation marks

@@ -14,7 +14,7 @@ from kinject.augment.checks.checker import normal_form
 from kinject.augment.checks.judge import (
     Judge,
     make_trials,
-    read_opinion,
+    read_verdict,
     render_judge_score,
 )
 from kinject.augment.checks.planted_errors import ALL_KINDS
@@ -124,31 +124,19 @@ TEXT_OF = "Elsa sold the mill to Ivo. It closed since the river froze."
 
 
 @pytest.mark.parametrize(
-    ("answer", "faithful", "fault", "proved"),
+    ("answer", "faithful", "fault"),
     [
-        ('[1] WRONG "Elsa sold the mill": Ivo sold it\n[2] OK\nUNFAITHFUL', False, "Elsa sold the mill", True),
-        ("**[1] Wrong** – “Elsa sold … to Ivo”\n[2] OK\n\n**UNFAITHFUL**", False, "Elsa sold", True),
-        ('[1] WRONG "Ivo stole the mill"\nUNFAITHFUL', False, "Ivo stole the mill", False),
-        ("[1] OK\n[2] OK\nFAITHFUL", True, "", True),
-        ("The seller is another.\n\nUNFAITHFUL", False, "The seller is another.", True),
-        ("", None, "", True),
-        ("I think so.", None, "", True),
-        ('[1] WRONG "Elsa sold"\nFAITHFUL', None, "", True),
+        ('[1] WRONG "Elsa sold the mill": Ivo sold it\n[2] OK\nUNFAITHFUL', False, '"Elsa sold the mill": Ivo sold it'),
+        ("**[1] Wrong** – “Elsa sold … to Ivo”\n[2] OK\n\n**UNFAITHFUL**", False, "“Elsa sold … to Ivo”"),
+        ("[1] OK\n[2] OK\nFAITHFUL", True, ""),
+        ("The seller is another.\n\nUNFAITHFUL", False, "The seller is another."),
+        ("I think so.", False, "it gave no verdict"),
+        ('[1] WRONG "Elsa sold"\nFAITHFUL', False, "it gave no verdict"),
     ],
 )
-def test_a_judge_names_words_that_are_checked_to_be_there(
-    answer: str, faithful: bool | None, fault: str, proved: bool
-) -> None:
-    opinion = read_opinion(answer, TEXT_OF)
-    assert (opinion.faithful if opinion else None) is faithful
-    assert opinion is None or (opinion.proved is proved and fault in opinion.fault)
-
-
-def test_words_that_are_not_in_the_text_are_asked_for_again() -> None:
-    answers = iter(['[1] WRONG "he stole it"\nUNFAITHFUL', "[1] OK\n[2] OK\nFAITHFUL"])
-    assert asyncio.run(judge(lambda messages: next(answers)).verdict("", SOURCE, SOURCE)).accepted
-    again = asyncio.run(judge(lambda messages: '[1] WRONG "he stole it"\nUNFAITHFUL').verdict("", SOURCE, SOURCE))
-    assert again.detail.endswith("(these words are not in the text)")
+def test_a_verdict_names_the_words_at_fault(answer: str, faithful: bool, fault: str) -> None:
+    verdict = read_verdict(answer)
+    assert (verdict.accepted, verdict.detail) == (faithful, fault)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.types import Completion
 
 _WORDS, _ASCII_WORDS = re.compile(r"\w+"), re.compile("[a-z0-9_]+")
-_REFUSAL = re.compile(
+REFUSAL = re.compile(
     r"\A\W*(?:(?:I['’]?m |I am )?(?:very |really )?sorry\b"
     r"|(?:unfortunately,? )?I (?:can(?:no|['’])t|(?:am|['’]m) (?:unable|not able)|won['’]t|will not|must decline)"
     r"|I['’]m (?:unable|not able)|as an (?:AI|artificial|assistant|language model)|I do(?: not|n['’]t) have)",
     re.IGNORECASE,
 )
+"""The beginning of an answer that declines."""
 _TAG = re.compile(r"<[/!]?([a-z]{1,12}[1-6]?)\b(?=[\s/>])[^<>]{0,300}>|\bjavascript:", re.IGNORECASE)
 _MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
 
@@ -96,24 +97,22 @@ class Verdict:
         return not self.reason
 
 
-def declines(text: str) -> bool:
-    """Return whether an answer begins with the words of a refusal."""
-    return _REFUSAL.match(text) is not None
+_ENDS: Mapping[str, tuple[str, str]] = {
+    "length": ("truncated", "finish_reason is length"),
+    "content_filter": ("filtered", "finish_reason is content_filter"),
+    "secret": ("secret", "the answer holds a part of a key of this machine, shown as (key)"),
+}
 
 
 def check_completion(completion: Completion) -> Verdict:
     """Return whether the endpoint gave a complete answer."""
-    if completion.finish_reason == "length":
-        return Verdict("truncated", "finish_reason is length")
-    if completion.finish_reason == "content_filter":
-        return Verdict("filtered", "finish_reason is content_filter")
-    if completion.finish_reason == "secret":
-        return Verdict("secret", "the answer holds a part of a key of this machine, shown as (key)")
+    reason = completion.finish_reason
+    if reason in _ENDS:
+        return Verdict(*_ENDS[reason])
     if not completion.text.strip():
-        return Verdict("no answer", f"finish_reason is {completion.finish_reason or 'missing'}")
-    if completion.finish_reason not in ("stop", "eos", "end_turn", ""):
-        return Verdict("truncated", f"finish_reason is {completion.finish_reason}")
-    return Verdict()
+        return Verdict("no answer", f"finish_reason is {reason or 'missing'}")
+    complete = reason in ("stop", "eos", "end_turn", "")
+    return Verdict() if complete else Verdict("truncated", f"finish_reason is {reason}")
 
 
 class Checker:
@@ -148,74 +147,62 @@ class Checker:
 
     def without_additions(self, text: str) -> tuple[str, int]:
         """Return a list, or a text of several paragraphs, without the parts that add a fact, and the number of these."""
-        if len(text) > self._max_characters:
-            return text, 0
-        kept, added = without_additions(self.facts, text)
+        kept, added = without_additions(self.facts, text) if len(text) <= self._max_characters else (text, [])
         return kept, len(added)
 
     def check(self, text: str) -> Verdict:
         """Return whether `text` is a valid rewriting of the passage, different from the accepted ones. The first fault counts."""
-        if not text.strip():
-            return Verdict("empty")
-        if len(text) > self._max_characters:
-            return Verdict("length", f"{len(text):,} characters for {len(self._source):,}")
-        verdict = self._check_surroundings(text)
-        if verdict is not None:
-            return verdict
-        if self._rules.quotes:
-            for _, quotation, _ in quoted_of(text):
-                if " ".join(quotation.split()) not in self._quotable:
-                    return Verdict("quotation", f"{quotation[:60]!r} is not in the passage word for word")
-        change = compare_languages(self._source, text)
-        if change:
-            return Verdict("language", change)
-        form, shingles = _form_and_shingles(text)
-        if from_prompt := self._find_prompt(form):
-            return Verdict("prompt", f"found {from_prompt!r}")
-        echo = overlap(shingles, self._shingles)
-        if echo > MAX_OVERLAP and self._rules.refuse_echo:
-            return Verdict("echo", f"shares {echo:.0%} of its word triples with the source")
-        nearest = self._nearest_accepted(form, shingles)
-        if nearest > MAX_OVERLAP:
-            return _duplicate(nearest)
-        n_words = form.count(" ") + 1
-        if n_words <= _FEWEST_WORDS < self._form.count(" ") and self._rules.refuse_echo:
-            return Verdict("length", f"{n_words} words")
-        addition = find_addition(self.facts, text)
-        if addition or (self._rules.complete and (addition := find_missing(self.facts, text))):
-            return Verdict(addition.reason, addition.detail)
-        if self._injection and (injected := self._find_injected(text, form, shingles)):
-            return Verdict("injection", injected)
+        fault = next(self._faults(text), None)
+        if fault is not None:
+            return Verdict(*fault)
         facts = [fact.id for fact in carried(self._countable, self.facts, text)]
         return Verdict(measures={"language": self.facts.code, "facts": facts})
 
-    def _find_prompt(self, form: str) -> str:
-        """Return words of the prompts in a row that a text has and its source has not, "" without any."""
-        return next((ngram for ngram in _ngrams(form) if ngram in self._prompts and ngram not in self._form), "")
+    def _faults(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield (reason, evidence) of the faults, in order. A phrase that the source contains itself is none."""
+        rules, source = self._rules, self._source
+        if not text.strip():
+            yield "empty", ""
+        if len(text) > self._max_characters:
+            yield "length", f"{len(text):,} characters for {len(source):,}"
+        for reason, pattern in (("refusal", REFUSAL), ("wrapper", _MARKUP)):
+            if (match := pattern.search(text)) and not pattern.search(source):
+                yield reason, f"found {match[0].strip()[:60]!r}"
+        if tag := new_markup(text, source):
+            yield "markup", f"found {tag!r}"
+        for _, quotation, _ in quoted_of(text) if rules.quotes else ():
+            if " ".join(quotation.split()) not in self._quotable:
+                yield "quotation", f"{quotation[:60]!r} is not in the passage word for word"
+        if change := compare_languages(source, text):
+            yield "language", change
+        form, shingles = _form_and_shingles(text)
+        if ngram := next((words for words in _ngrams(form) if words in self._prompts and words not in self._form), ""):
+            yield "prompt", f"found {ngram!r}"
+        echo = overlap(shingles, self._shingles)
+        if echo > MAX_OVERLAP and rules.refuse_echo:
+            yield "echo", f"shares {echo:.0%} of its word triples with the source"
+        if duplicate := self._duplicate(text):
+            yield "duplicate", duplicate
+        if form.count(" ") < _FEWEST_WORDS < self._form.count(" ") and rules.refuse_echo:
+            yield "length", f"{form.count(' ') + 1} words"
+        addition = find_addition(self.facts, text) or (find_missing(self.facts, text) if rules.complete else None)
+        if addition is not None:
+            yield addition.reason, addition.detail
+        if self._injection and (injected := self._find_injected(text, form, shingles)):
+            yield "injection", injected
 
     def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
         """Return the `verdict` of an accepted text, or its refusal if rewritings accepted since then resemble it."""
-        nearest = self._nearest_accepted(*_form_and_shingles(text))
-        return _duplicate(nearest) if nearest > MAX_OVERLAP else verdict
+        duplicate = self._duplicate(text)
+        return Verdict("duplicate", duplicate) if duplicate else verdict
 
-    def _nearest_accepted(self, form: str, shingles: Shingles) -> float:
-        """Return the largest overlap with an accepted rewriting, 1 for the same words in the same order."""
-        if form in self._accepted_forms:
-            return 1.0
+    def _duplicate(self, text: str) -> str:
+        """Return the likeness to an accepted rewriting, "" to none. The same words in the same order are always too alike."""
+        form, shingles = _form_and_shingles(text)
         compared = self._accepted if self._rules.refuse_near else ()
-        return max((overlap(shingles, other) for other in compared), default=0.0)
-
-    def _check_surroundings(self, text: str) -> Verdict | None:
-        """Return the refusal of a text that declines, addresses the user or has markup, None for other texts.
-
-        A phrase that the source contains itself ("I cannot ...") is allowed.
-        """
-        for reason, pattern in (("refusal", _REFUSAL), ("wrapper", _MARKUP)):
-            match = pattern.search(text)
-            if match and not pattern.search(self._source):
-                return Verdict(reason, f"found {match[0].strip()[:60]!r}")
-        tag = new_markup(text, self._source)
-        return Verdict("markup", f"found {tag!r}") if tag else None
+        same = form in self._accepted_forms
+        nearest = 1.0 if same else max((overlap(shingles, other) for other in compared), default=0.0)
+        return f"shares {nearest:.0%} of its word triples with an accepted paraphrase" if nearest > MAX_OVERLAP else ""
 
     def _find_injected(self, text: str, form: str, shingles: Shingles) -> str:
         """Return the sign that a rewriting follows or repeats the source's prompt injection, "" without one."""
@@ -239,10 +226,6 @@ def new_markup(text: str, source: str) -> str:
 def normal_form(text: str) -> str:
     """Return the words of `text` in lower case with single spaces: equal for texts that differ in formatting only."""
     return " ".join(_ASCII_WORDS.findall(text.lower()) if text.isascii() else _WORDS.findall(text.casefold()))
-
-
-def _duplicate(similarity: float) -> Verdict:
-    return Verdict("duplicate", f"shares {similarity:.0%} of its word triples with an accepted paraphrase")
 
 
 @lru_cache(maxsize=64)

@@ -14,14 +14,13 @@ from itertools import cycle, islice
 from random import Random
 
 from kinject.augment.answers import lines_of
-from kinject.augment.checks.checker import Rules, Verdict, normal_form
+from kinject.augment.checks.checker import Rules, Verdict
 from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, plant_error, reword
 from kinject.augment.prompts import judge_messages, statements_messages, told_messages
 from kinject.disk import content_id
 from kinject.language.detect import detect_language
 from kinject.llm.chat import split_thinking
 from kinject.llm.generator import request_seed
-from kinject.llm.judges import Confusion
 from kinject.llm.prompt_injection import has_injection
 from kinject.llm.sender import Sender, gather_answers
 from kinject.types import Message
@@ -30,8 +29,6 @@ N_TRIALS = 4 * len(ALL_KINDS)
 """Planted errors shown to a judge, four of each kind where the passages have room, and at most as many correct texts."""
 MIN_RECALL, MIN_PRECISION = 0.8, 0.9
 """A judge below them is warned of."""
-_MAX_REQUESTS = 2
-"""Requests for one verdict before it counts as missing."""
 _MOST_STATEMENTS = 40
 _VERDICT = re.compile(
     r"[\W_]*(?:(?:the |my |final )*(?:verdict|answer|judge?ment|rewriting|text|it)(?: is)?[\W_]*)?"
@@ -39,7 +36,6 @@ _VERDICT = re.compile(
     re.IGNORECASE,
 )
 _WRONG = re.compile(r"\W{0,6}(?:sentence )?\[?\d{1,4}\]?\W{1,6}(?:wrong|incorrect)\b[\s*:.–—-]{0,6}(.{0,300})", re.I)
-_QUOTE = re.compile('["“„«「]([^"“”„«»「」\n]{2,300})["”“»」]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +55,9 @@ class JudgeScore:
     @property
     def precision(self) -> float | None:
         """Fraction of its refusals that are correct if there are as many wrong as correct texts; None without refusals."""
-        n_planted, n_caught = sum(self.planted.values()), sum(self.caught.values())
-        counts = {
-            ("wrong", "wrong"): n_caught, ("wrong", "good"): n_planted - n_caught,
-            ("good", "wrong"): self.refused_good, ("good", "good"): self.n_good - self.refused_good,
-        }  # fmt: skip
-        return Confusion(counts).precision("wrong")
+        refused = self.refused_good / self.n_good if self.n_good else 0.0
+        recall = self.recall or 0.0
+        return recall / (recall + refused) if recall + refused else None
 
     def _recall(self, kinds: Iterable[str]) -> float | None:
         n_planted = sum(self.planted.get(kind, 0) for kind in kinds)
@@ -84,39 +77,19 @@ class JudgeScore:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """A judge's answer about one text. `proved` is false if it quotes words that are not there."""
+def read_verdict(answer: str) -> Verdict:
+    """Return the verdict in a judge's answer; one that is not clear is a refusal.
 
-    faithful: bool
-    fault: str = ""
-    proved: bool = True
-
-
-def read_opinion(answer: str, text: str) -> Opinion | None:
-    """Return the opinion in a judge's answer about `text`, None if it is no clear verdict.
-
-    The verdict is at the beginning of the first or of the last line, the worse of two, and must agree with the lines about the
-    sentences. Thinking before it does not count.
+    It is at the beginning of the first or of the last line, the worse of two, and must agree with the lines about the sentences.
     """
-    lines = [line for line in split_thinking(answer)[1].splitlines() if line.strip()]
+    lines = [line for line in answer.splitlines() if line.strip()]
     verdicts = [match for line in (*lines[:1], *lines[-1:]) if (match := _VERDICT.match(line))]
     faults = [match[1].strip() for line in lines if (match := _WRONG.match(line))]
     unfaithful = any(match[1] or "unfaithful" in match[2].lower() for match in verdicts)
     if not verdicts or (faults and not unfaithful):
-        return None
-    if not unfaithful:
-        return Opinion(True)
-    proved = [fault for fault in faults if _is_proved(fault, text)]
+        return Verdict("judge", "it gave no verdict")
     spoken = verdicts[-1][2].strip() or (lines[-2].strip()[:300] if len(lines) > 1 else "")
-    return Opinion(False, (*proved, *faults, spoken)[0], bool(proved) or not faults)
-
-
-def _is_proved(fault: str, text: str) -> bool:
-    """Return whether the words that a fault quotes are in a text; a fault without a quotation is taken as it is."""
-    quotation = _QUOTE.search(fault)
-    parts = re.split(r"\.\.\.|…", quotation[1]) if quotation else ()
-    return all(normal_form(part) in normal_form(text) for part in parts)
+    return Verdict("judge", (*faults, spoken)[0]) if unfaithful else Verdict()
 
 
 @dataclass
@@ -133,52 +106,39 @@ class Judge:
         Prompt injection can make a judge call everything faithful. If passage or text contains some, the judge must also
         refuse the text with an error planted in it. Raises as `Sender.send`.
         """
-        verdict = await self._request_verdict(title, passage, text, rules)
+        verdict = await self._ask(title, passage, text, rules)
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
         rng = Random(content_id(self.seed, passage, text))
         language = detect_language(passage) or "en"
         texts = (plant_error(kind, text, rng, language) for kind in ALL_KINDS)
         wrong = next((changed for changed in texts if changed is not None), None)
-        if wrong is None or (await self._request_verdict(title, passage, wrong, rules)).accepted:
+        if wrong is None or (await self._ask(title, passage, wrong, rules)).accepted:
             return Verdict(
                 "judge", "prompt injection in the passage, and the judge missed an error planted in this text"
             )
         return verdict
 
-    async def _request_verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
-        """Return the judge's verdict. An unclear answer is a refusal; one that quotes other words is requested again."""
-        messages = judge_messages(title, passage, text, rules)
-        opinion, missing = None, "it gave no verdict"
-        for attempt in range(_MAX_REQUESTS):
-            completion = await self.sender.send(messages, self._seed_of(messages, attempt))
-            if completion.finish_reason == "length":  # the verdict comes last
-                missing = "its answer was cut at max_tokens"
-                continue
-            opinion = read_opinion(completion.text, text) or opinion
-            if opinion is not None and (opinion.faithful or opinion.proved):
-                return Verdict() if opinion.faithful else Verdict("judge", opinion.fault)
-        if opinion is None:
-            return Verdict("judge", missing)
-        return Verdict("judge", f"{opinion.fault} (these words are not in the text)")
+    async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
+        answer = await self._answer(judge_messages(title, passage, text, rules))
+        return read_verdict(answer) if answer else Verdict("judge", "its answer was cut at max_tokens, or empty")
 
     async def statements(self, title: str, passage: str) -> tuple[str, ...]:
         """Return short statements of what a passage says, () for an answer without any. Raises as `Sender.send`."""
-        messages = statements_messages(title, passage)
-        completion = await self.sender.send(messages, self._seed_of(messages, 0))
-        lines = lines_of(split_thinking(completion.text)[1])
+        lines = lines_of(await self._answer(statements_messages(title, passage)))
         return tuple(dict.fromkeys(line for line in lines if line[-1] not in ":："))[:_MOST_STATEMENTS]
 
     async def told(self, statements: Sequence[str], text: str) -> list[int]:
         """Return the numbers, from 1, of the statements that a text tells. Raises as `Sender.send`."""
-        messages = told_messages(statements, text)
-        completion = await self.sender.send(messages, self._seed_of(messages, 0))
-        last_line = split_thinking(completion.text)[1].strip().rpartition("\n")[2]
-        numbers = {int(number) for number in re.findall(r"\d{1,3}", last_line)}
-        return sorted(numbers & set(range(1, len(statements) + 1)))
+        last_line = (await self._answer(told_messages(statements, text))).rpartition("\n")[2]
+        return sorted(
+            {int(number) for number in re.findall(r"\d{1,3}", last_line)} & set(range(1, len(statements) + 1))
+        )
 
-    def _seed_of(self, messages: list[Message], attempt: int) -> int:
-        return request_seed("judge", self.seed, messages, attempt)
+    async def _answer(self, messages: list[Message]) -> str:
+        """Return the answer without its thinking, "" if it was cut: what counts comes last."""
+        completion = await self.sender.send(messages, request_seed("judge", self.seed, messages, 0))
+        return "" if completion.finish_reason == "length" else split_thinking(completion.text)[1].strip()
 
     async def measure_accuracy(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
         """Ask about (title, passage) pairs in other words of the same meaning, with and without a planted error.
@@ -186,9 +146,7 @@ class Judge:
         A trial without an answer does not count. Raises the errors that end the run, as `Sender.send`.
         """
         trials = make_trials(passages, self.seed)
-        answers = await gather_answers(
-            self._request_verdict(title, passage, text) for _, title, passage, text in trials
-        )
+        answers = await gather_answers(self._ask(title, passage, text) for _, title, passage, text in trials)
         verdicts = [
             (trial[0], verdict) for trial, verdict in zip(trials, answers, strict=True) if isinstance(verdict, Verdict)
         ]

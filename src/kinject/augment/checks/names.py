@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kinject.language.tables import Language, language_of, plain, read_yaml_table, roman_value
+from kinject.language.tables import Language, language_of, plain, read_yaml_table
 
 _LISTS = read_yaml_table("word_lists")
 SENTENCE_STARTERS = frozenset(_LISTS["sentence_starters"].split())
@@ -33,8 +33,6 @@ _TRANSLITERATED = re.compile(f"[{''.join(_LISTS['transliterating'].split())}]{{3
 _ITEM = re.compile(
     r"\A\s*(?:>\s*)*[*_]{0,2}(?:(?:[-*+•●○▪–—·](?=\s))|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,4})[.)](?=\s)|[（(]?[\d一二三四五六七八九十]{1,3}[、．）)])\s*"
 )
-_DATED_ITEM = re.compile(r"\s*\d{1,2}\.\s+(\w+)")
-_REFERENCE = re.compile(r"\[\d{1,3}\]")
 _LABEL = re.compile(
     r"[*_]{0,3}(?P<label>[^\n:：|!?。！？\"“”„«»]{1,60}?)[*_]{0,3}\s?[:：][*_]{0,3}(?=\s|\Z)|\*\*(?P<bold>[^*\n]{1,80})\*\*"
 )
@@ -52,9 +50,7 @@ _DASH = re.compile(r"\s[–—-]{1,2}\s")
 _LONG_NAME, _ALIKE = 9, 0.93
 _ORDINAL = re.compile(r"\b\d{1,2}\b(?![.,%]\d)")
 """The number of a heading or a label: Step 1."""
-_FOOTNOTE = re.compile(r"\d{1,2}[A-Z]?[a-z]+|[A-Za-z]?[a-z]+\d{1,2}")
-_MEASURE = re.compile(r"\d+([^\W\d_]+)\d?")
-_ENDINGS_AFTER_DIGITS = frozenset("st nd rd th s bn k er ers e ème eme o a os as ste de x".split())  # noqa: SIM905
+_MEASURE = re.compile(r"\d+[^\W\d_]{1,3}\d?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +74,11 @@ class Reading:
         """The first letters of all words, in order."""
         return "".join(word[0] for word in self.sequence)
 
-    def with_words_of(self, other: Reading) -> Reading:
-        """Return this reading with the words of another text besides."""
-        sequence = (*self.sequence, *other.sequence)
-        return replace(self, words=self.words | other.words, body=f"{self.body}\n{other.body}", sequence=sequence)
-
 
 @lru_cache(maxsize=256)
 def read(text: str, code: str) -> Reading:
     """Return the reading of a text of the language `code`."""
     language = language_of(code)
-    text = _REFERENCE.sub("", text)
     if language.is_unspaced:
         return _read_unspaced(text, language)
     lines = list(_lines(text, language))
@@ -96,7 +86,7 @@ def read(text: str, code: str) -> Reading:
     found: dict[str, str] = {}
     runs: list[tuple[str, ...]] = []
     for line, titled in lines:
-        _read_line(line, titled, language, words, found, runs)
+        runs += _read_line(line, titled, language, words, found)
     return Reading(
         language, "\n".join(line for line, _ in lines), frozenset(words), tuple(found), found, tuple(words), tuple(runs)
     )
@@ -106,9 +96,7 @@ def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether it is titled) of each line without list marks: headings and labels have capitals of their own."""
     for line in text.split("\n"):
         heading = line.lstrip().startswith("#")
-        dated = _DATED_ITEM.match(line)
-        if not (dated and dated[1].lower() in language.months):
-            line = _ITEM.sub("", line, count=1)
+        line = _ITEM.sub("", line, count=1)
         if heading or _is_title(line):
             yield _ORDINAL.sub("", line.strip("#*_ \t")), True
             continue
@@ -124,57 +112,44 @@ def _is_title(line: str) -> bool:
     words = [word for word in line.split() if word[0].isalpha() and len(word) > 3]
     if not words or len(line) > 120:
         return False
-    return (line.rstrip("*_ ")[-1:].isalnum() or line[-1] in ":：") and 2 * sum(
-        word[0].isupper() for word in words
-    ) > len(words)
+    ends = line.rstrip("*_ ")[-1:].isalnum() or line[-1] in ":："
+    return ends and 2 * sum(word[0].isupper() for word in words) > len(words)
 
 
 def _read_line(
-    line: str, titled: bool, language: Language, words: list[str], found: dict[str, str], runs: list[tuple[str, ...]]
-) -> None:
+    line: str, titled: bool, language: Language, words: list[str], found: dict[str, str]
+) -> Iterator[tuple[str, ...]]:
+    """Add the words of a line to `words` and its names to `found`; yield the names side by side."""
     tokens = (_TOKEN if language.code == "en" else _TOKEN_WITHOUT_ELISION).findall(line)
     at_start, run = True, list[str]()
     for index, token in enumerate(tokens):
-        if not (token[0].isalnum()):
-            at_start = (
-                token in _BREAKS or _ends_item(tokens, index) or (at_start and token not in _JOINTS)
-            )  # (a) The house
-            if token not in _IN_NAMES:
-                _end_run(run, runs)
-            continue
-        word, inside, start = _classify(token, language.code)
-        words.append(word)
-        is_name = (
-            inside
-            if not at_start
-            else start == _NAME or (start == _BEFORE_CAPITAL and _is_before(tokens, index, language))
-        )
-        if is_name and (not titled or _is_sure(token, word, language)):
-            found.setdefault(word, token)
-            run.append(word)
-        elif not (run and token[0].isupper()):
-            _end_run(run, runs)
-        at_start = False
-    _end_run(run, runs)
-
-
-def _ends_item(tokens: list[str], index: int) -> bool:
-    """Return whether the mark at `index` ends the letter of an item: (a) The house."""
-    return tokens[max(0, index - 2) : index + 1 : 2] == ["(", ")"] and len(tokens[index - 1]) == 1
-
-
-def _end_run(run: list[str], runs: list[tuple[str, ...]]) -> None:
+        if token[0].isalnum():
+            word, inside, start = _classify(token, language.code)
+            words.append(word)
+            first = start == _NAME or (start == _BEFORE_CAPITAL and _is_before(tokens, index, language))
+            # In a title, where every word has a capital, a place, a code or an abbreviation is a name for sure.
+            sure = word in language.places or not token.isalpha() or (token.isupper() and len(token) > 1)
+            if (first if at_start else inside) and (not titled or sure):
+                found.setdefault(word, token)
+                run.append(word)
+                at_start = False
+                continue
+            at_start, ends = False, not (run and token[0].isupper())
+        else:
+            at_start, ends = token in _BREAKS or (at_start and token not in _JOINTS), token not in _IN_NAMES
+        if ends and run:
+            yield tuple(run)
+            run = []
     if run:
-        runs.append(tuple(run))
-        run.clear()
+        yield tuple(run)
 
 
 @lru_cache(maxsize=65536)
 def _classify(token: str, code: str) -> tuple[str, bool, str]:
     """Return the plain form of a token, whether it is a name inside a sentence, and at the start of one."""
     word, language = plain(token), language_of(code)
-    if any(map(str.isdigit, token)):
-        is_code = any(map(str.isalpha, token)) and _is_code(word, language) and not _FOOTNOTE.fullmatch(token)
+    if re.search(r"\d", token):
+        is_code = any(map(str.isalpha, token)) and _is_code(word)
         return word, is_code, _NAME if is_code else ""
     if not token[0].isupper() or len(word) < 2 or _is_common_kind(word, language):
         return word, False, ""
@@ -203,31 +178,17 @@ def _is_before(tokens: list[str], index: int, language: Language) -> bool:
     return language.code == "en" and is_verb
 
 
-def _is_sure(token: str, word: str, language: Language) -> bool:
-    """Return whether a word of a title, where every word has a capital, is a name."""
-    return word in language.places or not token.isalpha() or (token.isupper() and len(token) > 1)
-
-
 def _is_common_kind(word: str, language: Language) -> bool:
     """Return whether a word with a capital is of a kind that is no name of its own: a title, a month, a unit, a weekday."""
     if word in _TITLES or word in language.unit_words or word in language.months:
         return True
-    if language.code == "en":
-        singular = word.removesuffix("s") if len(word) > 4 else word
-        return not {word.partition("'")[0], singular}.isdisjoint(SENTENCE_STARTERS) or not {word, singular}.isdisjoint(
-            GENERIC_WORDS
-        )
-    return False
+    forms = {word, word.partition("'")[0], word.removesuffix("s") if len(word) > 4 else word}
+    return language.code == "en" and not forms.isdisjoint(SENTENCE_STARTERS | GENERIC_WORDS)
 
 
-def _is_code(word: str, language: Language) -> bool:
+def _is_code(word: str) -> bool:
     """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or an ending."""
-    if word in language.unit_of or word.lower() == word.upper():
-        return False
-    measure = _MEASURE.fullmatch(word)
-    return measure is None or (
-        measure[1] not in language.unit_of and measure[1] not in _ENDINGS_AFTER_DIGITS and len(measure[1]) > 3
-    )
+    return word.lower() != word.upper() and not _MEASURE.fullmatch(word)
 
 
 def _is_german_word(lower: str, language: Language) -> bool:
@@ -265,16 +226,14 @@ def _read_unspaced(text: str, language: Language) -> Reading:
     words = [plain(token) for token in _LATIN_TOKEN.findall(text)]
     for token in _LATIN_TOKEN.findall(text):
         word = plain(token)
-        if len(word) > 1 and (
-            token[0].isupper() or (not token.isdigit() and not token.isalpha() and _is_code(word, language))
-        ):
+        if len(word) > 1 and (token[0].isupper() or (not token.isdigit() and not token.isalpha() and _is_code(word))):
             found.setdefault(word, token)
     if language.code == "ja":
-        matches = [
-            match for match in _KATAKANA.findall(text) if match in language.places or match not in language.common
-        ]
+        matches = [name for name in _KATAKANA.findall(text) if name in language.places or name not in language.common]
     else:
-        matches = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text), *_transliterated(text, language)]
+        matches = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text)]
+        runs = _TRANSLITERATED.finditer(text)  # without those whose last character belongs to a common word
+        matches += [run[0] for run in runs if text[run.end() - 1 : run.end() + 1] not in language.common]
     matches += [
         run[start : start + n]
         for run in _HAN.findall(text) for n in range(2, min(7, len(run) + 1)) for start in range(len(run) - n + 1)
@@ -284,13 +243,6 @@ def _read_unspaced(text: str, language: Language) -> Reading:
     return Reading(language, text, frozenset(words), tuple(found), found, (), tuple((name,) for name in found))
 
 
-def _transliterated(text: str, language: Language) -> Iterator[str]:
-    """Yield the runs of characters by which Chinese writes foreign names, but those whose last belongs to a common word."""
-    for match in _TRANSLITERATED.finditer(text):
-        if text[match.end() - 1 : match.end() + 1] not in language.common:
-            yield match[0]
-
-
 def is_known(name: str, reading: Reading, source: Reading) -> bool:
     """Return whether a source has a name of another text: as it is, inflected or derived, as a numeral, or as initials."""
     spelling = reading.spelling[name]
@@ -298,23 +250,14 @@ def is_known(name: str, reading: Reading, source: Reading) -> bool:
         return spelling in source.body or name in source.words or _is_transliterated(spelling, source.body)
     if name in source.words or any(known(name, word) for word in source.words for known in _SAME):
         return True
-    if rank := roman_value(name):
-        return any(
-            word.startswith(str(rank)) or reading.language.number_words.get(word) == rank for word in source.words
-        )
     if "-" in spelling or not name.isalpha():  # FP16, FP 16
         return name in "".join(sorted(source.words)) or name in re.sub(r"\W", "", source.body.casefold())
     if spelling.removesuffix("s").isupper() and 2 <= len(name) <= 6:
         return name.removesuffix("s") in source.initials or name.removesuffix("s") in reading.initials
-    if _is_spelled_out(name, reading, source):
-        return True
     if len(name) >= _LONG_NAME and difflib.get_close_matches(name, source.words, 1, _ALIKE):  # a typing error corrected
         return True
-    related = reading.language.demonyms
-    return any(
-        _is_derived(other, word) for place, others in related.items() if _is_derived(place, name)
-        for other in others for word in source.words
-    )  # fmt: skip
+    related = (others for place, others in reading.language.demonyms.items() if _is_derived(place, name))
+    return any(_is_derived(other, word) for others in related for other in others for word in source.words)
 
 
 def _is_derived(word: str, other: str) -> bool:
@@ -331,16 +274,6 @@ def _is_derived(word: str, other: str) -> bool:
 
 
 _SAME: tuple[Callable[[str, str], bool], ...] = (_is_derived, lambda word, other: word in _SYNONYMS.get(other, ()))
-
-
-def _is_spelled_out(name: str, reading: Reading, source: Reading) -> bool:
-    """Return whether a word belongs to a name whose initials the source has: World, in World Health Organization, of WHO."""
-    acronyms = [word for word in source.words if 2 <= len(word) <= 6 and source.spelling.get(word, "").isupper()]
-    initials = reading.initials if acronyms else ""
-    return any(
-        name in reading.sequence[match.start() : match.end()]
-        for acronym in acronyms for match in re.finditer(acronym, initials)
-    )  # fmt: skip
 
 
 def _is_transliterated(name: str, text: str) -> bool:

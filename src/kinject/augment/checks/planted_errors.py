@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from kinject.augment.checks.names import GENERIC_WORDS
 from kinject.corpus.passages import sentence_ends
 
 RELATION_KINDS = ("roles", "cause", "order", "quantifier", "negation", "explanation")
@@ -96,11 +95,6 @@ def reword(text: str, language: str = "en") -> str:
     for pattern, put in words_of(language).rules["same"]:
         text = pattern.sub(lambda match, put=put: _expand(match, put), text)  # type: ignore[misc]
     return text
-
-
-def is_name(word: str) -> bool:
-    """Return whether a word of a name is itself one, unlike the museum of the British Museum."""
-    return word[:1].lower() != word[:1] and word.lower() not in GENERIC_WORDS
 
 
 def _expand(match: re.Match[str], put: str) -> str:
