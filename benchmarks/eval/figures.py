@@ -1,11 +1,12 @@
 """The figures of the scorer: a token tree against lm-evaluation-harness, in one run on one machine.
 
-    python benchmarks/eval/figures.py [--questions 40] [--harness PYTHON] [--material FOLDER]
+    python benchmarks/eval/figures.py [--questions 40] [--harness PYTHON] [--material FOLDER] [--model MODEL]
 
-A Llama of 51 million parameters with random weights and GPT-2's tokenizer is made on the spot and answers the first
-questions of five MMLU subjects, in float32. `--harness` is a Python that has lm_eval (default: this one); without it
-kinject's own times stand alone. Then K = 0..5 passages in one run against six runs, and the memory of the head.
-`--questions 0` scores all; the default is 40 of each subject, since the harness takes minutes for all.
+A Llama of 51 million parameters with random weights and GPT-2's tokenizer is made on the spot, or a real model is read
+with --model, and answers the first questions of five MMLU subjects, in float32. `--harness` is a Python that has lm_eval
+(default: this one); without it kinject's own times stand alone. Then, on the model that was made, K = 0..5 passages in one
+run against six runs, and the memory of the head. `--questions 0` scores all; the default is 40 of each subject, since the
+harness takes minutes for all.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kinject.eval.retrieval import read_passages
 from kinject.eval.retrievers import Bm25Retriever
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
+from kinject.gguf import converted_folder, gguf_file
 from kinject.models import load_tokenizer, window_of
 from kinject.recipe import RetrievalSection
 from kinject.types import Question
@@ -223,6 +225,7 @@ def main() -> None:
     parser.add_argument("--harness", default=sys.executable, help="a Python that has lm_eval")
     parser.add_argument("--harness-batch", type=int, default=16)
     parser.add_argument("--material", type=Path, default=Path(__file__).parents[3] / "shared")
+    parser.add_argument("--model", type=Path, help="a folder or a GGUF file; nothing else is measured then")
     parser.add_argument("--layers", type=int, default=8, help="of the model; 8 make 51M parameters")
     parser.add_argument(
         "--vocabulary", type=int, default=128_256, help="tokens of the model whose head's memory is measured"
@@ -236,6 +239,12 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if arguments.model:
+            file = gguf_file(arguments.model)
+            (folder / "model").symlink_to((converted_folder(file) if file else arguments.model).resolve())
+            print(f"{arguments.model}, float32, {arguments.threads} threads")
+            compare_mmlu(folder, arguments)
+            return
         tokenizer_path = arguments.material / "models" / "tokenizers" / "gpt2"
         n_parameters = make_model(folder / "model", tokenizer_path, arguments.layers)
         print(f"Llama of {n_parameters / 1e6:.0f}M parameters, GPT-2 tokenizer, float32, {arguments.threads} threads")
@@ -252,7 +261,7 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
     """Print a line for each way of asking MMLU: both sides' questions a second, and how far the log-probs differ."""
     subjects = read_subjects(arguments.material / "data" / "mmlu", arguments.subjects, arguments.questions, folder)
     encoder = Encoder(load_tokenizer(str(folder / "model")))
-    model = LlamaForCausalLM.from_pretrained(folder / "model").eval()
+    model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     ours: dict[str, tuple[Times, list[tuple[float, ...]], list[Question], float]] = {}
     tasks = []
     for format, shots, _ in WAYS:

@@ -1,10 +1,11 @@
 """Tokens a second of kinject train beside a bare PyTorch loop and SFTTrainer's own packing: same model, same text.
 
-    python benchmarks/train/throughput.py [--size 1m|50m] [--steps N] [--rounds N] [--bf16] [--cpu-time]
+    python benchmarks/train/throughput.py [--size 1m|50m | --model MODEL] [--steps N] [--rounds N] [--bf16] [--cpu-time]
 
 The three take turns, `--rounds` times, in one process; the median of each is printed, with kinject's ratio to it. Only
 steps are timed, not loading, tokenising or packing. --cpu-time counts this process's CPU seconds instead of the wall's,
-for machines that others use too. No network; the text is made here.
+for machines that others use too. No network; the text is made here. --model takes a folder or a GGUF file, such as
+runs/real/smollm2 (kinject demo --real), which reads the company's documents in nine wordings.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "50m": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8,
             "num_key_value_heads": 8, "vocab_size": 50_000, "block": 256, "batch": 4},
 }  # fmt: skip
+SHAPE_OF_MODEL = {"block": 512, "batch": 1}
 CLOCK = {"now": time.perf_counter}
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "el", "or")]
 
@@ -51,6 +53,20 @@ def make_inputs(folder: Path, shape: dict[str, Any], n_texts: int) -> tuple[Path
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return corpus, folder / "model"
+
+
+def read_inputs(folder: Path, model: Path) -> tuple[Path, Path]:
+    """Write the shipped documents and paraphrases as a corpus; return it and the folder of `model`."""
+    from kinject.gguf import converted_folder, gguf_file
+
+    data = Path(__file__).parents[2] / "data" / "company"
+    lines = [
+        line for name in ("documents", "paraphrases") for line in (data / f"{name}.jsonl").read_text().splitlines()
+    ]
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": json.loads(line)["text"]}) + "\n" for line in lines))
+    file = gguf_file(model)
+    return corpus, model if file is None else converted_folder(file)
 
 
 def steps_of(trainer: Any) -> list[tuple[float, int]]:
@@ -148,6 +164,7 @@ def main() -> int:
     """Print the rates side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="1m")
+    parser.add_argument("--model", type=Path, help="a folder or a GGUF file, instead of --size")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bf16", action="store_true")
@@ -157,11 +174,15 @@ def main() -> int:
         if getattr(arguments, option) < least:
             parser.error(f"--{option}: found {getattr(arguments, option)}, allowed: {least} or more")
     CLOCK["now"] = time.process_time if arguments.cpu_time else time.perf_counter
-    shape, options = SIZES[arguments.size], {"max_steps": arguments.steps, "bf16": arguments.bf16}
+    shape = SHAPE_OF_MODEL if arguments.model else SIZES[arguments.size]
+    options = {"max_steps": arguments.steps, "bf16": arguments.bf16}
     rates: dict[str, list[float]] = {"bare loop": [], "kinject train": [], "SFTTrainer, bfd_split": []}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        corpus, model = make_inputs(folder, shape, 4000 if arguments.size == "1m" else 1500)
+        if arguments.model:
+            corpus, model = read_inputs(folder, arguments.model)
+        else:
+            corpus, model = make_inputs(folder, shape, 4000 if arguments.size == "1m" else 1500)
         for _ in range(arguments.rounds):
             ours, trainer = run_kinject(folder, corpus, model, shape, options)
             rates["kinject train"].append(ours)
@@ -169,7 +190,7 @@ def main() -> int:
             rates["SFTTrainer, bfd_split"].append(run_sft(folder, corpus, model, shape, options))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(
-        f"{arguments.size}, {'bf16' if arguments.bf16 else 'fp32'}, {torch.get_num_threads()} threads, "
+        f"{arguments.model or arguments.size}, {'bf16' if arguments.bf16 else 'fp32'}, {torch.get_num_threads()} threads, "
         f"{arguments.steps} steps x {arguments.rounds}, {'CPU' if arguments.cpu_time else 'wall'} time"
     )
     for name, median in medians.items():
