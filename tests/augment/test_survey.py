@@ -67,7 +67,8 @@ def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pyte
     assert "rows.jsonl:2: no key" in out
     assert survey.languages["en"] >= 2
     assert survey.languages["de"] == 1
-    ((skipped, other, likeness),) = survey.alike
+    ((skipped, other, likeness, differs),) = survey.alike
+    assert differs == "only there: It, is, old"
     assert (skipped, other) == ("sub/copy.txt", "bridge.txt")
     assert 0.85 <= likeness < 1
     assert [row["file"] for row in survey.to_rows()] == [*survey.files, *survey.skipped]

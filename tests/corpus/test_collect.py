@@ -325,6 +325,10 @@ def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap
     result = collect([heap])
     assert {row["source"] for row in rows_of(result, "documents.jsonl")} == kept
     assert result.counts["duplicates"] == {"exact": 0, "near": 40}
+    versions = [row for row in rows_of(result, "duplicates.jsonl") if "version" in row]
+    assert len(versions) == 20
+    first = next(row for row in versions if row["version"] == "rule00-2025.txt")
+    assert (first["kept"], first["words_only_here"], first["words_only_there"]) == ("rule00-2026.txt", ["30"], ["28"])
 
 
 def test_a_list_that_a_program_wrote_is_cut_and_told(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,11 +415,13 @@ def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Pat
     (heap / f"{evil.replace('/', ' ')}.jpg").write_bytes(b"\xff\xd8")
     (heap / "b.txt").write_text(f"{'x' * 400} {prose(2)}")
     (heap / "c.txt").write_text(f"{prose(2)} {'x' * 400}")
+    for year, price in ((2025, 28), (2026, 30)):
+        (heap / f"rule-{year}.txt").write_text(f"{prose(3)} at most {price} each")
     result = documents("heap")
     page = (result.folder / "documents.html").read_text()
     assert "alert(1)</script>" not in page
     assert "&lt;script&gt;alert(1)" in page
-    for text in ("Skipped", "c.txt", "Copies"):
+    for text in ("Skipped", "c.txt", "Copies", "in the other instead", ">28<", ">30<"):
         assert text in page
     assert main(["report", str(result.folder)]) == 0
     assert replace(result).folder == result.folder

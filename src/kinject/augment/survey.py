@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -40,10 +40,10 @@ class Survey(Tabular):
 
     `files` counts the documents of each file that was read, `skipped` maps the others to the reason. `n_tokens` are the
     model's if `tokenizer` is given, else an estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear;
-    `alike` are the copies that were left out: (copy, document that is kept, fraction of words in common). `preview` is what
-    augmenting with the recipe would request. `kept` are recipes that were there and were not written over. `documents` is the
-    run that collected the documents. `pilot` counts documents and questions of the pilot; `ready`: endpoint and model are
-    filled in.
+    `alike` are the copies that were left out, (copy, document that is kept, fraction of words in common, what differs); a
+    version, which is kept too, has the fraction 0. `preview` is what augmenting with the recipe would request. `kept` are
+    recipes that were there and were not written over. `documents` is the run that collected the documents. `pilot` counts
+    documents and questions of the pilot; `ready`: endpoint and model are filled in.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Survey(Tabular):
     n_tokens: int
     tokenizer: str | None
     languages: Mapping[str, int]
-    alike: Sequence[tuple[str, str, float]]
+    alike: Sequence[tuple[str, str, float, str]]
     preview: Preview
     prompts: Sequence[str]
     documents: DocumentsResult
@@ -108,10 +108,25 @@ def try_documents(
         skipped={row["file"]: f"{row['where']}: {row['detail']}" for row in documents.skipped() if not row["left_out"]},
         tokenizer=tokenizer, n_tokens=n_tokens if tokenizer else round(n_tokens * TOKENS_PER_WORD),
         languages=documents.counts["languages"], preview=preview(recipe), prompts=prompts, documents=documents,
-        alike=[(row["dropped"], row["kept"], row["overlap"]) for row in rows if "overlap" in row],
+        alike=list(_copies(rows)),
         prompts_path=prompts_path, recipes=tuple(written), kept=tuple(kept),
         pilot=(len(corpus), len(questions)), ready=endpoint is not None and model is not None,
     )  # fmt: skip
+
+
+def _copies(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, float, str]]:
+    """Yield (copy or version, document that is kept, fraction of words in common, what differs)."""
+    for row in rows:
+        words, others = (", ".join(row.get(key, [])[:6]) for key in ("words_only_here", "words_only_there"))
+        if "version" in row:
+            yield row["version"], row["kept"], 0.0, f"a version, both are kept: {words} where the other has {others}"
+        elif "overlap" in row:  # the others are parts of documents
+            yield row["dropped"], row["kept"], row["overlap"], f"only there: {words}" if words else ""
+
+
+def _render_copy(copy: str, kept: str, alike: float, differs: str) -> str:
+    notes = [f"{alike:.0%} of the words"] * (alike > 0) + [differs] * bool(differs)
+    return f"{copy} of {kept} ({'; '.join(notes)})"
 
 
 def render_survey(survey: Survey) -> str:
@@ -133,7 +148,7 @@ def render_survey(survey: Survey) -> str:
             ("", f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}")
             for code in survey.languages if code and language_of(code).not_checked
         ),
-        *_listed("copies", [f"{a} of {b} ({alike:.0%} of the words)" for a, b, alike in survey.alike]),
+        *_listed("copies", [_render_copy(*copy) for copy in survey.alike]),
         *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),
         ("augmenting", f"{costs.n_asked:,} rewritings: {costs.n_requests:,} requests, about {costs.tokens_in:,} tokens in and"),
         ("", f"{costs.tokens_out:,} out; cost {costs.cost:,.2f} at the prices in the recipe"),

@@ -120,8 +120,17 @@ class Copy(NamedTuple):
     kind: str
 
 
+class Version(NamedTuple):
+    """The numbers of two texts that would be copies but for a fact, and the first fact that differs, of each."""
+
+    number: int
+    other: int
+    fact: str
+    other_fact: str
+
+
 class CopyFinder:
-    """Finds for each text, in order, the first one before it of which it is a copy. Only kept texts are compared.
+    """Finds for each text, in order, the first one before it of which it is a copy, and `versions`. Kept texts are compared.
 
     `text_of` returns a kept text by its number. Memory: about 4 KiB for each.
     """
@@ -132,6 +141,7 @@ class CopyFinder:
         self._exact: dict[str, int] = {}
         self._bands: defaultdict[int, list[int]] = defaultdict(list)
         self._hashes: dict[int, bytes] = {}
+        self.versions: list[Version] = []
 
     def find(self, number: int, exact: str, sketch: bytes) -> Copy | None:
         """Return the kept text of which the text (by `text_hash`, `min_hash`) is a copy; None, and keep it, if it is new."""
@@ -152,11 +162,17 @@ class CopyFinder:
         text = self._text_of(number)
         words = word_hashes(text)
         best: Copy | None = None
+        versions: list[Version] = []
         for other in candidates:
             other_text = self._text_of(other)
             share = overlap(words, word_hashes(other_text))
             if share >= (self._threshold or 1) and (best is None or share > best.overlap):
-                best = best if facts_differ(text, other_text) else Copy(other, share, "near")
+                facts = differing_facts(text, other_text)
+                if facts is None:
+                    best = Copy(other, share, "near")
+                else:
+                    versions.append(Version(number, other, *facts))
+        self.versions += versions[:1] if best is None else []
         return best
 
     def _candidates(self, sketch: bytes) -> list[int]:
@@ -173,17 +189,19 @@ def _bands(sketch: bytes) -> Iterator[int]:
     return (hash((start, sketch[start : start + size])) for start in range(0, len(sketch), size))
 
 
-def facts_differ(text: str, other: str) -> bool:
-    """Return whether a place of two texts holds different numbers, dates or names, as two versions of a rule do.
+def differing_facts(text: str, other: str) -> tuple[str, str] | None:
+    """Return the numbers, dates or names that a place of two texts holds, if they differ, as in two versions of a rule.
 
     Facts are words with a digit or a capital; several in a row are one. Two of them have one place if the words before and
     after are the same. What only one of the texts has in addition makes no difference.
     """
     places, other_places = _facts(text), _facts(other)
-    return any(
-        place in other_places and facts - other_places[place] and other_places[place] - facts
-        for place, facts in places.items()
-    )
+    for place, facts in places.items():
+        other_facts = other_places.get(place, Counter())
+        here, there = facts - other_facts, other_facts - facts
+        if here and there:
+            return next(iter(here)), next(iter(there))
+    return None
 
 
 def _facts(text: str) -> dict[tuple[str, str], Counter[str]]:

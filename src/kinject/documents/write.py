@@ -154,6 +154,12 @@ class HeapWriter:
         for number in newest_first:
             facts = self.found[number].facts
             self.found[number].copy = finder.find(number, facts["exact"], bytes.fromhex(facts["sketch"]))
+        for version in finder.versions:
+            name, older = self._name(self.found[version.number]), self._name(self.found[version.other])
+            self.omitted.append(
+                {"version": name, "kept": older, "how": "both kept", "words_only_here": [version.fact], "words_only_there":
+                 [version.other_fact]}
+            )  # fmt: skip
         for found in self.found:
             if found.copy is not None:
                 kept = self.found[found.copy.kept]

@@ -203,12 +203,13 @@ def _skipped(run_dir: Path) -> Iterator[TableBlock]:
     lines = [line(format_name(row["where"], 100), format_name(row["detail"], _LONGEST)) for row in skipped]
     yield from _table("Skipped", "skipped.jsonl has all", ("file", "why"), lines)
     copies = [
-        line(format_name(row["dropped"], 100), format_name(str(row.get("kept", "")), 100), str(row["how"]),
-             format_name(row.get("line") or " ".join(row.get("words_only_here", ())), 120))
+        line(format_name(row.get("dropped") or row["version"], 100), format_name(str(row.get("kept", "")), 100), str(row["how"]),
+             format_name(row.get("line") or " ".join(row.get("words_only_here", ())), 120),
+             format_name(" ".join(row.get("words_only_there", ())), 120))
         for row in _rows(run_dir, "duplicates.jsonl")
     ]  # fmt: skip
-    columns = ("left out", "kept", "how", "words only in the copy")
-    yield from _table("Copies", "duplicates.jsonl has all", columns, copies)
+    columns = ("left out, or a version", "kept", "how", "words only in the first", "in the other instead")
+    yield from _table("Copies and versions", "duplicates.jsonl has all", columns, copies)
 
 
 def _table(title: str, about: str, columns: tuple[str, ...], lines: list[Any]) -> Iterator[TableBlock]:
