@@ -140,7 +140,7 @@ def rag_requests(shared: Path, n: int, most: int) -> list[list[PromptRequest]]:
     """Return for K = 0..most the same `n` SQuAD questions, in the form option texts, with their passages by BM25."""
     folder = shared / "data" / "squad"
     section = RetrievalSection(documents=(str(folder / "squad2_dev_half_paragraphs.jsonl"),))
-    retriever = Bm25Retriever([passage for passage, _ in read_passages(section)])
+    retriever = Bm25Retriever(read_passages(section))
     rows = [json.loads(line) for line in (folder / "squad2_dev_half_qa.jsonl").read_text().splitlines()]
     by_k: list[list[PromptRequest]] = [[] for _ in range(most + 1)]
     for index in range(0, len(rows) - 4, len(rows) // n)[:n]:  # wrong options: the answers to the questions after it

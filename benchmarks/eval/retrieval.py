@@ -33,8 +33,6 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "lexical, heading path": {"kind": "lexical", "heading_path": True},
     "bm25, passages of 64": {"passage_tokens": 64},
     "bm25, 64 overlapping by 16": {"passage_tokens": 64, "overlap": 16},
-    "bm25, 64 in parents of 256": {"passage_tokens": 64, "parent_tokens": 256},
-    "lexical, 64 in parents of 256": {"kind": "lexical", "passage_tokens": 64, "parent_tokens": 256},
 }
 KS = (1, 5, 10)
 
@@ -83,7 +81,7 @@ def measure(documents: Path, rows: Sequence[Mapping[str, str]], settings: Mappin
 def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Print weights learned on one half of the articles, for each half, with the recall at 1 on the other, and on all."""
     section = RetrievalSection(documents=(str(documents),), passage_tokens=1024)  # whole paragraphs
-    retriever = LexicalRetriever([passage for passage, _ in read_passages(section)])
+    retriever = LexicalRetriever(read_passages(section))
     owners = [passage.document_id for passage in retriever.passages]
     gold = np.array([owners.index(row["paragraph"]) for row in rows])
     scores = np.stack([[retriever.scores(row["question"])[name] for name in LEXICAL_WEIGHTS] for row in rows])

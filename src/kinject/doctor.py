@@ -377,9 +377,9 @@ def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iter
     if retrieval.kind in ("dense", "both"):
         fault = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
         yield Advice(str(recipe.path), fault, "pip install 'kinject[rag]', or set kind: bm25 or lexical.")
-    if retrieval.reranker is not None and retrieval.reranker.base_url is None:
+    if retrieval.reranker is not None:
         fault = "eval.retrieval.reranker needs sentence_transformers"
-        yield Advice(str(recipe.path), fault, "pip install 'kinject[rag]', or name an endpoint in base_url.")
+        yield Advice(str(recipe.path), fault, "pip install 'kinject[rag]'.")
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:

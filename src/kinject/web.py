@@ -35,13 +35,6 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
-def post_json(url: str, body: Mapping[str, Any], *, key: str = "", timeout: float = 60.0) -> Any:
-    """Return the JSON that answers `body`, posted to `url` with `key` as the bearer token. Raises `EndpointError`."""
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    request = Request(url, json.dumps(body).encode(), _headers(headers))  # noqa: S310 (http or https, as the recipe's check ensures)
-    return _json(url, lambda: _read(build_opener(_NoRedirect()), request, timeout))
-
-
 def download(url: str, path: Path, *, timeout: float = 60.0) -> None:
     """Download `url` to `path`, which is complete or not there. A part of an earlier attempt is continued.
 

@@ -8,7 +8,6 @@ from kinject.corpus.passages import (
     cut_note,
     sentence_ends,
     sentences,
-    split_nested,
     split_passages,
     token_spans,
     word_spans,
@@ -176,18 +175,6 @@ def test_what_follows_does_not_change_the_cuts_before_it(first: str, second: str
     assert alone[:-1] == together[: max(0, len(alone) - 1)]
 
 
-@given(MARKDOWN, st.integers(2, 12), st.integers(12, 50))
-def test_a_nested_passage_lies_in_its_parent(text: str, n_tokens: int, parent_tokens: int) -> None:
-    pairs = split_nested(document(text), n_tokens, parent_tokens, word_spans)
-    parents = list(dict.fromkeys(parent for _, parent in pairs))
-    assert parents == split_passages(document(text), parent_tokens, word_spans)
-    for child, parent in pairs:
-        assert child.text == text[child.start : child.end]
-        assert parent.start <= child.start < child.end <= parent.end
-        assert len(word_spans(child.shown)) <= n_tokens
-    assert "".join("".join(child.text for child, _ in pairs).split()) == "".join(text.split())
-
-
 def texts_of(text: str, n_tokens: int, overlap: int = 0) -> list[str]:
     return [passage.shown for passage in split_passages(document(text), n_tokens, word_spans, overlap)]
 
@@ -269,12 +256,3 @@ def test_a_passage_knows_its_pages_sheets_and_slides() -> None:
     ):
         (passage,) = split_passages(Document("d", "", "One.", "s", meta), 6, word_spans)
         assert passage.location == location
-
-
-def test_a_nested_passage_of_a_table_leaves_room_for_its_head() -> None:
-    rows = "\n".join(f"| Town{n} | {n} |" for n in range(40))
-    text = f"| Town | Mill |\n|---|---|\n{rows}"
-    for child, parent in split_nested(document(text), 30, 60, word_spans):
-        assert len(word_spans(child.shown)) <= 30
-        assert len(word_spans(parent.shown)) <= 60
-        assert child.start == 0 or child.header.startswith("| Town |")

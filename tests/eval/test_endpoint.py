@@ -31,7 +31,7 @@ Run = Callable[..., Report]
 
 def nested(table: dict[str, Any]) -> dict[str, Any]:
     """Return the table of a model whose `endpoint` holds the keys that are a generator's; here its address."""
-    own = ("api", "revision", "tokenizer", "window", "chat")
+    own = ("api", "revision", "tokenizer", "chat")
     generator = {key: value for key, value in table.items() if key not in (*own, "endpoint")}
     return {"endpoint": {"base_url": table["endpoint"], **generator}, **{k: v for k, v in table.items() if k in own}}
 
@@ -88,18 +88,6 @@ def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(
         assert other[key].log_probs.index(max(other[key].log_probs)) == answer.log_probs.index(max(answer.log_probs))
         assert other[key].n_tokens == answer.n_tokens
         assert other[key].greedy == answer.greedy
-
-
-def test_prompts_beyond_the_window_are_cut_as_those_of_the_same_model_here(run, tmp_path, tiny_model, served):
-    long = [{**row, "question": f"{'Where is the town of Arden? ' * 40}{row['question']}"} for row in QUESTIONS]
-    write_jsonl(tmp_path / "q.jsonl", long)
-    table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model), "window": 256}
-    report = run({"local": str(tiny_model), "served": table})
-    mine, other = answers(tmp_path, "local"), answers(tmp_path, "served")
-    assert all(answer.truncated and other[key].truncated == answer.truncated for key, answer in mine.items())
-    for key, answer in mine.items():
-        assert other[key].log_probs == pytest.approx(answer.log_probs, abs=1e-3)
-    assert sum("did not fit the model's window" in note for note in report.notes) == 2
 
 
 @pytest.mark.parametrize("in_tokens", [True, False])

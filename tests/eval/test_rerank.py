@@ -1,14 +1,12 @@
-"""Ranking beyond BM25: n-grams and pairs of words, rerankers here and at an endpoint, and passages shown for smaller ones."""
+"""Ranking beyond BM25: n-grams and pairs of words, and rerankers."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinject.corpus.passages import sentences, split_passages, token_spans
+from kinject.corpus.passages import sentences
 from kinject.disk import read_jsonl
-from kinject.errors import EndpointError, InputError
+from kinject.errors import InputError
 from kinject.eval.plan import read_plan
-from kinject.eval.retrieval import ShownRetriever, make_retriever, read_passages
+from kinject.eval.retrieval import make_retriever, read_passages
 from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
@@ -32,7 +30,6 @@ TEXTS = [
     "The school of Kelm taught her. It is old.", "Farrow, 1987.", "Millers of Kelm worked in the mills.",
 ]  # fmt: skip
 PASSAGES = [Passage(f"p{n}", f"d{n}", 0, len(text), text, path=("Town", f"Part {n}")) for n, text in enumerate(TEXTS)]
-PAIRS = [(passage, passage) for passage in PASSAGES]
 QUERIES = ["Where was Arden born?", "Who worked at the mill of Kelm?", "1987", "mills"]
 
 
@@ -98,40 +95,7 @@ def test_the_heading_path_is_searched_and_shown_where_it_is_wanted(tmp_path: Pat
         assert passage.below_path() == f"{' > '.join(passage.path)}\n{passage.text}"
         if wanted:
             assert passage.text == "## New mills\n\nBuilt in 1987 by Bryn."
-    assert [p.id for p, _ in read_passages(plain)] == [p.id for p, _ in read_passages(section)]
-
-
-def test_retrieval_splits_as_augmenting_does_with_its_tokens_and_overlap(write_rows: Any, shared: Path) -> None:
-    rows = [{"id": "d", "text": " ".join(f"Sentence number {n} is here." for n in range(30))}]
-    path = write_rows("d.jsonl", rows)
-    tokenizer = str(shared / "models/tokenizers/gpt2") if (shared / "models/tokenizers/gpt2").exists() else None
-    section = RetrievalSection(documents=(str(path),), passage_tokens=24, overlap=7, tokenizer=tokenizer)
-    from kinject.documents import read_documents
-
-    (document,) = read_documents(path)
-    assert [searched for searched, _ in read_passages(section)] == split_passages(
-        document, 24, token_spans(tokenizer), 7
-    )
-
-
-def test_small_passages_are_searched_and_the_larger_around_them_shown_once(write_rows: Any) -> None:
-    text = " ".join(
-        f"The mill of {name} was built. It lies far off. Nobody knows." for name in ("Arden", "Bryn", "Kelm")
-    )
-    section = RetrievalSection(
-        documents=(str(write_rows("d.jsonl", [{"text": text}])),), passage_tokens=8, parent_tokens=16
-    )
-    passage_pairs = read_passages(section)
-    retriever = make_retriever(section, passage_pairs)
-    parents = list(dict.fromkeys(parent for _, parent in passage_pairs))
-    assert list(retriever.passages) == parents
-    assert len(parents) < len(passage_pairs)
-    small = make_retriever(RetrievalSection(), [(child, child) for child, _ in passage_pairs])
-    for query in ("mill of Bryn", "nobody", "Arden"):
-        children = small.rank([query], len(passage_pairs))[0]  # all of them: the order of their parents, each once
-        expected = list(dict.fromkeys(parents.index(passage_pairs[index][1]) for index in children))
-        for k in range(1, len(parents) + 1):
-            assert retriever.rank([query], k)[0] == expected[:k]
+    assert [p.id for p in read_passages(plain)] == [p.id for p in read_passages(section)]
 
 
 @pytest.fixture
@@ -155,7 +119,7 @@ def cross_encoder(tmp_path: Path, tiny_tokenizer: Any) -> Path:
 
 def reranking(tmp_path: Path, reranker: RerankerSection, **settings: Any) -> Any:
     section = RetrievalSection(reranker=reranker, cache_dir=str(tmp_path / "cache"), **settings)
-    return make_retriever(section, PAIRS)
+    return make_retriever(section, PASSAGES)
 
 
 @quiet
@@ -166,7 +130,7 @@ def test_a_cross_encoder_orders_as_its_logits_for_each_pair_alone(cross_encoder:
     retriever = reranking(tmp_path, RerankerSection(str(cross_encoder), candidates=3), k=(1, 2))
     model = AutoModelForSequenceClassification.from_pretrained(cross_encoder)
     tokenizer = AutoTokenizer.from_pretrained(cross_encoder)
-    first = make_retriever(RetrievalSection(), PAIRS)
+    first = make_retriever(RetrievalSection(), PASSAGES)
     changed = 0
     for query in QUERIES:
         candidates, rest = first.rank([query], 5)[0][:3], first.rank([query], 5)[0][3:]
@@ -191,7 +155,7 @@ def test_scores_are_kept_by_content(cross_encoder: Path, tmp_path: Path, monkeyp
     again = reranking(tmp_path, section)
     requests: list[Any] = []
     monkeypatch.setattr(
-        again._searched._reranker, "scores", lambda items: iter(requests.append(items) or [[0.0] * 4] * len(items))
+        again._reranker, "scores", lambda items: iter(requests.append(items) or [[0.0] * 4] * len(items))
     )
     assert again.rank(QUERIES, 5) == expected
     assert requests == [[]]  # nothing was scored again
@@ -220,110 +184,6 @@ def test_what_is_no_reranker_is_refused_in_one_line(cross_encoder: Path, tmp_pat
         reranking(tmp_path, RerankerSection(str(cross_encoder)))
 
 
-class Endpoint(ThreadingHTTPServer):
-    """A /rerank route that scores by the number of letters e; `asked` keeps (path, key, body)."""
-
-    def __init__(self, answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> None:
-        outer = self
-        self.received: list[tuple[str, str | None, dict[str, Any]]] = []
-        self.busy = 0
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.received.append((self.path, self.headers["Authorization"], body))
-                status, value = (503, "busy") if outer.busy > 0 else answer(body)
-                outer.busy -= 1
-                data = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Retry-After", "0")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-def answer_jina(body: dict[str, Any]) -> tuple[int, Any]:
-    rows = [{"index": n, "relevance_score": text.count("e")} for n, text in enumerate(body["documents"])]
-    return 200, {"results": sorted(rows, key=lambda row: -row["relevance_score"])}
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Endpoint]]:
-    """Start an endpoint with an answer; it ends with the test."""
-    servers: list[Endpoint] = []
-
-    def start(answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> Endpoint:
-        servers.append(Endpoint(answer))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def by_letters(query: str, n: int) -> list[int]:
-    """The order that the endpoints above give to the best `n` passages."""
-    ranked = make_retriever(RetrievalSection(), PAIRS).rank([query], 5)[0]
-    return [*sorted(ranked[:n], key=lambda index: -TEXTS[index].count("e")), *ranked[n:]]
-
-
-def test_an_endpoint_gives_the_order_and_is_asked_once(
-    serve: Callable[..., Endpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve(answer_jina)
-    server.busy = 2
-    monkeypatch.setenv("RERANK_KEY", "rk-0123456789abcdef")
-    section = RerankerSection("m", base_url=server.url, api_key_env="RERANK_KEY", candidates=4)
-    for _ in range(2):
-        assert reranking(tmp_path, section).rank(QUERIES, 5) == [by_letters(query, 4) for query in QUERIES]
-    assert len(server.received) == len(QUERIES) + 2  # two were busy and tried again; the second run asked for nothing
-    path, key, body = server.received[-1]
-    assert (path, key) == ("/v1/rerank", "Bearer rk-0123456789abcdef")
-    assert body.keys() == {"model", "query", "documents", "top_n"}
-    assert len(body["documents"]) == body["top_n"] == 4
-    (name,) = reranking(tmp_path, section).models
-    assert name == f"m at {server.url}/rerank"
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (lambda body: (401, "no"), r"the key is missing or refused \(401"),
-        (lambda body: (404, "no"), r"nothing is there \(404"),
-        (lambda body: (400, "bad"), r"refused \(400: \"bad\"\)"),
-        (
-            lambda body: (200, {"results": [{"index": 0, "relevance_score": 1}]}),
-            r"expected an index and a score for each of 5",
-        ),
-        (lambda body: (200, [{"index": 0}]), "expected an index and a score for each of 5"),
-    ],
-)
-def test_a_fault_of_an_endpoint_is_one_line(
-    serve: Callable[..., Endpoint], tmp_path: Path, answer: Any, message: str
-) -> None:
-    section = RerankerSection("m", base_url=serve(answer).url, candidates=5)
-    with pytest.raises(EndpointError, match=message) as error:
-        reranking(tmp_path, section).rank(QUERIES[:1], 3)
-    assert "\n" not in str(error.value)
-
-
-def test_a_key_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RERANK_KEY", raising=False)
-    with pytest.raises(InputError, match="the environment variable RERANK_KEY is not set"):
-        reranking(tmp_path, RerankerSection("m", base_url="http://127.0.0.1:9/v1", api_key_env="RERANK_KEY"))
-
-
 RECIPE = """\
 run_dir: {folder}/run
 eval:
@@ -333,18 +193,18 @@ eval:
 """
 
 
+@quiet
 def test_an_evaluation_shows_the_path_and_its_manifest_names_the_reranker(
-    serve: Callable[..., Endpoint], tmp_path: Path, tiny_model: Path, write_rows: Any, blank_figures: None
+    cross_encoder: Path, tmp_path: Path, tiny_model: Path, write_rows: Any, blank_figures: None
 ) -> None:
     from kinject.eval.run import evaluate
 
-    server = serve(answer_jina)
     rows = [{"id": f"d{n}", "title": "Town", "text": text} for n, text in enumerate(TEXTS)]
     documents = write_rows("d.jsonl", rows)
     questions = write_rows(
         "q.jsonl", [{"question": "Who works?", "choices": ["a", "b"], "answer": 0, "document_id": "d1"}]
     )
-    reranker = f"{{model: m, base_url: '{server.url}', candidates: 3}}"
+    reranker = f"{{model: {cross_encoder}, candidates: 3}}"
     retrieval = (
         f"{{documents: [{documents}], k: [1], heading_path: true, reranker: {reranker}, cache_dir: {tmp_path}/c}}"
     )
@@ -355,15 +215,7 @@ def test_an_evaluation_shows_the_path_and_its_manifest_names_the_reranker(
     (_, (request, ids)) = [next(iter(question_set.requests(arm))) for arm in question_set.arms]
     assert request.passages == (f"Town\n{question_set.contexts[0][0].text}",)
     report = evaluate(recipe)
-    assert any("reranked by m at" in note for note in report.notes)
+    assert any(f"reranked by {cross_encoder}" in note for note in report.notes)
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert f"m at {server.url}/rerank" in manifest["inputs"]
+    assert str(cross_encoder) in manifest["inputs"]
     assert {tuple(row["context_ids"]) for _, row in read_jsonl(tmp_path / "run/answers.jsonl")} == {(), ids}
-    n_received = len(server.received)
-    evaluate(recipe)
-    assert len(server.received) == n_received
-
-
-def test_shown_passages_keep_the_notes_of_the_search() -> None:
-    searched = LexicalRetriever(PASSAGES)
-    assert ShownRetriever(searched, PASSAGES, "a note").notes == ("a note",)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import sys
 from collections import Counter
 
@@ -11,18 +12,13 @@ import pytest
 from kinject.errors import InputError
 from kinject.eval.plan import expand_arms
 from kinject.eval.retrieval import fuse, make_retriever, measure_recall, read_contexts, read_passages
-from kinject.eval.retrievers import BGE_PREFIX, Bm25Retriever, DenseRetriever, rank_by_dot_product
+from kinject.eval.retrievers import PREFIXES, Bm25Retriever, DenseRetriever, rank_by_dot_product
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
 
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
 TEXTS = ["Arden was born in Lowmere.", "Bryn works for the mill.", "The school of Kelm taught her.", "Farrow, 1987."]
 PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumerate(TEXTS)]
-
-
-def alone(passages):
-    """Each passage shown as it is."""
-    return [(passage, passage) for passage in passages]
 
 
 def dense(passages, embedder, folder, **settings):
@@ -69,7 +65,7 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
 def test_queries_together_are_ranked_as_each_alone(embedder, tmp_path):
     for kind in ("dense", "both"):
         section = RetrievalSection(kind=kind, embedder=str(embedder), cache_dir=str(tmp_path / "cache"))
-        retriever = make_retriever(section, alone(PASSAGES))
+        retriever = make_retriever(section, PASSAGES)
         queries = ["Where was Arden born?", *TEXTS, "school"]
         assert retriever.rank(queries, 3) == [retriever.rank([query], 3)[0] for query in queries]
         assert retriever.rank([], 3) == []
@@ -95,13 +91,13 @@ def test_an_index_is_kept_by_content(embedder, tmp_path):
 
 
 @quiet
-def test_bge_models_get_their_prefix_unless_another_is_given(embedder, tmp_path):
-    bge = embedder.rename(tmp_path / "bge-tiny")
-    plain = dense(PASSAGES, bge, tmp_path, query_prefix="")
-    prefixed = dense(PASSAGES, bge, tmp_path)
-    query = "mill"
-    np.testing.assert_array_equal(prefixed._embed([BGE_PREFIX + query]), plain._embed([BGE_PREFIX + query]))
-    assert (prefixed._prefix, plain._prefix) == (BGE_PREFIX, "")
+@pytest.mark.parametrize("name", ["bge-tiny", "bge-m3-tiny", "multilingual-e5-tiny"])
+def test_known_embedders_get_the_prefixes_of_their_cards(embedder, tmp_path, name):
+    queries, passages = next(pair for word, pair in PREFIXES.items() if word in name)
+    plain = dense([Passage("p", "d", 0, 1, passages + TEXTS[0])], embedder, tmp_path)
+    prefixed = dense([Passage("p", "d", 0, 1, TEXTS[0])], shutil.copytree(embedder, tmp_path / name), tmp_path)
+    np.testing.assert_array_equal(prefixed._vectors, plain._vectors)
+    assert prefixed._prefix == queries
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -119,7 +115,7 @@ def test_fusion_sums_reciprocal_ranks():
 @quiet
 def test_both_ways_are_fused(embedder, tmp_path):
     section = RetrievalSection(kind="both", embedder=str(embedder), cache_dir=str(tmp_path / "cache"))
-    both = make_retriever(section, alone(PASSAGES))
+    both = make_retriever(section, PASSAGES)
     assert both.rank([TEXTS[1]], 1)[0] == [1]
     assert sorted(both.rank(["school"], 4)[0]) == [0, 1, 2, 3]
 
@@ -203,7 +199,7 @@ def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
     monkeypatch.setattr("kinject.eval.retrievers.load_sentence_model", lambda *_: LetterEmbedder())
     section = RetrievalSection(kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # embedded, then read from the cache
-        retriever = make_retriever(section, alone(PASSAGES))
+        retriever = make_retriever(section, PASSAGES)
         assert [ranking[0] for ranking in retriever.rank(TEXTS, 3)] == [0, 1, 2, 3]
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
 
@@ -224,9 +220,9 @@ def test_recall_counts_questions_that_name_a_document():
 def test_a_document_in_two_files_is_searched_once(write_rows):
     rows = [{"id": "d", "text": "Bryn was born in Farrow. She lives in Kelm."}]
     paths = [write_rows("a.jsonl", rows), write_rows("b.jsonl", rows)]
-    assert [
-        passage.document_id for passage, _ in read_passages(RetrievalSection(documents=tuple(map(str, paths))))
-    ] == ["d"]
+    assert [passage.document_id for passage in read_passages(RetrievalSection(documents=tuple(map(str, paths))))] == [
+        "d"
+    ]
 
 
 def test_an_empty_document_is_told_with_its_line(write_rows):

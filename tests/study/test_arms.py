@@ -77,30 +77,30 @@ def test_dotted_keys_become_one_mapping_with_the_later_ones_on_top():
 def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model, validation={"new": 0.5},
-        arms={"ft": {"match_steps_of": "od"}, "base": {},
+        arms={"ft": {"match": {"steps": "od"}}, "base": {},
               "odd": {"overrides": {"trainr.max_steps": 2}, "corpus": "nowhere.jsonl"},
-              "both": {"match_steps_of": "ft", "match_seconds_of": "odd"}},
+              "both": {"match": {"steps": "ft", "seconds": "odd"}}},
         sweeps={"c": {"key": "eval.shots", "arm": "ftt", "values": [1]}},
         tune={"r": {"key": "trainer.learning_rate", "values": [1.0], "arm": "ft", "question_sets": "nw"}},
         claims={"x": {"statement": "s", "test": "difference", "arm": "ft", "question_set": "new"}},
     )  # fmt: skip
     messages = "\n".join(faults(path))
     for words in (
-        "study.arms.ft.match_steps_of: found 'od'. Did you mean odd?",
+        "study.arms.ft.match.steps: found 'od'. Did you mean odd?",
         "study.arms.base: this name is the untouched model's",
         "study.arms.odd.overrides.trainr.max_steps: found 'trainr.max_steps'; it must begin with one of",
         "study.arms.odd.corpus: found 'nowhere.jsonl': neither augmented nor random, and as a file nothing is there.",
         "study.sweeps.c: arm: found 'ftt'. Did you mean ft?",
         "study.claims.x: baseline: missing; test difference needs it.",
-        "study.arms.both: match_steps_of and match_seconds_of exclude each other. Keep one.",
+        "study.arms.both: steps and seconds exclude each other. Keep one.",
     ):
         assert words in messages
-    with pytest.raises(RecipeError, match=r"study\.arms\.ft\.match_steps_of") as caught:
+    with pytest.raises(RecipeError, match=r"study\.arms\.ft\.match\.steps") as caught:
         check_names(read_recipe(path, (), "study"), check_inputs=False)
     assert "nowhere.jsonl" not in str(caught.value)  # as any input that is not there yet
     lines = path.read_text("utf-8").splitlines()
-    line_number = next(number for number, line in enumerate(lines, 1) if "match_steps_of" in line)
-    assert f"{path}:{line_number}: study.arms.ft.match_steps_of" in messages
+    line_number = next(number for number, line in enumerate(lines, 1) if "steps: od" in line)
+    assert f"{path}:{line_number}: study.arms.ft.match.steps" in messages
 
 
 def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, tiny_model):

@@ -50,7 +50,7 @@ def write_whole(folder: Path, model: Path) -> Path:
         folder, model, seeds=[0, 1], validation={"new": 0.5},
         arms={
             "ft": {"description": "trained"},
-            "rep": {"overrides": {"augment.styles": {}, "trainer.max_steps": 9}, "match_steps_of": "ft", "rag": False,
+            "rep": {"overrides": {"augment.styles": {}, "trainer.max_steps": 9}, "match": {"steps": "ft"}, "rag": False,
                     "seeds": [0]},
             "half": {"alpha": 0.5, "rag": False, "seeds": [0]},
         },
@@ -174,7 +174,7 @@ def test_a_token_matched_arm_reads_as_many_tokens(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": -1, "trainer.num_train_epochs": 2},
         arms={"ft": {"rag": False},
-              "rep": {"overrides": {"augment.styles": {}}, "match_tokens_of": "ft", "rag": False}},
+              "rep": {"overrides": {"augment.styles": {}}, "match": {"tokens": "ft"}, "rag": False}},
     )  # fmt: skip
     _, executor = go(path)
     read = {}
@@ -188,7 +188,7 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
     path = write_study(
         tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": 6, "trainer.warmup_steps": 3},
         arms={"ft": {"rag": False}, "slow": {"overrides": {"trainer.per_device_train_batch_size": 4}, "rag": False},
-              "slow in its seconds": {"overrides": {"trainer.per_device_train_batch_size": 4}, "match_seconds_of": "ft",
+              "slow in its seconds": {"overrides": {"trainer.per_device_train_batch_size": 4}, "match": {"seconds": "ft"},
                                       "rag": False}},
     )  # fmt: skip
     clock = iter([0.0, 2.0, 10.0, 16.0, 20.0, 22.0])  # ft takes 2 seconds, slow 6
@@ -207,7 +207,7 @@ def test_what_comes_before_the_steps_counts_in_seconds_that_are_matched(tmp_path
     path = write_study(
         tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": 6},
         arms={"ft": {"rag": False}, "taught": {"overrides": {"method": "distill"}, "rag": False},
-              "taught in its seconds": {"overrides": {"method": "distill"}, "match_seconds_of": "ft", "rag": False}},
+              "taught in its seconds": {"overrides": {"method": "distill"}, "match": {"seconds": "ft"}, "rag": False}},
     )  # fmt: skip
     clock = iter([0.0, 3.0, 10.0, 14.0, 20.0, 21.0])  # the steps of taught take 4 seconds, its teacher 1
     teacher = iter([0.0, 1.0])

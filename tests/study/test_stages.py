@@ -68,7 +68,7 @@ def test_an_id_does_not_change_with_the_folders_of_caches(tmp_path, tiny_model):
 
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
     path = write_study(
-        tmp_path, tiny_model, arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match_steps_of": "ft"}}
+        tmp_path, tiny_model, arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match": {"steps": "ft"}}}
     )
     runs = planned(path)
     train = runs["ft", 0].train
@@ -82,7 +82,7 @@ def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model
 def test_an_arm_matched_in_seconds_needs_its_own_unmatched_training_too(tmp_path, tiny_model):
     slow = {"overrides": {"trainer.max_steps": 9}}
     path = write_study(
-        tmp_path, tiny_model, arms={"ft": {}, "slow": slow, "matched": {**slow, "match_seconds_of": "ft"}}
+        tmp_path, tiny_model, arms={"ft": {}, "slow": slow, "matched": {**slow, "match": {"seconds": "ft"}}}
     )
     runs = planned(path)
     train, unmatched, matched = (runs[name, 0].train for name in ("ft", "slow", "matched"))

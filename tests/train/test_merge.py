@@ -101,10 +101,9 @@ def test_an_adapter_folded_in_gives_the_logits_of_peft_and_is_rounded_once(
 def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_trained(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:
-    for name, model in ("base", {}), ("plain", {"save_dtype": "float32"}):
-        load_model(str(tiny_model)).model.to(torch.bfloat16).save_pretrained(tiny_model)
-        section = {"path": str(tiny_model), **model}
-        train(make_recipe(run_dir=str(tmp_path / name), model=section, trainer={"max_steps": 2}))
+    for name, dtype in ("plain", torch.float32), ("base", torch.bfloat16):
+        load_model(str(tiny_model)).model.to(torch.bfloat16).to(dtype).save_pretrained(tiny_model)
+        train(make_recipe(run_dir=str(tmp_path / name), trainer={"max_steps": 2}))
     rounded, whole = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("base", "plain"))
     assert all(torch.equal(rounded[name], value.to(torch.bfloat16)) for name, value in whole.items())
     assert {value.dtype for value in whole.values()} == {torch.float32}

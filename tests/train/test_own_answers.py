@@ -14,7 +14,7 @@ from kinject.errors import InputError, RecipeError
 from kinject.llm.generator import request_seed
 from kinject.models import load_model
 from kinject.models.generate import ends_of, generate
-from kinject.recipe import GeneratorSection, Recipe
+from kinject.recipe import AnswersSection, GeneratorSection, Recipe
 from kinject.train import train
 from kinject.train.own_answers import write_own_answers
 from kinject.train.run import hash_inputs
@@ -178,20 +178,21 @@ def test_a_wrong_answer_is_tried_again_and_then_left_out(
     # Without a document the taught model says the one thing it knows; only one of four is right.
     alone, note = write(without_context=1.0)
     assert (alone, "3 without the given answer" in note) == ([" Kelm"], True)
-    assert write(without_context=1.0, correct_only=False)[0] == [" Kelm"] * 4
+    assert write(without_context=1.0)[0] == [" Kelm"] * 4
     drawn = write(without_context=0.5)[0]
     assert len(drawn) >= 2
     assert set(drawn) <= {f" {town}" for town in PLACES}
 
 
 def test_the_documents_are_those_of_the_corpus_or_of_a_file_of_documents(
-    make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path
+    make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(AnswersSection, "correct_only", False)
     rows = corpus_rows()
     path = write_rows("documents.jsonl", [{"id": row["document_id"], "text": row["text"]} for row in rows[:4]])
 
     def write(corpus: list[dict[str, Any]], **answers: Any) -> list[str]:
-        options = {"without_context": 0.0, "correct_only": False, **answers}
+        options = {"without_context": 0.0, **answers}
         recipe = make_recipe(
             model={"path": str(taught)}, corpus={"path": str(write_rows("c.jsonl", corpus)), "answers": options}
         )

@@ -76,18 +76,13 @@ def test_an_option_scores_what_it_scores_alone_in_the_tokens_of_kinject_eval(
     assert log_probs(loaded.model, tokens, 0, batch_tokens) == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "template", ["", "{{ subject }}{% for text in choices %}{{ text }}; {% endfor %}{{ question.upper() }}"]
-)
 def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
-    make_recipe: MakeRecipe, tiny_model: Path, questions: Path, corpus: Path, tmp_path: Path, template: str
+    make_recipe: MakeRecipe, tiny_model: Path, questions: Path, corpus: Path, tmp_path: Path
 ) -> None:
     from kinject.eval import evaluate
 
-    (tmp_path / "prompt.jinja").write_text(template)
-    template_key = {"template": str(tmp_path / "prompt.jinja")} if template else {}
     sets = {"new": str(questions), "again": {"path": str(questions), "role": "retention"}}
-    probes = {"questions": sets, "limit": 30, **template_key}
+    probes = {"questions": sets, "limit": 30}
     result = train(make_recipe(
         probes=probes, corpus={"path": str(corpus), "validation_corpus": str(corpus)},
         trainer={**EVERY, "max_steps": 8, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 4},
@@ -98,7 +93,7 @@ def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
     models = {"base": str(tiny_model), "half": f"{result.run_dir}/checkpoint-4", "tuned": result.model_dir}
     recipe = tmp_path / "eval.yaml"
     recipe.write_text(json.dumps({"run_dir": str(tmp_path / "eval"), "eval": {
-        "models": models, "questions": {"new": str(questions)}, "limit": 30, **template_key}}))  # fmt: skip
+        "models": models, "questions": {"new": str(questions)}, "limit": 30}}))  # fmt: skip
     accuracies = {result.arm: result.accuracy for result in evaluate(read_recipe(recipe, verb="eval")).results}
     assert accuracies == {"base": logged[0], "half": logged[4], "tuned": logged[8]}
     assert len(set(accuracies.values())) > 1

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import IO, Any
 from kinject.augment.checks.checker import Checker, normal_form
 from kinject.augment.prompts import Source, entities_of, source_of
 from kinject.augment.styles import Item, Preparation, Style, read_styles
-from kinject.corpus.passages import split_passages, token_spans, word_spans
+from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import content_id, read_jsonl, unwritable
 from kinject.documents import read_documents
 from kinject.errors import InputError
@@ -153,7 +152,7 @@ class Schedule:
 
     def __init__(self, plan: Plan, group: Group, items: Sequence[Item]) -> None:
         self._requests = plan.requests(group, items)
-        self._target, self._spans = group.target, spans_of(plan.tokenizer)
+        self._target, self._spans = group.target, word_spans
         self._expected = max(1, len(word_spans(group.passage.text))) if group.target else 0
         self._n_texts = self._n_tokens = 0
 
@@ -180,10 +179,6 @@ class Schedule:
         return min(_BLOCK, max(0, -int(-(self._target - self._n_tokens) // max(1, mean))))
 
 
-spans_of = lru_cache(maxsize=4)(token_spans)
-"""`token_spans` of a tokenizer, loaded once."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that decides which variants a run requests.
@@ -193,7 +188,6 @@ class Plan:
 
     documents_path: Path
     passage_tokens: int
-    tokenizer: str | None
     styles: Mapping[str, int]
     seed: int
     identity: dict[str, Any]
@@ -215,14 +209,13 @@ class Plan:
     def read_passages(self) -> Iterator[PlannedDocument]:
         """Read and split the documents, in order.
 
-        Raises as `read_documents` and `token_spans`, and `InputError` if a precomputed text belongs to no document.
+        Raises as `read_documents`, and `InputError` if a precomputed text belongs to no document.
         """
-        spans = spans_of(self.tokenizer)
         ids = set[str]()
         for document in read_documents(self.documents_path, self.documents):
             if self.precomputed:
                 ids.add(document.id)
-            yield document, split_passages(document, self.passage_tokens, spans)
+            yield document, split_passages(document, self.passage_tokens, word_spans)
         if self.precomputed:
             self.precomputed.check_documents(ids)
 
@@ -257,7 +250,7 @@ class Plan:
         """Yield the groups of the styles that show whole documents; a very long one counts as several."""
         styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"]
         if styles:
-            for part in split_passages(document, LONGEST_DOCUMENT, spans_of(self.tokenizer)):
+            for part in split_passages(document, LONGEST_DOCUMENT, word_spans):
                 yield from (self._group(document, part, style) for style in styles)
 
     def pair_groups(self, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
@@ -393,7 +386,7 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
     targets = {name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)}
     samples = {name: n for name, n in section.styles.items() if isinstance(n, int)}
     return Plan(
-        documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
+        documents_path=Path(section.documents), passage_tokens=section.passage_tokens,
         styles={name: samples.get(name, MAX_SAMPLES) for name in section.styles}, targets=targets,
         catalog=read_styles(section.style_files), seed=recipe.seed,
         identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,

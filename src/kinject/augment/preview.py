@@ -12,12 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.plan import LONGEST_DOCUMENT, Group, Plan, make_plan, spans_of
+from kinject.augment.plan import LONGEST_DOCUMENT, Group, Plan, make_plan
 from kinject.augment.prompts import describe
 from kinject.augment.run import augment
 from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style, read_styles
 from kinject.augment.top_up import QUOTA, coverage_of
-from kinject.corpus.passages import cut_note, split_passages, token_spans, word_spans
+from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import read_jsonl
 from kinject.documents import read_documents
 from kinject.errors import InputError
@@ -156,7 +156,7 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
     n_all = sum(comb(n_items, size) for size in group.style.combine)
     n_requests = min(n_all, group.n_samples) if group.style.combine else n_items * group.n_samples
     if group.target is not None:
-        n_requests = min(n_requests, -(-group.target // max(1, len(spans_of(plan.tokenizer)(group.passage.text)))))
+        n_requests = min(n_requests, -(-group.target // max(1, len(word_spans(group.passage.text)))))
     return n_requests, n_preparations
 
 
@@ -222,12 +222,11 @@ def find_passage(style: Style, recipe: AugmentRecipe | None, documents: Path | N
     section = recipe.augment if recipe else None
     shown: AugmentSection | type[AugmentSection] = section or AugmentSection  # the class has the defaults
     n_tokens = LONGEST_DOCUMENT if style.scope == "document" else shown.passage_tokens
-    spans = token_spans(section.tokenizer if section else None)
     path = documents or (Path(section.documents) if section else None)
     groups = (
         Group(document, passage, style, 1)
         for document in (read_documents(path) if path else [_EXAMPLE])
-        for passage in split_passages(document, n_tokens, spans)
+        for passage in split_passages(document, n_tokens, word_spans)
     )
     group = next(islice(groups, number - 1, None), None)
     if group is None:

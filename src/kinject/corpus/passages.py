@@ -56,18 +56,6 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans, overlap
     return _Splitter(document, spans).passages(n_tokens, overlap)
 
 
-def split_nested(
-    document: Document, n_tokens: int, parent_tokens: int, spans: TokenSpans, overlap: int = 0
-) -> list[tuple[Passage, Passage]]:
-    """Return the passages of at most `n_tokens`, each with the passage of at most `parent_tokens` in which it lies.
-
-    Both as `split_passages`; only the smaller ones overlap.
-    """
-    splitter = _Splitter(document, spans)
-    parents = splitter.passages(parent_tokens)
-    return [(child, parent) for parent in parents for child in splitter.passages(n_tokens, overlap, parent)]
-
-
 class _Splitter:
     """Splits one document, whose text is tokenized and searched for ends once."""
 
@@ -96,25 +84,21 @@ class _Splitter:
         meta = self._document.meta
         return [(word, *marks) for key, word in _LOCATIONS.items() if (marks := _read_marks(meta.get(key)))]
 
-    def passages(self, n_tokens: int, overlap: int = 0, within: Passage | None = None) -> list[Passage]:
-        """Return the passages of the document, or of the part `within`."""
+    def passages(self, n_tokens: int, overlap: int) -> list[Passage]:
+        """Return the passages of the document."""
         text = self._text
-        if within is None and len(self._tokens) <= n_tokens:  # most documents of a corpus of short texts
+        if len(self._tokens) <= n_tokens:  # most documents of a corpus of short texts
             span = (*_trim(text, 0, len(text)), False)
             return [self._passage(span, (), "")] if text.strip() else []
-        first, last, begin, end = 0, len(self._starts), 0, len(text)
-        if within is not None:
-            begin, end = within.start, within.end
-            first, last = bisect_right(self._starts, begin) - 1, bisect_left(self._starts, end)
-        cuts, is_cut = self._cuts(first, last, n_tokens, overlap)
-        own_starts = [begin, *(self._starts[cut] for cut in cuts[1:])]
-        starts = [begin, *(self._overlapped(before, cut, n_tokens, overlap) for before, cut in pairwise(cuts))]
+        cuts, is_cut = self._cuts(0, len(self._starts), n_tokens, overlap)
+        own_starts = [0, *(self._starts[cut] for cut in cuts[1:])]
+        starts = [0, *(self._overlapped(before, cut, n_tokens, overlap) for before, cut in pairwise(cuts))]
         spans = [
             (*_trim(text, start, stop), cut)
-            for start, own_start, stop, cut in zip(starts, own_starts, [*own_starts[1:], end], is_cut, strict=True)
+            for start, own_start, stop, cut in zip(starts, own_starts, [*own_starts[1:], len(text)], is_cut, strict=True)
             if text[own_start:stop].strip()
         ]
-        undivided = len(cuts) == 1 and within is None
+        undivided = len(cuts) == 1
         paths = [()] * len(spans) if undivided else self._layout.paths(start for start, _, _ in spans)
         headers = [""] * len(spans) if undivided else [self._header(start, n_tokens)[1] for start, _, _ in spans]
         return [self._passage(*item) for item in zip(spans, paths, headers, strict=True)]

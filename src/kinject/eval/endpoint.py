@@ -75,7 +75,7 @@ class EndpointScorer:
     def encode(self, requests: Sequence[PromptRequest]) -> list[EndpointPrompt]:
         """Return the prompt of each request: in tokens by the rules of local models, as text, or as a chat."""
         if self.encoder is not None and self.table.api == "completions":
-            encoded = encode_requests(self.encoder, requests, self.table.window)
+            encoded = encode_requests(self.encoder, requests, None)
             pairs = zip(encoded, requests, strict=True)
             return [self._in_tokens(item, self.encoder.apply_chat_template(render_prompt(r))) for item, r in pairs]
         return [self._as_text(render_prompt(request), request.generation) for request in requests]

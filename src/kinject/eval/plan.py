@@ -170,12 +170,12 @@ def check_section(recipe: Recipe) -> None:
 def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:
     if section.retrieval is None or not section.retrieval.documents:
         return None
-    pairs = read_passages(section.retrieval, recipe.documents)
-    most, n_shown = max(section.retrieval.k), len({shown.id for _, shown in pairs})
+    passages = read_passages(section.retrieval, recipe.documents)
+    most, n_shown = max(section.retrieval.k), len(passages)
     if most > n_shown:
         problem = f"found {most}, but the documents hold only {n_shown} passages. Ask for fewer."
         raise recipe.error("eval.retrieval.k", problem)
-    return make_retriever(section.retrieval, pairs)
+    return make_retriever(section.retrieval, passages)
 
 
 def _read_sets(

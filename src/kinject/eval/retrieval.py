@@ -1,19 +1,15 @@
-"""Passages for questions: read, retrieved, reranked, shown with their surroundings, or prepared; and their recall."""
+"""Passages for questions: read, retrieved, reranked, or prepared; and their recall."""
 
 from __future__ import annotations
 
-import logging
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
 
-from kinject.corpus.passages import cut_note, split_nested, split_passages, token_spans
+from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import content_id, open_database, parse_json, read_jsonl, write_rows
 from kinject.documents import read_documents
-from kinject.errors import DiskError, EndpointError, InputError
+from kinject.errors import DiskError, InputError
 from kinject.eval.retrievers import (
     Bm25Retriever,
     DenseRetriever,
@@ -28,21 +24,12 @@ from kinject.eval.scoring.answers import hash_model
 from kinject.recipe import DocumentsSection
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
 from kinject.results import Recall
-from kinject.secrets import known_secrets
 from kinject.terminal import Progress
 from kinject.types import Passage, Question
-from kinject.web import is_loopback, post_json
-
-log = logging.getLogger(__name__)
-
-Pairs = Sequence[tuple[Passage, Passage]]
-"""(the passage that is searched, the passage that is shown for it)."""
 
 _RRF = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 _FUSED = 100  # passages of each retriever that are fused
 _QUERIES = 16  # queries whose passages a local reranker reads together
-_IN_FLIGHT = 8
-_TIMEOUT = 60.0
 
 
 def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
@@ -79,25 +66,13 @@ def _prepared_passage(item: object, location: str) -> Passage:
     return Passage(name, str(fields.get("document_id") or ""), 0, len(text), text)
 
 
-def read_passages(
-    section: RetrievalSection, documents: DocumentsSection | None = None
-) -> list[tuple[Passage, Passage]]:
-    """Return the passages of the documents that are searched, each once, with the passage that is shown for each.
-
-    Raises `InputError` or `DiskError` as `read_documents` and `token_spans` do.
-    """
-    spans = token_spans(section.tokenizer)
-    by_id: dict[str, tuple[Passage, Passage]] = {}
+def read_passages(section: RetrievalSection, documents: DocumentsSection | None = None) -> list[Passage]:
+    """Return the passages of the documents, each once. Raises `InputError` or `DiskError` as `read_documents` does."""
+    by_id: dict[str, Passage] = {}
     for path in section.documents:
         for document in read_documents(Path(path), documents):
-            if section.parent_tokens is None:
-                small = split_passages(document, section.passage_tokens, spans, section.overlap)
-                pairs = [(passage, passage) for passage in small]
-            else:
-                sizes = section.passage_tokens, section.parent_tokens
-                pairs = split_nested(document, *sizes, spans, section.overlap)
-            for searched, shown in pairs:
-                by_id.setdefault(searched.id, (searched, shown))
+            for passage in split_passages(document, section.passage_tokens, word_spans, section.overlap):
+                by_id.setdefault(passage.id, passage)
     return list(by_id.values())
 
 
@@ -111,12 +86,8 @@ def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[
     return Recall(name, k, sum(hits), len(hits))
 
 
-def make_retriever(section: RetrievalSection, pairs: Pairs) -> Retriever:
-    """Return the retriever that `section` describes, over `pairs` as `read_passages` returns them.
-
-    Raises `InputError` as `DenseRetriever` and `make_reranker` do.
-    """
-    passages = [searched for searched, _ in pairs]
+def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
+    """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever` and `Reranker` do."""
     retriever: Retriever
     if section.kind == "bm25":
         retriever = Bm25Retriever(passages, section.heading_path)
@@ -129,26 +100,8 @@ def make_retriever(section: RetrievalSection, pairs: Pairs) -> Retriever:
     if section.reranker is not None:
         retriever = RerankedRetriever(retriever, section, section.reranker)
     note = cut_note(sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens")
-    return ShownRetriever(retriever, [shown for _, shown in pairs], note)
-
-
-class ShownRetriever:
-    """Shows for each passage that is found the one around it, each once, in the order of the best passage inside."""
-
-    def __init__(self, searched: Retriever, shown: Sequence[Passage], note: str = "") -> None:
-        """Take a retriever and, in the order of its passages, the passage that is shown for each."""
-        self.passages = tuple({passage.id: passage for passage in shown}.values())
-        self.notes = (*searched.notes, *((note,) if note else ()))
-        self.models = searched.models
-        index = {passage.id: offset for offset, passage in enumerate(self.passages)}
-        self._searched = searched
-        self._shown = [index[passage.id] for passage in shown]
-        self._most = max(map(self._shown.count, set(self._shown))) if len(self.passages) < len(shown) else 1
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages that are shown."""
-        rankings = self._searched.rank(queries, k * self._most)
-        return [list(dict.fromkeys(self._shown[index] for index in ranking))[:k] for ranking in rankings]
+    retriever.notes += (note,) * bool(note)
+    return retriever
 
 
 class FusedRetriever:
@@ -181,11 +134,11 @@ class RerankedRetriever:
     """The best passages of a retriever, in the order of the scores that a reranker gives them; the others after them."""
 
     def __init__(self, first: Retriever, section: RetrievalSection, reranker: RerankerSection) -> None:
-        """Take a retriever, its section and the section of the reranker. Raises `InputError` as `make_reranker` does."""
+        """Take a retriever, its section and the section of the reranker. Raises `InputError` as `Reranker` does."""
         self.passages = first.passages
         self._first, self._n = first, reranker.candidates
         self._texts = [search_text(passage, section.heading_path) for passage in first.passages]
-        self._reranker = make_reranker(reranker)
+        self._reranker = Reranker(reranker.model)
         self._path = Path(section.cache_dir) / "reranked.sqlite"
         self.models: Mapping[str, str] = {**first.models, self._reranker.name: self._reranker.identity}
         read = f"the best {min(self._n, len(self._texts)):,} passages of each question were reranked by {self._reranker.name}"
@@ -194,7 +147,7 @@ class RerankedRetriever:
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages; equal scores in the order of the first ranking.
 
-        Scores are stored as they come: a rerun asks for none twice. Raises `EndpointError` if the endpoint fails.
+        Scores are stored as they come: a rerun computes none twice.
         """
         ranked = self._first.rank(queries, max(k, self._n))
         items = [
@@ -236,34 +189,11 @@ class RerankedRetriever:
         return None if row is None else [float(score) for score in parse_json(row[0].encode())]
 
 
-class Reranker(Protocol):
-    """Scores texts for a query; the higher, the better. `identity` changes with everything that changes a score."""
-
-    name: str
-    identity: str
-
-    def scores(self, items: Sequence[tuple[str, list[str]]]) -> Iterator[list[float]]:
-        """Yield for each (query, texts) a score for each text."""
-        ...
-
-    def notes(self, texts: Sequence[str]) -> list[str]:
-        """Return notes for the report on the texts that are scored."""
-        ...
-
-
-def make_reranker(section: RerankerSection) -> Reranker:
-    """Return the reranker of a section.
-
-    Raises `InputError` when the model cannot be loaded, the extra `rag` is missing, or the endpoint's key is not set.
-    """
-    return CrossEncoderReranker(section.model) if section.base_url is None else EndpointReranker(section)
-
-
-class CrossEncoderReranker:
-    """A cross-encoder of sentence-transformers in this process."""
+class Reranker:
+    """A cross-encoder of sentence-transformers: it scores texts for a query, the higher the better."""
 
     def __init__(self, model: str) -> None:
-        """Load `model`, a folder or a name on the hub. Raises `InputError` as `make_reranker`."""
+        """Load `model`, a folder or a name on the hub. Raises `InputError` if it cannot be, or the extra `rag` is missing."""
         key = "eval.retrieval.reranker.model"
         self._model = load_sentence_model("reranker", model, key)
         inner = self._model.model
@@ -300,49 +230,3 @@ class CrossEncoderReranker:
             return []
         count = f"{n_cut:,} of {len(texts):,} passages are longer than the {longest} tokens that the reranker reads"
         return [f"{count}; it does not see the rest. Lower eval.retrieval.passage_tokens"]
-
-
-class EndpointReranker:
-    """A reranker behind a /rerank route as Jina, vLLM, Cohere and Infinity have it."""
-
-    def __init__(self, section: RerankerSection) -> None:
-        """Read the key from the environment. Raises `InputError` if it is not set."""
-        self._section, self._key = section, ""
-        if section.api_key_env is not None:
-            self._key = os.environ.get(section.api_key_env, "").strip()
-            if not self._key:
-                raise InputError(
-                    f"eval.retrieval.reranker.api_key_env: the environment variable {section.api_key_env} is not set. Put "
-                    "the endpoint's key into it."
-                )
-            known_secrets([section.api_key_env])
-            if str(section.base_url).startswith("http://") and not is_loopback(str(section.base_url)):
-                log.warning(f"{section.base_url}: the key in {section.api_key_env} travels unencrypted. Use https.")
-        self._url = f"{(section.base_url or '').rstrip('/').removesuffix('/rerank')}/rerank"
-        self.name = f"{section.model} at {self._url}"
-        self.identity = content_id("endpoint", self._url, section.model, "jina")
-
-    def scores(self, items: Sequence[tuple[str, list[str]]]) -> Iterator[list[float]]:
-        """Yield for each (query, texts) a score for each text, some requests at a time. Raises `EndpointError`."""
-        with ThreadPoolExecutor(_IN_FLIGHT) as pool:
-            yield from pool.map(self._score, *zip(*items, strict=True)) if items else ()
-
-    def _score(self, query: str, texts: Sequence[str]) -> list[float]:
-        body = {"model": self._section.model, "query": query, "documents": list(texts), "top_n": len(texts)}
-        return self._post(body, len(texts)) if texts else []
-
-    def _post(self, body: Mapping[str, Any], n: int) -> list[float]:
-        answer = post_json(self._url, body, key=self._key, timeout=_TIMEOUT)
-        rows = answer.get("results") if isinstance(answer, dict) else answer
-        try:
-            scores = {row["index"]: float(row.get("relevance_score", row.get("score"))) for row in rows or ()}
-            return [scores[index] for index in range(n)]
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise EndpointError(
-                f"{self._url}: found {str(answer)[:120]}, expected an index and a score for each of {n} passages.",
-                fatal=True,
-            ) from error
-
-    def notes(self, texts: Sequence[str]) -> list[str]:
-        """Return nothing: the endpoint does not report how much it reads."""
-        return []

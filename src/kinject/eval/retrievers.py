@@ -22,8 +22,10 @@ from kinject.types import Passage
 Vectors = npt.NDArray[np.float32]
 """Unit vectors, shape [n, dimensions]."""
 
-BGE_PREFIX = "Represent this sentence for searching relevant passages: "
-"""The query prefix of the BGE models' card (English, versions 1 and 1.5); passages get no prefix."""
+PREFIXES = {
+    "bge-m3": ("", ""), "bge": ("Represent this sentence for searching relevant passages: ", ""), "e5": ("query: ", "passage: "),
+}  # fmt: skip
+"""Part of an embedder's name -> its texts before queries and before passages, by the models' cards."""
 
 LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
 """Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
@@ -119,16 +121,14 @@ class DenseRetriever:
     def __init__(self, passages: Sequence[Passage], section: RetrievalSection) -> None:
         """Embed `passages`, or read their vectors from the cache if the same weights embedded the same texts before.
 
-        Without a query prefix in `section`: BGE's own for models with "bge" and without "m3" in their name, else none.
         Raises `InputError` when the extra `rag` is not installed or the model cannot be loaded.
         """
         self.passages = tuple(passages)
-        self._texts = [section.passage_prefix + search_text(passage, section.heading_path) for passage in passages]
+        name = Path(section.embedder).name.lower()
+        self._prefix, prefix = next((pair for word, pair in PREFIXES.items() if word in name), ("", ""))
+        self._texts = [prefix + search_text(passage, section.heading_path) for passage in passages]
         key = "eval.retrieval.embedder (kinds bm25 and lexical need none)"
         self._model = load_sentence_model("embedder", section.embedder, key)
-        name = Path(section.embedder).name.lower()
-        is_bge = "bge" in name and "m3" not in name
-        self._prefix = (BGE_PREFIX if is_bge else "") if section.query_prefix is None else section.query_prefix
         weights = hash_model(section.embedder, commit_of(self._model[0]))
         self.models: Mapping[str, str] = {section.embedder: weights}
         self.path = Path(section.cache_dir) / f"{content_id('passages', weights, self._texts)}.npy"

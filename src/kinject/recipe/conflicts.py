@@ -130,14 +130,13 @@ _EVAL = (
                            if table.api == "chat" and f.scores],
              "a chat returns no log-probs of given choices. Set eval.formats: [generate], or ask its completions "
              "(api: completions)."),
-    Conflict("eval.models.{0}.{1}",
-             lambda r, f: [(name, key) for name, table in r.eval.endpoints().items() if table.api == "chat"
-                           for key in ("tokenizer", "window") if getattr(table, key) is not None],
+    Conflict("eval.models.{0}.tokenizer",
+             lambda r, f: [name for name, table in r.eval.endpoints().items() if table.api == "chat" and table.tokenizer],
              "is for api: completions. Remove it."),
     Conflict("eval.models.{0}.tokenizer",
              lambda r, f: [name for name, table in r.eval.endpoints().items()
-                           if table.api == "completions" and table.tokenizer is None and (table.window or table.chat)],
-             "missing. window and chat need it: tokenizer: FOLDER."),
+                           if table.api == "completions" and table.tokenizer is None and table.chat],
+             "missing. chat needs it: tokenizer: FOLDER."),
     Conflict("eval.models.{0}.revision", _same_answers,
              "missing. {1} has the same model and parameters at another address; answers would be taken for one another's. "
              "Give each a revision (any text)."),
@@ -168,10 +167,6 @@ _EVAL = (
              lambda r, f: [(s.overlap, (s.passage_tokens - 1) // 2) for s in (r.eval.retrieval,)
                            if s is not None and s.overlap >= s.passage_tokens // 2],
              "found {0}, allowed: 0 to {1}, less than half of passage_tokens."),
-    Conflict("eval.retrieval.parent_tokens",
-             lambda r, f: [(s.parent_tokens, s.passage_tokens) for s in (r.eval.retrieval,)
-                           if s is not None and s.parent_tokens is not None and s.parent_tokens <= s.passage_tokens],
-             "found {0}, allowed: more than passage_tokens ({1})."),
     Conflict("eval.retrieval.reranker.candidates",
              lambda r, f: [(s.reranker.candidates, max(s.k)) for s in (r.eval.retrieval,)
                            if s is not None and s.reranker is not None and s.reranker.candidates < max(s.k)],

@@ -37,7 +37,8 @@ class DocumentsSection:
 class AnswersSection:
     """The model writes the answers of rows itself before it is trained; they replace those given (MixSD, arXiv 2605.16865).
 
-    Each token is drawn from the model's prediction with the context, or, by the fraction `without_context`, without it.
+    Each token is drawn from the model's prediction with the context, or, by the fraction `without_context`, without it. Where
+    the context is shown, only answers that hold the given one are kept.
     """
 
     documents: str | None = option(
@@ -49,12 +50,14 @@ class AnswersSection:
     without_context: float = option(
         0.3, help="Fraction of tokens that are drawn without the context; 1: it is not shown at all.", min=0.0, max=1.0
     )
-    correct_only: bool = option(
-        True, help="Keep only answers that hold the given one, as written answers to questions are graded."
-    )
+
+    @property
+    def correct_only(self) -> bool:
+        """Whether answers without the given one are left out: where the context that holds it is shown."""
+        return self.without_context < 1
 
 
-OWN_ANSWERS = AnswersSection(without_context=1.0, correct_only=False)
+OWN_ANSWERS = AnswersSection(without_context=1.0)
 """The meaning of `answers: own`: greedily, to the prompt alone."""
 _ANSWERS_HELP = "own: the model answers the last turn of each row itself before it is trained (self-distillation)"
 

@@ -53,13 +53,6 @@ class RerankerSection:
         help="Cross-encoder of sentence-transformers (folder or hub name); with base_url, its name at the endpoint.",
         nonempty=True,
     )
-    base_url: str | None = option(
-        None, help="Endpoint with a /rerank route, for example http://127.0.0.1:8000/v1. Default: the model runs here.",
-        holds="url",
-    )  # fmt: skip
-    api_key_env: str | None = option(
-        None, help="Environment variable that holds the endpoint's key; default: no key is sent.", holds="variable"
-    )
     candidates: int = option(50, help="Passages of the first ranking that it reads.", min=1, max=1000)
 
 
@@ -71,14 +64,8 @@ class RetrievalSection:
     k: tuple[int, ...] = option(
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
-    passage_tokens: int = option(256, help="Longest passage that is searched, in tokens of `tokenizer`.", min=8)
+    passage_tokens: int = option(256, help="Longest passage that is searched, in words and punctuation marks.", min=8)
     overlap: int = option(0, help="Tokens with which a passage repeats the end of the one before.", min=0)
-    parent_tokens: int | None = option(
-        None, help="Show the passage of at most so many tokens around the one that was found.", min=8
-    )
-    tokenizer: str | None = option(
-        None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
-    )
     heading_path: bool = option(
         False, help="Put the title and the headings above a passage before its text, in the search and in the prompt."
     )
@@ -87,10 +74,6 @@ class RetrievalSection:
         help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (lexical and dense, fused).",
     )
     embedder: str = option("BAAI/bge-large-en-v1.5", help="dense: sentence-transformers model, folder or hub name.")
-    query_prefix: str | None = option(
-        None, help="dense: text before each question; default: BGE's prefix for BGE models, else none."
-    )
-    passage_prefix: str = option("", help="dense: text before each passage, as E5 models want it ('passage: ').")
     reranker: RerankerSection | None = option(None, help="Puts the best passages in a new order.")
     cache_dir: str = option(
         "runs/indices", help="Folder for embedded passages and the reranker's scores, by content.", path="output"
@@ -179,10 +162,6 @@ class EndpointModelSection(PromptedSection):
     tokenizer: str | None = option(
         None, help="completions: send prompts as token ids of this tokenizer (folder or hub name); default: as text.",
         path="model",
-    )  # fmt: skip
-    window: int | None = option(
-        None, help="completions: most tokens that the model reads; longer prompts are cut as those of local models are.",
-        min=16,
     )  # fmt: skip
 
     def __str__(self) -> str:

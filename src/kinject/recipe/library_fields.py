@@ -28,7 +28,7 @@ REFUSED = {
     "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; fp16: true suffices.",
     "dataset_text_field": "is fixed: corpus rows hold text, messages, or prompt and completion.",
     "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or prompt and completion.",
-    "save_dtype": "is the model section's. Set model.save_dtype.",
+    "save_dtype": "is fixed: bfloat16 where the base is stored so, else as it was trained.",
     "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or model.revision.",
     "parallelism_config": "is a Python object. Describe the devices to accelerate: docs/distributed.md.",
     "label_names": "is fixed: the rows of a corpus are labelled by kinject.",

@@ -50,9 +50,6 @@ class ModelSection:
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
     dtype: Dtype = option("auto", help="Weights in memory.")
-    save_dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", help="Weights in model/; auto: bfloat16 where the base is stored so, else as they were trained."
-    )
     attention: Literal[Attention, "varlen"] = option(
         "auto",
         help="Attention implementation; varlen (training only) is torch's own variable-length attention. "
@@ -141,9 +138,6 @@ class ProbesSection:
         help="name: path, or path with role.", nonempty=True, path="file"
     )
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
-    template: str | None = option(
-        None, help="Jinja file that writes the prompt instead, as eval.template.", path="file"
-    )
     max_forgetting: float | None = option(
         None, help="Stop if the accuracy on a retention set falls by more than this below the one before training.",
         min=0.0, max=1.0,
@@ -261,10 +255,7 @@ class AugmentSection:
         False, help="Write prompts with completions, and conversations, into corpus.jsonl instead of sft.jsonl."
     )
     raft: RaftSection | None = option(None, help="The passages in front of the questions of the style raft.")
-    passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)
-    tokenizer: str | None = option(
-        None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
-    )
+    passage_tokens: int = option(256, help="Longest passage, in words and punctuation marks.", min=8)
     style_files: tuple[str, ...] = option((), help="YAML files of your own styles.", path="file")
     max_attempts: int = option(4, help="Attempts at one paraphrase before it is given up.", min=1, max=100)
     budget: float | None = option(
@@ -302,10 +293,7 @@ class QuestionsSection:
     validation: float = option(
         0.2, help="Fraction of the documents whose questions are for validation.", min=0.0, max=1.0
     )
-    passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)
-    tokenizer: str | None = option(
-        None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
-    )
+    passage_tokens: int = option(256, help="Longest passage, in words and punctuation marks.", min=8)
     max_attempts: int = option(
         3, help="Requests for one passage before it is left with fewer questions.", min=1, max=100
     )

@@ -29,13 +29,10 @@ class ArmSection:
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
     )
-    match_steps_of: str | None = option(None, help="Arm whose number of optimizer steps this one takes.")
-    match_tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one reads.")
-    match_seconds_of: str | None = option(
+    match: Mapping[Literal["steps", "tokens", "seconds"], str] | None = option(
         None,
-        help="Arm whose seconds of training this one takes, its teacher's and own answers' included: its steps "
-        "(and warm-up) are scaled by its time unmatched, so it is trained unmatched first. On a CPU processor "
-        "time.",
+        help="{steps: ARM}, {tokens: ARM} or {seconds: ARM}: train for as many optimizer steps, corpus tokens, or seconds of "
+        "training (its teacher's and own answers' included, on a CPU processor time) as that arm.",
     )
     alpha: float | None = option(
         None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0
@@ -61,7 +58,6 @@ class SweepSection:
     arm: str = option(help="Arm that is varied.")
     description: str = option("", help="Description of the curve for the report.")
     control: str | None = option(None, help="Arm drawn for comparison.")
-    log_x: bool = option(False, help="Draw on a logarithmic axis.")
     frontier: bool = option(False, help="Draw its points in the plot of learning against forgetting.")
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
 

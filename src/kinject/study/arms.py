@@ -158,10 +158,11 @@ def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tu
         if name in (tune.arms or (name,)):
             overrides[tune.key] = value
     overrides |= item.overrides or {}
+    match = dict(item.match or {})
     return Arm(
         name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
-        match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "",
-        match_seconds_of=item.match_seconds_of or "", alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
+        match_steps_of=match.get("steps", ""), match_tokens_of=match.get("tokens", ""),
+        match_seconds_of=match.get("seconds", ""), alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
         through=item.through or "", then=item.then or "",
     )  # fmt: skip
 
@@ -266,8 +267,14 @@ def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
             SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
             for point in points
         )
-        sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, swept))
+        sweeps.append(Sweep(name, item.key, model, item.description, _is_wide(item.values), item.frontier, swept))
     return sweeps
+
+
+def _is_wide(values: Sequence[Any]) -> bool:
+    """Return whether numbers, all above 0, are so far apart that they are drawn on a logarithmic axis."""
+    numbers = [value for value in values if isinstance(value, int | float) and value > 0]
+    return len(numbers) == len(values) and max(numbers) > 5 * min(numbers)
 
 
 def _number(value: Any) -> float | None:

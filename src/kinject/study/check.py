@@ -100,15 +100,14 @@ def _arm_faults(recipe: StudyRecipe, check_inputs: bool) -> Iterator[Problem]:
         if RAG in name or "," in name:
             fault = f"a name with {RAG!r} or a comma would be taken for another arm. Choose another."
             yield recipe.problem(key_path, fault)
-        keys = ("match_steps_of", "match_tokens_of", "match_seconds_of")
-        matched = {key: getattr(arm, key) for key in keys if getattr(arm, key)}
+        matched = arm.match or {}
         for key, other in matched.items():
-            yield from _unknown(recipe, (*key_path, key), other, section.arms.keys() - {BASE, name})
+            yield from _unknown(recipe, (*key_path, "match", key), other, section.arms.keys() - {BASE, name})
         if len(matched) > 1:
             yield recipe.problem(key_path, f"{' and '.join(matched)} exclude each other. Keep one.")
         for other in matched.values():
             item = section.arms.get(other or "")
-            if item is not None and any(getattr(item, key) for key in keys):
+            if item is not None and item.match:
                 yield recipe.problem(key_path, f"{other} is itself matched to another arm. Name that one.")
         if arm.corpus in ("augmented", "random") and section.augment is None:
             yield recipe.problem(key_path, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")

@@ -335,7 +335,7 @@ def read_context_passages(
         return {}
     from kinject.eval.retrieval import read_contexts, read_passages  # they load numpy
 
-    passages = [shown for _, shown in read_passages(recipe.eval.retrieval, recipe.documents)]
+    passages = read_passages(recipe.eval.retrieval, recipe.documents)
     for name, path in contexts.items():
         passages += [passage for of_question in read_contexts(Path(path), questions[name]) for passage in of_question]
     return {passage.id: passage for passage in passages}

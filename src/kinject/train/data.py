@@ -16,7 +16,6 @@ import numpy.typing as npt
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow
-from kinject.corpus.templates import read_template
 from kinject.corpus.tokenize import (
     IGNORED,
     TokenAccount,
@@ -123,8 +122,6 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     """
     corpus, hashes = recipe.corpus, hashes or {}
     sets = recipe.probes.sets() if recipe.probes is not None else {}
-    if recipe.probes is not None and recipe.probes.template is not None:
-        read_template(Path(recipe.probes.template))
     questions = {name: read_questions(Path(item.path), item.layout) for name, item in sets.items()}
     parts = {
         name: Part(CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")), part.fraction)

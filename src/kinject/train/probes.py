@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
-from kinject.corpus.templates import read_template, render_question
 from kinject.corpus.tokenize import Tokenization, TokenRow, begins_with_bos, tokenize_rows
 from kinject.errors import InputError
 from kinject.models.generate import Greedy, end_tokens, generate
@@ -62,11 +60,10 @@ class Probes:
         """Tokenise the `questions` of each set. Raises `InputError` for an option that does not fit into `window`.
 
         `window` is the most tokens that the model reads; longer prompts are cut from the left, as in evaluation. A set of
-        which only some questions have choices is refused too, and a template that cannot be rendered.
+        which only some questions have choices is refused too.
         """
         self.section, self.tokenizer = section, tokenizer
         tokenization = Tokenization(bos=begins_with_bos(tokenizer), eos=False)
-        template = read_template(Path(section.template)) if section.template else ""
         self.sets = []
         for name, item in section.sets().items():
             limited = questions[name][: section.limit]
@@ -79,8 +76,7 @@ class Probes:
             writes = n_open > 0 or item.layout == "open"
             cut = self._cut if writes else _shorten
             rows = [
-                cut(row, window)
-                for row in tokenize_rows(_options(limited, template, writes=writes), tokenizer, tokenization)
+                cut(row, window) for row in tokenize_rows(_options(limited, writes=writes), tokenizer, tokenization)
             ]
             accepted = [question.accepted for question in limited] if writes else []
             sizes, answers = [len(q.choices) for q in limited], [q.answer for q in limited]
@@ -169,8 +165,8 @@ def unwrapped(model: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def _options(questions: Sequence[Question], template: str, *, writes: bool) -> list[CorpusRow]:
-    prompts = [_prompt(question, template, "generate" if writes else "texts") for question in questions]
+def _options(questions: Sequence[Question], *, writes: bool) -> list[CorpusRow]:
+    prompts = [question_prompt(question.question) for question in questions]
     if writes:
         return [CorpusRow(q.id, "", "", "text", text=prompt) for q, prompt in zip(questions, prompts, strict=True)]
     return [
@@ -178,14 +174,6 @@ def _options(questions: Sequence[Question], template: str, *, writes: bool) -> l
         for question, prompt in zip(questions, prompts, strict=True)
         for text in question.choices
     ]
-
-
-def _prompt(question: Question, template: str, format: str) -> str:
-    """Return the prompt of a question: as `kinject eval` writes it in `format` without examples or passages."""
-    if not template:
-        return question_prompt(question.question)
-    values = {"shots": [], "passages": [], "format": format}
-    return render_question(template, question, "probes.template", values)
 
 
 def _shorten(row: TokenRow, window: int | None) -> TokenRow:

@@ -158,8 +158,6 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
         inputs["projection"] = check_output(Path(recipe.projection.path), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
-        if recipe.probes.template is not None:
-            inputs["probes' template"] = file_hash(Path(recipe.probes.template))
     for documents in (teacher_documents(recipe), *(answers.documents for answers in corpus.own_answers().values())):
         inputs |= {f"document {name}": digest for name, digest in document_inputs(recipe, documents).items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
@@ -271,7 +269,7 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
         trainer.save_model(str(part), _internal_call=True)  # without an upload
     trainer.accelerator.wait_for_everyone()
     if is_first_process() and not (part / ADAPTER_CONFIG).exists():
-        save_as(part, recipe.model.save_dtype, recipe.model.path, recipe.model.revision)
+        save_as(part, "auto", recipe.model.path, recipe.model.revision)
     fault = not_finite_in(part) if is_first_process() else ""
     if fault:
         shutil.rmtree(part)

@@ -32,7 +32,7 @@ from kinject.augment.questions.drafts import (
     read_unanswerable,
     says_unanswered,
 )
-from kinject.corpus.passages import cut_note, split_passages, token_spans
+from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
@@ -144,13 +144,12 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, re
 def _read_documents(recipe: QuestionsRecipe, passages: PassageFile) -> tuple[int, int, int]:
     """Read and split every document, once in a run; return the numbers of documents, of passages, and of those cut short.
 
-    Raises as `read_documents` and `token_spans`.
+    Raises as `read_documents`.
     """
     section = recipe.questions
-    spans = token_spans(section.tokenizer)
     n_documents = n_passages = n_cut = 0
     for document in read_documents(Path(section.documents), recipe.documents):
-        split = split_passages(document, section.passage_tokens, spans)
+        split = split_passages(document, section.passage_tokens, word_spans)
         passages.add(document, split)
         n_documents += 1
         n_passages += len(split)
