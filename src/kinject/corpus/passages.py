@@ -95,7 +95,9 @@ class _Splitter:
         starts = [0, *(self._overlapped(before, cut, n_tokens, overlap) for before, cut in pairwise(cuts))]
         spans = [
             (*_trim(text, start, stop), cut)
-            for start, own_start, stop, cut in zip(starts, own_starts, [*own_starts[1:], len(text)], is_cut, strict=True)
+            for start, own_start, stop, cut in zip(
+                starts, own_starts, [*own_starts[1:], len(text)], is_cut, strict=True
+            )
             if text[own_start:stop].strip()
         ]
         undivided = len(cuts) == 1
