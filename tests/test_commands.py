@@ -28,11 +28,7 @@ def _render_page(text: str) -> str:
     introduction = text.partition(FIRST_HEADING)[0]
     blocks = [
         f"## {' '.join(['kinject', *words])}\n\n```text\n{_help(words)}\n```\n"
-        for words in (
-            [],
-            *([verb] for verb in _VERBS),
-            *(["recipes", action] for action in ("check", "styles", "data", "schema")),
-        )
+        for words in ([], *([verb] for verb in _VERBS))
     ]
     return introduction + "\n".join(blocks)
 
