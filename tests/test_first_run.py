@@ -152,7 +152,14 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
             continue
         (checkout / "block.py").write_text(re.sub(r"max_steps=\d+", "max_steps=2", block), encoding="utf-8")
         runpy.run_path(str(checkout / "block.py"), run_name="__main__")
-    assert {words[1] for words in done if len(words) > 1} >= {"recipes", "compare", "find-lr", "plan", "report", "study"}
+    assert {words[1] for words in done if len(words) > 1} >= {
+        "recipes",
+        "compare",
+        "find-lr",
+        "plan",
+        "report",
+        "study",
+    }
 
     monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(checkout)])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")

@@ -13,7 +13,7 @@ from trl import SFTConfig
 
 from kinject.augment.styles import read_styles
 from kinject.recipe import Recipe, conflicts, read_recipe, train_conflicts
-from kinject.recipe.conflicts import CONFLICTS, Asking, find_problems
+from kinject.recipe.conflicts import CONFLICTS, Asking, Shared, find_problems
 from kinject.recipe.train_conflicts import Launch
 
 Write = Callable[[str, str], Path]
@@ -30,6 +30,16 @@ BASES: dict[str, dict[str, Any]] = {
     "augment": {"augment": DOCUMENTS},
     "questions": {"questions": ASKED},
     "eval": {"eval": EVAL},
+    "study": {
+        "study": {
+            "title": "t",
+            "train": "t.yaml",
+            "eval": "e.yaml",
+            "models": {"m": "m"},
+            "arms": {"a": {}},
+            "augment": "a",
+        }
+    },
     "train": {"model": {"path": "m"}, "corpus": {"path": "c.jsonl"}, "trainer": {"packing_strategy": "bfd_split"}},
 }
 """Verb -> a recipe without a problem, into which the sections of an example are put."""
@@ -190,6 +200,48 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
      "reads numbers: top_k"),
 ]  # fmt: skip
 """(verb, its section, the key of a problem, a part of its message)."""
+CURVE = {"sweeps": {"steps": {"key": "trainer.max_steps", "arm": "a", "values": [1, 2]}}}
+CLAIM = {"statement": "s", "test": "difference", "arm": "a", "baseline": "base", "question_set": "new"}
+SCALING = {"question_sets": ["new"], "values": {"": 4}, "sweep": "steps"}
+STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({"arms": {"a": {"match": {"steps": "b"}}, "bb": {}}}, {}, "study.arms.a.match.steps", "found 'b'. Did you mean bb?"),
+    ({"claims": {"c": {**CLAIM, "question_set": "nw"}}}, {}, "study.claims.c.question_set", "Did you mean new?"),
+    ({"claims": {"c": {**CLAIM, "arm": {"rates": 1}}}}, {}, "study.claims.c.arm", "found 'rates'. There is none."),
+    ({**CURVE, "scaling": {**SCALING, "facts": {"old": 5}}}, {}, "study.scaling.facts.old", "found 'old'"),
+    ({**CURVE, "claims": {"c": {**CLAIM, "arm": {"steps": 3}}}}, {}, "study.claims.c.arm", "found 3, expected one point"),
+    ({**CURVE, "claims": {"c": {**CLAIM, "arm": {"steps": 1, "other": 2}}}}, {}, "study.claims.c.arm", "as {SWEEP: VALUE}"),
+    ({"arms": {"base": {}}}, {}, "study.arms.base", "the untouched model's"),
+    ({"arms": {"a+rag": {}}}, {}, "study.arms.a+rag", "taken for another arm"),
+    ({"arms": {"a": {"match": {"steps": "b", "seconds": "b"}}, "b": {}}}, {}, "study.arms.a", "steps and seconds exclude"),
+    ({"arms": {"a": {"match": {"steps": "b"}}, "b": {"match": {"steps": "a"}}}}, {}, "study.arms.a", "b is itself matched"),
+    ({"augment": None}, {}, "study.arms.a", "corpus augmented needs study.augment"),
+    ({"arms": {"a": {"corpus": "no.jsonl"}}}, {}, "study.arms.a.corpus", "found 'no.jsonl': neither augmented nor random"),
+    ({"models": {"m": {"path": "m", "overrides": {"seed": 1}}}}, {}, "study.models.m", "Give a recipe"),
+    ({"claims": {"c": {**CLAIM, "test": "trend"}}}, {}, "study.claims.c", "sweep: missing; test trend needs it"),
+    ({"overrides": {"trainr.max_steps": 2}}, {}, "study.overrides.trainr.max_steps", "must begin with one of augment, corpus"),
+    ({"overrides": {"corpus.path": "c"}}, {}, "study.overrides.corpus.path", "is set by the study"),
+    ({"augment": None, "overrides": {"augment.styles": {}}}, {}, "study.overrides.augment.styles", "which is missing"),
+    ({"tune": {"r": {"key": "trainer.max_steps", "values": [1], "arm": "a", "question_sets": "new"}}}, {},
+     "study.tune.r.question_sets", "'new' has no validation questions"),
+    ({**CURVE, "scaling": SCALING}, {"writes": True}, "study.scaling", "bits are counted from choices"),
+    ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, {"writes": True, "writes_words": True}, "study.claims.c.test",
+     "near_chance: the answers are written"),
+    ({"claims": {"c": {**CLAIM, "outcome": "abstained"}}}, {}, "study.claims.c.outcome", "found abstained, but the answers are"),
+]  # fmt: skip
+
+
+def _study(write: Write, section: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[Recipe, Shared]:
+    recipe = _recipe(write, "study", {"study": {**BASES["study"]["study"], **section}})
+    return recipe, Shared(augment_keys=("augment",), train_keys=("trainer", "corpus"), sets={"new": "q.jsonl"}, **facts)
+
+
+@pytest.mark.parametrize(("section", "facts", "key", "message"), STUDY)
+def test_names_and_overrides_of_a_study_are_checked_by_rows(
+    write: Write, section: dict[str, Any], facts: dict[str, Any], key: str, message: str
+) -> None:
+    recipe, shared = _study(write, section, facts)
+    problems = [recipe.problem(item.key, item.message) for item in find_problems("study", recipe, shared)]
+    assert any(item.key == key and message in item.message for item in problems), problems
 
 
 def _others(write: Write, verb: str, section: Mapping[str, Any]) -> tuple[Recipe, Any]:
@@ -217,7 +269,7 @@ def _recipe(write: Write, verb: str, sections: Mapping[str, Any]) -> Recipe:
     merged = {"run_dir": "run", **base, **sections}
     if verb == "train":
         merged["trainer"] = {**base["trainer"], **sections.get("trainer", {})}
-    return read_recipe(write("r.yaml", yaml.safe_dump(merged)), (), verb, check_inputs=False)  # type: ignore[arg-type]
+    return read_recipe(write("r.yaml", yaml.safe_dump(merged, sort_keys=False)), (), verb, check_inputs=False)  # type: ignore[arg-type]
 
 
 def _facts(recipe: Recipe, facts: Mapping[str, Any]) -> Launch:
@@ -247,6 +299,9 @@ def test_no_row_lacks_an_example(write: Write, monkeypatch: pytest.MonkeyPatch) 
         found |= {row for row in CONFLICTS[verb] if any(row.problems(recipe, facts))}
         generators = [generator for _, generator in conflicts._generators(recipe, verb)]
         found |= {row for row in CONFLICTS["generator"] for one in generators if any(row.problems(one))}
+    for section, facts, *_ in STUDY:
+        recipe, shared = _study(write, section, facts)
+        found |= {row for row in CONFLICTS["study"] if any(row.problems(recipe, shared))}
     assert [row.message for rows in CONFLICTS.values() for row in rows if row not in found] == []
 
 
@@ -255,5 +310,7 @@ def test_a_recipe_without_conflicts_has_no_problem(write: Write, verb: str) -> N
     if verb == "train":
         recipe = _recipe(write, verb, {})
         assert find_problems(verb, recipe, _facts(recipe, {})) == []
+    elif verb == "study":
+        assert find_problems(verb, *_study(write, {}, {})) == []
     else:
         assert find_problems(verb, *_others(write, verb, {})) == []

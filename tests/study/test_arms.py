@@ -90,7 +90,7 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
         "study.arms.base: this name is the untouched model's",
         "study.arms.odd.overrides.trainr.max_steps: found 'trainr.max_steps'; it must begin with one of",
         "study.arms.odd.corpus: found 'nowhere.jsonl': neither augmented nor random, and as a file nothing is there.",
-        "study.sweeps.c: arm: found 'ftt'. Did you mean ft?",
+        "study.sweeps.c.arm: found 'ftt'. Did you mean ft?",
         "study.claims.x: baseline: missing; test difference needs it.",
         "study.arms.both: steps and seconds exclude each other. Keep one.",
     ):
@@ -116,9 +116,7 @@ def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model
         return {"r": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": on}}
 
     path = write_study(tmp_path, tiny_model, validation={"new": 0.5}, tune=choose("nw"))
-    with pytest.raises(
-        RecipeError, match=r"study\.tune\.r\.question_sets: 'nw' has no validation questions\. Did you mean new\?"
-    ):
+    with pytest.raises(RecipeError, match=r"study\.tune\.r\.question_sets: 'nw' has no validation questions"):
         check_shared(read_recipe(path, (), "study"))
     path = write_study(tmp_path, tiny_model, tune=choose(["new"]))
     with pytest.raises(RecipeError, match=r"Name a set in study\.validation, or its validation file in eval"):

@@ -28,7 +28,6 @@ from kinject.report.words import write_opening
 from kinject.results import Report, Sweep, SweepPoint
 from kinject.study.analysis import Evidence, judge_claims, summarize_arms
 from kinject.study.arms import Arm, arm_infos
-from kinject.study.check import check_names
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.run import run_study
 from kinject.types import Answer, Question
@@ -273,14 +272,6 @@ def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_pat
 
     (tmp_path / "others.jsonl").write_text("", "utf-8")
     sweeps = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2]}}
-    for point, message in (
-        ({"steps": 3}, r"c\.arm: found 3, but the values of the sweep steps are 1, 2"),
-        ({"step": 1}, r"c\.arm: found 'step'\. Did you mean steps"),
-        ({"steps": 1, "other": 2}, r"c\.arm: found 2 keys; a point of a sweep is \{SWEEP: VALUE\}"),
-    ):
-        path = written_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "arm": point}}, sweeps=sweeps)
-        with pytest.raises(RecipeError, match=message):
-            check_names(read_recipe(path, (), "study"))
     path = written_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "arm": {"steps": 2}}}, sweeps=sweeps,
                          overrides={"eval.questions.new": str(tmp_path / "others.jsonl")})  # fmt: skip
     rows = (tmp_path / "new.jsonl").read_text("utf-8").splitlines(keepends=True)
@@ -293,20 +284,14 @@ def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, r"near_chance: the answers on 'known' are written"),
-        ({"claims": {"c": {**CLAIM, "outcome": "answered", "question_set": "new"}}}, r"every question of 'new' has an answer"),
-        ({"scaling": {"question_sets": ["known"], "values": {"": 4}, "sweep": "steps"},
-          "sweeps": {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2]}}},
-         r"the answers on 'known' are written: bits are counted from choices"),
+        ({"test": "near_chance"}, r"near_chance: the answers are written"),
+        ({"outcome": "answered", "question_set": "new"}, r"no question of 'new' can be answered"),
     ],
-)  # fmt: skip
+)
 def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model, changes, message) -> None:
-    path = written_study(tmp_path, tiny_model, **changes)
+    path = written_study(tmp_path, tiny_model, claims={"c": {**CLAIM, **changes}})
     with pytest.raises(RecipeError, match=message):
         run_study(read_recipe(path, (), "study"), InProcess)
-    choices = write_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "outcome": "abstained"}})
-    with pytest.raises(RecipeError, match=r"found abstained, but the answers on 'known' are choices"):
-        run_study(read_recipe(choices, (), "study"), InProcess)
 
 
 def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_path) -> None:

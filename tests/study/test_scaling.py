@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,12 @@ from in_process import InProcess
 from study_results import make_small
 
 from kinject.disk import read_json
-from kinject.errors import InputError, RecipeError
-from kinject.recipe import Recipe, read_recipe
+from kinject.errors import InputError
+from kinject.recipe import read_recipe
 from kinject.report.files import read_report, write_report
 from kinject.scaling import Scaling, ScalingFit, ScalingPoint
 from kinject.stats import CorrectnessMatrix
 from kinject.study.analysis import bits_matrix
-from kinject.study.arms import expand_arms
-from kinject.study.check import check_names, check_shared_recipes
 from kinject.study.run import count_parameters, run_study
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -92,29 +89,6 @@ def test_the_report_shows_lines_bits_and_what_they_mean(tmp_path: Path) -> None:
     assert "lower bound" in text
     write_report(tmp_path, make_small())
     assert "bits per parameter" not in (tmp_path / "report.md").read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("changed", "check", "fault"),
-    [
-        ({"sweep": "step"}, check_names, "study.scaling.sweep: found 'step'. Did you mean steps?"),
-        ({"values": {"": 1}}, check_names, "found 1, allowed: 2 or more"),
-        ({"facts": {"old": 5}}, check_names, "study.scaling.facts.old: not in question_sets."),
-        (
-            {"question_sets": ["newer"], "facts": {}},
-            lambda recipe: check_shared_recipes(recipe, expand_arms(recipe)),
-            "study.scaling.question_sets.0: found 'newer'. Did you mean new?",
-        ),
-    ],
-)
-def test_names_that_stand_for_nothing_are_refused(
-    tmp_path: Path, changed: dict[str, object], check: Callable[[Recipe], None], fault: str
-) -> None:
-    path = write_study(tmp_path, tmp_path, scaling={**SCALING, **changed}, sweeps=CURVES)
-    recipe = read_recipe(path)
-    with pytest.raises(RecipeError) as caught:
-        check(recipe)
-    assert fault in str(caught.value)
 
 
 def test_weights_that_are_not_there_cannot_be_counted(tmp_path: Path) -> None:

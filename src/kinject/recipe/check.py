@@ -258,7 +258,8 @@ class Conflict:
     """One row: `message` is a problem of `key` wherever `when` finds something in a recipe.
 
     `when` gets the recipe and what the verb knows beside it. It returns whether the row holds, or a list with an entry for
-    each time that it does: a text, or several, which fill the braces in `key` and `message`.
+    each time that it does: a text, or several, which fill the braces in `key` and `message`; a first one that is a
+    `KeyPath` is the key.
     """
 
     key: str
@@ -270,4 +271,5 @@ class Conflict:
         found = self.when(recipe, facts)
         for values in found if isinstance(found, list) else [()] * bool(found):
             values = values if isinstance(values, tuple) else (values,)
-            yield Problem(self.key.format(*values), self.message.format(*values))
+            at = values[0] if values and isinstance(values[0], tuple) else self.key.format(*values)
+            yield Problem(at, self.message.format(*values))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kinject.disk import path_exists
+from kinject.disk import is_file, path_exists
 from kinject.errors import Problem
-from kinject.recipe.check import Conflict, suggestion
+from kinject.recipe.check import Conflict, KeyPath, suggestion
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES, RESERVED_BODY, SAMPLING, GeneratorSection
 from kinject.recipe.train_conflicts import MODEL_ROWS, TRAIN_ROWS
@@ -215,7 +215,164 @@ _QUESTIONS = (
              "needs questions.generator.price_in and price_out: without prices all is free."),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the rows of a study read beside it; `sets` are the question sets of its eval recipe, None if that is not read."""
+
+    augment_keys: tuple[str, ...] = ()
+    train_keys: tuple[str, ...] = ()
+    checks_inputs: bool = True
+    sets: Mapping[str, str | QuestionSetSection] | None = None
+    writes: bool = False
+    """The answers that decide claims are written, letters or words."""
+    writes_words: bool = False
+
+
+_BASE, _RAG = "base", "+rag"
+
+
+def _unknown_names(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
+    """Return (key, name, suggestion) of names of arms, sweeps and question sets that do not exist."""
+    s, found = r.study, list[tuple[KeyPath, str | None, Iterable[str]]]()
+    arms, sweeps = s.arms.keys() - {_BASE}, s.sweeps or {}
+    for name, arm in s.arms.items():
+        found += [(("arms", name, "match", key), other, arms - {name}) for key, other in (arm.match or {}).items()]
+    for name, item in (s.tune or {}).items():
+        found += [(("tune", name, "arm"), item.arm, arms)]
+        found += [(("tune", name, "arms", index), arm, arms) for index, arm in enumerate(item.arms or ())]
+    for name, item in sweeps.items():
+        found += [
+            (("sweeps", name, "arm"), item.arm, arms),
+            (("sweeps", name, "control"), item.control, {_BASE, *arms}),
+        ]
+    for name, item in (s.claims or {}).items():
+        found += [(("claims", name, "sweep"), item.sweep, sweeps)]
+        for key in ("arm", "baseline"):
+            arm = getattr(item, key)
+            if isinstance(arm, str):
+                found += [(("claims", name, key), arm.removesuffix(_RAG), {_BASE, *s.arms})]
+            elif arm is not None:
+                found += [(("claims", name, key), sweep, sweeps) for sweep in arm]
+        if f.sets is not None:
+            found += [(("claims", name, "question_set"), item.question_set, f.sets)]
+    if s.scaling is not None:
+        found += [(("scaling", "sweep"), s.scaling.sweep, sweeps)]
+        found += [(("scaling", "facts", name), name, s.scaling.question_sets) for name in s.scaling.facts or {}]
+    if f.sets is not None:
+        found += [(("validation", name), name, f.sets) for name in s.validation or {}]
+        sets = s.scaling.question_sets if s.scaling is not None else ()
+        found += [(("scaling", "question_sets", index), name, f.sets) for index, name in enumerate(sets)]
+    return [
+        (("study", *key), name, suggestion(name, allowed) or " There is none.")
+        for key, name, allowed in found if name is not None and name not in allowed
+    ]  # fmt: skip
+
+
+def _points(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
+    """Return the points of sweeps that claims name, but no sweep has."""
+    found: list[tuple[KeyPath, str, str]] = []
+    for name, claim in (r.study.claims or {}).items():
+        for key in ("arm", "baseline"):
+            point = getattr(claim, key)
+            for sweep, value in point.items() if isinstance(point, Mapping) else ():
+                values = (r.study.sweeps or {})[sweep].values if sweep in (r.study.sweeps or {}) else None
+                if values is not None and (len(point) > 1 or value not in values):
+                    shown = ", ".join(map(str, values))
+                    found.append(
+                        (("study", "claims", name, key), str(value), f"the values of the sweep {sweep} are {shown}")
+                    )
+    return found
+
+
+def _override_keys(r: Any) -> list[tuple[KeyPath, str]]:
+    """Return each override, sweep and tuned key."""
+    s = r.study
+    keys: list[tuple[KeyPath, str]] = [
+        (("study", "overrides", key), key) for key in s.overrides or {}
+        if not key.startswith("eval.") or key.startswith("eval.models")
+    ]  # fmt: skip
+    for name, arm in s.arms.items():
+        keys += [(("study", "arms", name, "overrides", key), key) for key in arm.overrides or {}]
+    keys += [(("study", "tune", name, "key"), item.key) for name, item in (s.tune or {}).items()]
+    sweeps = ((name, item.key) for name, item in (s.sweeps or {}).items() if item.key not in ("alpha", "corpus"))
+    return keys + [(("study", "sweeps", name, "key"), key) for name, key in sweeps]
+
+
+def _unread_keys(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
+    allowed = {*f.augment_keys, *f.train_keys}
+    return [
+        (at, key, ", ".join(sorted(allowed))) for at, key in _override_keys(r)
+        if key.split(".")[0] not in allowed or key in ("corpus", "model")
+    ]  # fmt: skip
+
+
+def _missing_of_claims(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
+    needs = {"difference": ("arm", "baseline"), "equivalence": ("arm", "baseline"), "trend": ("sweep",)}
+    return [
+        (("study", "claims", name), key, claim.test) for name, claim in (r.study.claims or {}).items()
+        for key in needs.get(claim.test, ("arm",)) if getattr(claim, key) is None
+    ]  # fmt: skip
+
+
+def _untuned_sets(r: Any, f: Shared) -> list[tuple[KeyPath, str]]:
+    if f.sets is None:
+        return []
+    has_file = {name for name, item in f.sets.items() if not isinstance(item, str) and item.validation}
+    return [
+        (("study", "tune", name, "question_sets"), question_set) for name, tune in (r.study.tune or {}).items()
+        for question_set in tune.sets() if question_set not in {*has_file, *(r.study.validation or {})}
+    ]  # fmt: skip
+
+
+def _claims(r: Any) -> list[tuple[KeyPath, Any]]:
+    return [(("study", "claims", name), claim) for name, claim in (r.study.claims or {}).items()]
+
+
+_STUDY = (
+    Conflict("", _unknown_names, "found {1!r}.{2}"),
+    Conflict("", _points, "found {1}, expected one point of a sweep as {{SWEEP: VALUE}}; {2}."),
+    Conflict("study.arms.base", lambda r, f: _BASE in r.study.arms, "this name is the untouched model's. Choose another."),
+    Conflict("", lambda r, f: [(("study", "arms", name),) for name in r.study.arms if _RAG in name or "," in name],
+             "a name with '+rag' or a comma would be taken for another arm. Choose another."),
+    Conflict("", lambda r, f: [(("study", "arms", name), " and ".join(arm.match)) for name, arm in r.study.arms.items()
+                               if len(arm.match or {}) > 1],
+             "{1} exclude each other. Keep one."),
+    Conflict("", lambda r, f: [(("study", "arms", name), other) for name, arm in r.study.arms.items()
+                               for other in (arm.match or {}).values() if other in r.study.arms and r.study.arms[other].match],
+             "{1} is itself matched to another arm. Name that one."),
+    Conflict("", lambda r, f: [(("study", "arms", name), arm.corpus) for name, arm in r.study.arms.items()
+                               if arm.corpus in ("augmented", "random") and r.study.augment is None],
+             "corpus {1} needs study.augment, the recipe that writes it."),
+    Conflict("", lambda r, f: [(("study", "arms", name, "corpus"), arm.corpus) for name, arm in r.study.arms.items()
+                               if arm.corpus not in ("augmented", "random") and not is_file(arm.corpus)
+                               and (f.checks_inputs or not Path(arm.corpus).suffix)],
+             "found {1!r}: neither augmented nor random, and as a file nothing is there. Check the path."),
+    Conflict("", lambda r, f: [(("study", "models", name),) for name, item in r.study.models.items() if not isinstance(item, str)
+                               and ((item.path is None and item.recipe is None) or (item.overrides and item.recipe is None))],
+             "has neither path nor recipe, or overrides without the recipe that they change. Give a recipe."),
+    Conflict("", _missing_of_claims, "{1}: missing; test {2} needs it."),
+    Conflict("", _unread_keys, "found {1!r}; it must begin with one of {2}."),
+    Conflict("", lambda r, f: [item for item in _override_keys(r) if item[1].startswith(("corpus.path", "model.path"))],
+             "{1} is set by the study. Use the arm's corpus, or study.models."),
+    Conflict("", lambda r, f: [item for item in _override_keys(r) if item[1].split(".")[0] in f.augment_keys
+                               and r.study.augment is None],
+             "{1} changes study.augment, which is missing."),
+    Conflict("", _untuned_sets,
+             "{1!r} has no validation questions. Name a set in study.validation, or its validation file in eval."),
+    Conflict("study.scaling", lambda r, f: f.writes and r.study.scaling is not None,
+             "the answers are written: bits are counted from choices, by the chance of guessing one. Put texts or letters first "
+             "in eval.formats, or take study.scaling out."),
+    Conflict("", lambda r, f: [((*key, "test"), claim.test) for key, claim in _claims(r)
+                               if f.writes_words and claim.test in ("above_chance", "near_chance")],
+             "{1}: the answers are written, which has no chance of guessing. Compare with a baseline (difference, equivalence)."),
+    Conflict("", lambda r, f: [((*key, "outcome"), claim.outcome) for key, claim in _claims(r)
+                               if f.sets is not None and not f.writes and claim.outcome != "right"],
+             "found {1}, but the answers are choices: right or wrong. Put generate first in eval.formats, or take it out."),
+)  # fmt: skip
+
 CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
     "train": TRAIN_ROWS, "plan": MODEL_ROWS, "eval": _EVAL, "augment": _AUGMENT, "questions": _QUESTIONS, "generator": _GENERATOR,
+    "study": _STUDY,
 }  # fmt: skip
-"""Verb -> its rows, and those of each generator. The facts: train, a `Launch`; augment, the styles; eval, an `Asking`."""
+"""Verb -> its rows, and those of each generator. Facts: a `Launch`, `Asking` or `Shared`; for augment, the styles."""

@@ -132,11 +132,11 @@ class ScalingSection:
 
     question_sets: tuple[str, ...] = option(help="Question sets.", nonempty=True)
     values: Mapping[str, int] = option(
-        help="Subject of the questions: number of equally likely values of one of its facts.", nonempty=True
+        help="Subject of the questions: number of equally likely values of one of its facts.", nonempty=True, min=2
     )
     sweep: str = option(help="Sweep along which each fact is read more often (steps or epochs).")
     facts: Mapping[str, int] | None = option(
-        None, help="Question set: number of facts that it samples; default: one per question."
+        None, help="Question set: number of facts that it samples; default: one per question.", min=1
     )
 
 
@@ -170,6 +170,8 @@ class StudySection:
         None,
         help="Question set: fraction of its documents whose questions are used for tuning only, in every set; "
         "a set of the eval recipe that names a validation file needs none.",
+        min=0.001,
+        max=0.999,
     )
     sweeps: Mapping[str, SweepSection] | None = option(None, help="Curves: a key of an arm over values.")
     tune: Mapping[str, TuneSection] | None = option(
