@@ -145,9 +145,9 @@ def _schemas_at(schema: Mapping[str, Any], key: str, root: Mapping[str, Any]) ->
     """Return the schemas of `key` below `schema`, in each of its alternatives; ``*`` is any name."""
     if "$ref" in schema:
         return _schemas_at(root["definitions"][schema["$ref"].rsplit("/", 1)[1]], key, root)
-    schemas = [
-        one for part in (*schema.get("anyOf", ()), *schema.get("allOf", ())) for one in _schemas_at(part, key, root)
-    ]
+    conditional = [schema[name] for name in ("then", "else") if name in schema]
+    parts = (*schema.get("anyOf", ()), *schema.get("allOf", ()), *conditional)
+    schemas = [one for part in parts for one in _schemas_at(part, key, root)]
     below = schema.get("additionalProperties") if key == "*" else schema.get("properties", {}).get(key)
     return [*schemas, below] if isinstance(below, Mapping) else schemas
 
