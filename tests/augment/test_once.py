@@ -90,26 +90,6 @@ def test_a_rerun_reads_each_document_once_and_parses_no_answer(
     assert counts == {"read": 12, "split": 12}
 
 
-def test_a_run_renders_each_prompt_once_and_so_does_a_rerun(
-    make_recipe: Make, exact_copies_only: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rendered = Counter[str]()
-    messages = Style.messages
-
-    def count(self: Style, source: Any, *arguments: Any) -> Any:
-        prompt = messages(self, source, *arguments)
-        rendered[prompt[-1]["content"]] += 1
-        return prompt
-
-    monkeypatch.setattr(Style, "messages", count)
-    first = augment(make_recipe())
-    assert (len(rendered), rendered.total()) == (36, 36)
-    rows = first.corpus_path.read_bytes()
-    again = augment(make_recipe())
-    assert rendered.total() == 72
-    assert again.corpus_path.read_bytes() == rows
-
-
 def test_the_file_of_passages_holds_what_was_read_and_is_gone_afterwards(make_recipe: Make, tmp_path: Path) -> None:
     plan = make_plan(make_recipe(passage_tokens=40))
     odd = Document("d", 'a "title"', "One.\u2028Two.\r\nThree.\U0001f600", "name\udcff.txt")

@@ -15,12 +15,10 @@ from kinject.augment.answers import (
     pairs_of,
     permute_sentences,
     plain_text,
-    says_none,
     says_yes,
     sections_of,
-    tag_source,
 )
-from kinject.augment.prompts import STYLE_FILES, Source, describe, entities_of, passage_of, task_messages
+from kinject.augment.prompts import STYLE_FILES, Source, describe, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, RecipeError
@@ -100,15 +98,6 @@ def test_paraphrases_are_asked_for_in_different_ways() -> None:
     assert not any("passive" in content for content in table)
 
 
-def test_as_many_questions_are_asked_for_as_the_passage_has_sentences() -> None:
-    def wanted(text: str) -> str:
-        return MODELS["questions"].messages(Source("", text), 0, {})[1]["content"].partition("at most ")[2][:3]
-
-    assert wanted("It rained.") == "1.\n"
-    assert wanted(PASSAGE) == "2.\n"
-    assert wanted("It rained. " * 40) == "12."
-
-
 @pytest.mark.parametrize(
     ("text", "n"),
     [
@@ -130,10 +119,6 @@ def test_text_that_looks_like_an_instruction_or_a_marker_stays_inside_the_passag
             assert passage_of(messages) == escape_tags(hostile)
             assert messages[1]["content"].count("</passage>") == 1
             assert messages[1]["content"].count("Say hello") == 1
-
-
-def test_names_of_a_passage() -> None:
-    assert entities_of(PASSAGE) == ["Mara Lind", "Arvika", "Falk Bridge", "Karin Ekberg"]
 
 
 @pytest.mark.parametrize(
@@ -158,11 +143,6 @@ def test_lines_lose_their_bullets_and_numbers() -> None:
 def test_sections_are_read_by_their_headings_or_else_by_line() -> None:
     assert sections_of("Sure.\n## Map\nDraw it.\n\n### Story\nTell it.") == ["Map Draw it.", "Story Tell it."]
     assert sections_of("- Draw\n- Tell") == ["Draw", "Tell"]
-
-
-def test_none_is_one_word() -> None:
-    assert all(map(says_none, ("NONE", " None.", "**NONE**\n")))
-    assert not any(map(says_none, ("None of them is related.", "", "nothing")))
 
 
 def test_questions_are_read_in_the_forms_that_models_write() -> None:
@@ -194,11 +174,6 @@ def test_pronouns_become_the_full_name_of_the_person_named_last() -> None:
         "Karin Ekberg left. It rained. She'd gone."
     )
     assert name_fully("", "He left. The Falk Bridge fell. He ran.", 0) == "He left. The Falk Bridge fell. He ran."
-
-
-def test_the_source_stands_before_the_text() -> None:
-    assert tag_source("Bridges", "Text.", 0) == "From Bridges:\nText."
-    assert tag_source("", "Text.", 0) == "Text."
 
 
 def test_styles_without_a_model_ask_nobody(make_recipe: Make) -> None:
@@ -255,31 +230,17 @@ def test_strategies_are_proposed_once_a_document_and_each_is_applied(make_recipe
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason", "advice"),
-    [
-        (" ", "no answer", "look at the endpoint's log"),
-        ("I'm sorry, I cannot help with that.", "refusal", "take a model that does not decline"),
-        ("```\n```", "empty", "look at the prompt with `kinject recipes styles`"),
-    ],
+    ("answer", "reason"),
+    [(" ", "no answer"), ("I'm sorry, I cannot help with that.", "refusal"), ("```\n```", "empty")],
 )
 def test_a_preparation_without_an_answer_fails_its_samples_only(
-    make_recipe: Make, model: Any, answer: str, reason: str, advice: str
+    make_recipe: Make, model: Any, answer: str, reason: str
 ) -> None:
     model(**{"Which strategies": lambda passage, rng: answer, "Apply": shuffled})
     result = augment(make_recipe(styles={"active_reading": 2, "permuted": 1}))
     assert (result.got, result.failed) == (12, {f"the preparation of the style got no usable answer: {reason}": 24})
     assert result.styles["active_reading"].failed == 24
-    # The answers are stored, so that the same command would get the same ones.
-    assert f"Short by 24: preparations: {reason}: {advice}" in render_summary(result)
-
-
-def test_a_preparation_that_the_endpoint_refuses_is_told_by_its_error(make_recipe: Make, model: Any) -> None:
-    def refuses(passage: str, rng: Random) -> str:
-        raise EndpointError("answered 400 (too long).")
-
-    model(**{"Which strategies": refuses, "Apply": shuffled})
-    result = augment(make_recipe(styles={"active_reading": 1}))
-    assert list(result.failed) == ["the preparation of the style got no usable answer: answered 400 (too long)."]
+    assert "Short by 24: run again for what failed." in render_summary(result)
 
 
 def test_an_answer_that_there_is_nothing_to_write_is_counted_and_not_asked_for_again(
@@ -359,10 +320,6 @@ def test_a_question_with_a_fact_of_its_own_is_refused(make_recipe: Make, model: 
     assert set(augment(make_recipe(max_attempts=1, styles={"questions": 1})).refused) <= {"number", "name"}
 
 
-def test_messages_are_plain_json() -> None:
-    assert json.loads(json.dumps(task_messages("T", "p", "task")))[0]["role"] == "system"
-
-
 @pytest.mark.parametrize("served", [False, True])
 def test_the_sandbox_answers_each_style_in_its_own_shape(
     make_recipe: Make, serving: Callable[..., Any], served: bool
@@ -393,13 +350,6 @@ def test_each_reversed_fact_is_a_row_of_its_own(make_recipe: Make) -> None:
     assert result.n_rows == len(rows) == 12 * 5
     assert len({row["id"] for row in rows}) == 60
     assert all("\n\n" not in row["text"] for row in rows)
-
-
-def test_other_orders_of_the_same_sentences_are_no_copies_of_each_other(make_recipe: Make) -> None:
-    result = augment(make_recipe(styles={"permuted": 4}, max_attempts=50))
-    assert (result.got, result.asked) == (48, 48)
-    texts = [row["text"] for _, row in read_jsonl(result.variants_path)]
-    assert len(set(texts)) == 48
 
 
 OWN = """\
@@ -460,9 +410,7 @@ rules: {explain: true}
         f"{path}:10: keeps: names no preparation. Did you mean fact?",
         f"{path}:8: prepare.0.prompt: unknown variable 'passage'. Allowed: code, headings_inside, language, n_names, "
         "n_questions, n_sentences, prose, quotations, relations, sample, source, table, title, variation.",
-        f"{path}:8: prepare.0.prompt: does not use {{{{ source }}}}: the model would not see it.",
-        f"{path}:5: user: unknown variable 'langage'. Did you mean language?",
-        f"{path}:6: user: only the shared texts can be included. Did you mean language?",
+        f"{path}:4: user: unknown variable 'langage'. Did you mean language?",
         f"{path}:11: verify: bad template: Expected an expression, got 'end of statement block'",
     ])  # fmt: skip
 

@@ -76,7 +76,7 @@ class ContaminationCheck:
         self._must_be_asked: set[str] = set()
         self._in_sources: set[str] = set()
         self._ids: dict[str, set[str]] = {}
-        self._first: dict[str, list[ContaminatedQuestion]] = {}
+        self._first: list[ContaminatedQuestion] = []
         self.n_questions = 0
 
     def read_questions(self, path: Path) -> None:
@@ -131,9 +131,8 @@ class ContaminationCheck:
             ids = self._ids.setdefault(kind, set())
             for question_id in sorted(self._questions[ngram] - ids):
                 ids.add(question_id)
-                first = self._first.setdefault(kind, [])
-                if len(first) < _MOST_SHOWN:
-                    first.append(ContaminatedQuestion(question_id, location, ngram))
+                if len(self._first) < _MOST_SHOWN:
+                    self._first.append(ContaminatedQuestion(question_id, location, ngram))
 
     def _find(self, text: str) -> Iterator[str]:
         """Yield the n-grams that occur in `text`, those of short questions only where they are asked."""
@@ -150,14 +149,9 @@ class ContaminationCheck:
                     yield ngram
 
     def result(self) -> Contamination:
-        """Return the questions found so far, ordered by kind of text."""
+        """Return the questions found so far."""
         in_sources = set().union(*(self._questions[ngram] for ngram in self._in_sources))
-        by_place = {kind: self._ids[kind] for kind in sorted(self._ids, key=_KINDS.index)}
-        first = [question for kind in by_place for question in self._first[kind]][:_MOST_SHOWN]
-        return Contamination(self.n_questions, len(in_sources), by_place, first)
-
-
-_KINDS = ("prompts", "corpus", "sft")
+        return Contamination(self.n_questions, len(in_sources), self._ids, self._first)
 
 
 def _words(text: str) -> list[str]:

@@ -25,7 +25,7 @@ _MOST_SHOWN = 5
 _TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 
 
-@dataclass(frozen=True)
+@dataclass
 class StyleCount:
     """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without an answer.
 
@@ -33,12 +33,12 @@ class StyleCount:
     passages without a need of the style, by need.
     """
 
-    asked: int
-    got: int
-    refused: Mapping[str, int]
-    failed: int
+    asked: int = 0
+    got: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
     nothing: int = 0
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
     texts: int = 0
 
 
@@ -86,17 +86,6 @@ class Coverage:
         }  # fmt: skip
 
 
-@dataclass
-class _Count:
-    asked: int = 0
-    got: int = 0
-    failed: int = 0
-    nothing: int = 0
-    texts: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-
 class CorpusWriter:
     """Writes corpus.jsonl, sft.jsonl, coverage.jsonl and failures.jsonl in one pass over the documents.
 
@@ -121,7 +110,7 @@ class CorpusWriter:
         self.failures_path = run_dir / "failures.jsonl"
         self._coverage_path = run_dir / "coverage.jsonl"
         self._plan, self._store, self._failures, self._contamination = plan, store, failures, contamination
-        self._counts = {style: _Count() for style in plan.styles}
+        self.styles = {style: StyleCount() for style in plan.styles}
         self._by_count, self._short, self._n_short = Counter[int](), list[tuple[str, int]](), 0
         self._n_topped_up = 0
         self.n_rows = self.n_sft_rows = 0
@@ -179,12 +168,12 @@ class CorpusWriter:
         write_failure: _Write,
     ) -> None:  # fmt: skip
         if group.skipped:
-            self._counts[group.style.name].skipped[group.skipped] += 1
+            self.styles[group.style.name].skipped[group.skipped] += 1
         if group.skipped or not group.n_samples:
             return
         items = self._plan.items(group, self._store.notes)
         if items == []:
-            self._counts[group.style.name].skipped["items"] += 1
+            self.styles[group.style.name].skipped["items"] += 1
         schedule = Schedule(self._plan, group, items) if items is not None else [self._plan.unprepared(group)]
         for requests in schedule:
             variants = self._store.variants(requests)
@@ -273,7 +262,7 @@ class CorpusWriter:
             yield {"id": row_id, "document_id": group.passage.document_id, "origin": "variant", **fields}
 
     def _count(self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant]) -> None:
-        count = self._counts[group.style.name]
+        count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
         count.asked += len(requests) if group.target is None else len(variants)
         count.got += n_texts
@@ -293,7 +282,7 @@ class CorpusWriter:
 
     def _failure_row(self, group: Group, request: VariantRequest) -> Row:
         error = self._failures[request.id]
-        self._counts[group.style.name].failed += 1
+        self.styles[group.style.name].failed += 1
         self.failed[error] += 1
         return {
             "variant_id": request.id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
@@ -301,27 +290,16 @@ class CorpusWriter:
         }  # fmt: skip
 
     @property
-    def styles(self) -> dict[str, StyleCount]:
-        """The counts by style."""
-        return {
-            name: StyleCount(
-                count.asked, count.got, dict(count.refused.most_common()), count.failed, count.nothing, dict(count.skipped),
-                count.texts,
-            )
-            for name, count in self._counts.items()
-        }  # fmt: skip
-
-    @property
     def refused(self) -> dict[str, int]:
         """Refused answers of all styles, by reason."""
-        return dict(sum((count.refused for count in self._counts.values()), Counter[str]()).most_common())
+        return dict(sum((count.refused for count in self.styles.values()), Counter[str]()).most_common())
 
     @property
     def coverage(self) -> Coverage:
         """How many texts carry each fact."""
         return Coverage(
             self._coverage_path, self._section.coverage, self._by_count.total(), dict(self._by_count), self._n_short,
-            self._short, sum(count.texts for count in self._counts.values()), self._n_topped_up, self.tokens["tokens_out"],
+            self._short, sum(count.texts for count in self.styles.values()), self._n_topped_up, self.tokens["tokens_out"],
         )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Group:
 class VariantRequest:
     """A request for one variant, about `item` of the preparations. `id` is the id that the variant will have.
 
-    `turn` counts the requests about the same item. `messages` may be empty: `Plan.messages` has them.
+    `turn` counts the requests about the same item. `messages` is empty where no model is asked.
     """
 
     id: str
@@ -135,7 +135,6 @@ PlannedDocument = tuple[Document, list[Passage]]
 
 _BLOCK = 64
 """Requests of one group that are sent at once."""
-_MOST_HASHES = 100_000  # of prompts, remembered until the corpus is written: 20 MB
 _BARREN = 24
 """Requests in a row without a text after which a target of tokens is given up."""
 _MOST_SHARING = 10
@@ -196,7 +195,6 @@ class Plan:
     targets: Mapping[str, int] = field(default_factory=dict)
     documents: DocumentsSection = DocumentsSection()
     judge: dict[str, Any] | None = None
-    _prompt_hashes: dict[tuple[str, str, int], str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def n_samples(self) -> int:
@@ -312,28 +310,11 @@ class Plan:
         elif style.mechanical:
             prompt_hash = content_id(group.document.title, group.passage.text, style.name)
         else:
-            messages, prompt_hash = self._prompt(group, turn, item)
+            messages = style.messages(group.source, turn, item)
+            prompt_hash = content_id(messages, style.identity)
         identity = {} if style.mechanical else self.identity
         variant_id = content_id("variant", group.passage.id, style.name, prompt_hash, identity, self.seed, turn)
         return VariantRequest(variant_id, sample, prompt_hash, turn, item, messages)
-
-    def _prompt(self, group: Group, turn: int, item: Item) -> tuple[list[Message], str]:
-        """Return the messages of a request and their hash; no messages where the hash is still known from the last time.
-
-        A run asks for a request twice: to send it, and to write the corpus, which needs the id alone.
-        """
-        key = (group.passage.id, group.style.name, turn)
-        if not item and (known := self._prompt_hashes.pop(key, "")):
-            return [], known
-        messages = group.style.messages(group.source, turn, item)
-        prompt_hash = content_id(messages, group.style.identity)
-        if not item and len(self._prompt_hashes) < _MOST_HASHES:
-            self._prompt_hashes[key] = prompt_hash
-        return messages, prompt_hash
-
-    def messages(self, group: Group, request: VariantRequest) -> list[Message]:
-        """Return the messages of `request`, one of `group`."""
-        return list(request.messages) or group.style.messages(group.source, request.turn, request.item)
 
     def notes_id(self, group: Group, step: Preparation, item: Item) -> str:
         """Return the id of the items that a preparation of `group` makes of `item`."""

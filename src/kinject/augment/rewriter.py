@@ -261,9 +261,7 @@ class Rewriter:
             rewrite = group.style.mechanical
             return [Completion(rewrite(group.document.title, group.passage.text, seed)) for seed in seeds]
         pairs = zip(block, seeds, strict=True)
-        return await _gather(
-            group, (self.sender.send(self.plan.messages(group, request), seed) for request, seed in pairs)
-        )
+        return await _gather(group, (self.sender.send(list(request.messages), seed) for request, seed in pairs))
 
     def _read_answer(
         self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker

@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -167,7 +166,7 @@ def _write_manifest(
         "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget", "repairs",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
-    counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
+    counts["styles"] = {name: vars(count) for name, count in result.styles.items()}
     counts["languages"] = {
         code or "unknown": {"texts": n, "not_checked": language_of(code).not_checked}
         for code, n in result.languages.items()

@@ -321,38 +321,24 @@ def _template_faults(style: Style, file: YamlFile) -> Iterator[Problem]:
         templates += [(("chat", index), row, items, "") for index, row in enumerate(style.chat)]
     for key, template, extra, required in templates:
         known = extra if key[0] == "rows" else {**_EXAMPLE_VARIABLES, **extra}
-        for line, fault in _faults_of(template, known, required):
-            first = file.lines.get(key, 1) + ("\n" in template)
-            yield Problem(key, fault, f"{file.path}:{first + line - 1}")
+        if fault := _fault_of(template, known, required):
+            line = file.lines.get(key, 1) + ("\n" in template) + fault[0] - 1
+            yield Problem(key, fault[1], f"{file.path}:{line}")
 
 
-def _faults_of(template: str, known: Mapping[str, Any], required: str) -> Iterator[tuple[int, str]]:
-    """Yield (line of the template, fault)."""
+def _fault_of(template: str, known: Mapping[str, Any], required: str) -> tuple[int, str] | None:
+    """Return (line of the template, fault) of its first fault."""
     try:
-        compiled = environment().from_string(template)
+        names = meta.find_undeclared_variables(environment().parse(template))
+        if unknown := sorted(names - known.keys()):
+            return 1, f"unknown variable {unknown[0]!r}.{suggestion(unknown[0], known)}"
+        environment().from_string(template).render(known)
     except TemplateSyntaxError as error:
-        yield error.lineno, f"bad template: {error.message or 'unknown fault'}"
-        return
-    tree = environment().parse(template)
-    unknown = meta.find_undeclared_variables(tree) - known.keys()
-    for node in tree.find_all(nodes.Name):
-        if node.name in unknown:
-            unknown.discard(node.name)
-            yield node.lineno, f"unknown variable {node.name!r}.{suggestion(node.name, known)}"
-    n_faults = 0
-    for include in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
-        chosen = getattr(include, "template", None)
-        name = chosen.value if isinstance(chosen, nodes.Const) else None
-        if not isinstance(include, nodes.Include) or name not in shared_texts():
-            n_faults += 1
-            yield include.lineno, f"only the shared texts can be included.{suggestion(name, shared_texts())}"
-    if required and required not in meta.find_undeclared_variables(tree):
-        yield 1, f"does not use {{{{ {required} }}}}: the model would not see it."
-    if not n_faults and not meta.find_undeclared_variables(tree) - known.keys():
-        try:
-            compiled.render(known)
-        except _RENDER_ERRORS as error:
-            yield 1, f"cannot be filled in: {error}"
+        return error.lineno, f"bad template: {error.message or 'unknown fault'}"
+    except _RENDER_ERRORS as error:
+        return 1, f"cannot be filled in: {error}"
+    missing = required and required not in names
+    return (1, f"does not use {{{{ {required} }}}}: the model would not see it.") if missing else None
 
 
 _EXAMPLE_VARIABLES: dict[str, Any] = {name: describe(_EXAMPLE, name) for name in VARIABLES}

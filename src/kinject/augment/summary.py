@@ -185,19 +185,16 @@ def _passages(n: int) -> str:
 
 
 def _short_lines(result: AugmentResult) -> list[str]:
-    """Return the number of missing rewritings and the fixes; nothing for a complete result."""
+    """Return the number of missing rewritings and what to do; nothing for a complete result."""
     if not result.short:
         return []
-    unprepared = {error.rpartition(": ")[2]: n for error, n in result.failed.items() if error.startswith(UNPREPARED)}
-    fixes = ["run again for what failed"] if sum(result.failed.values()) > sum(unprepared.values()) else []
-    if unprepared:
-        fixes += [f"preparations: {advice}" for advice in refusal_advice(unprepared)]
-    if result.refused and result.n_sent:
-        fixes += refusal_advice(result.refused)
     n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
-    if len(fixes) > 1:
-        return [f"Short by {n_short}. What to do:", *(f"  - {fix}." for fix in fixes)]
-    return [f"Short by {n_short}" + (f": {fixes[0]}." if fixes else ".")]
+    fixes = ["run again for what failed"] if result.failed else []
+    if result.refused:
+        fixes.append(
+            f"{next(iter(result.refused))}: read {result.rejected_path}, raise augment.max_attempts, or take another model"
+        )
+    return [f"Short by {n_short}" + (f": {'; '.join(fixes)}." if fixes else ".")]
 
 
 _REPAIRS: Mapping[str, str] = {
@@ -206,37 +203,3 @@ _REPAIRS: Mapping[str, str] = {
     "item": "items that add a fact taken off",
 }  # fmt: skip
 """Name of a repair -> its words in the summary."""
-
-_DRAW_AGAIN = "raise augment.max_attempts, or take a stronger model: another answer may add nothing"
-_ADVICE: Mapping[str, str] = {
-    "truncated": "raise generator.max_tokens (thinking counts), or lower augment.passage_tokens",
-    "filtered": "take another endpoint for these passages: its content filter stops them at each attempt",
-    "no answer": "look at the endpoint's log: it answers without text, as with a wrong chat template",
-    "secret": "take the keys out of the documents, or read in rejected.jsonl which secret the endpoint repeats",
-    "empty": "look at the prompt with `kinject recipes styles`: the model does not write in the style's form",
-    "refusal": "take a model that does not decline these texts; more attempts change little",
-    "prompt": "take a model that follows instructions: this one repeats the request",
-    "markup": "take a model that follows instructions: this one adds HTML",
-    "wrapper": "take a model that follows instructions, or lower generator.temperature: it writes to the user around the text "
-    "at each attempt (see rejected.jsonl)",
-    "language": "take a model that writes the language of the documents",
-    "echo": "raise generator.temperature: the model copies the passage",
-    "duplicate": "request fewer samples of a passage, or raise generator.temperature: the texts repeat one another",
-    "length": "look at the prompt with `kinject styles`: the model writes a few words, or does not end",
-    "inconsistent": "request fewer samples of such styles, or take a stronger model: it does not confirm its own statements",
-    "injection": "take the text that speaks to a language model out of the documents",
-    "judge": "read the judge's reasons in rejected.jsonl, and its precision above: it may be the judge that errs",
-}
-"""Reason of refusals -> its fix; others have the fix `_DRAW_AGAIN`."""
-_DOMINANT = 0.25
-
-
-def refusal_advice(refused: Mapping[str, int]) -> list[str]:
-    """Return the fixes for the reasons that make up a quarter or more of the refusals, the most frequent first."""
-    n_refused = sum(refused.values())
-    ranked = sorted(refused.items(), key=lambda item: -item[1])
-    dominant = [reason for reason, number in ranked if number >= _DOMINANT * n_refused] or [ranked[0][0]]
-    advice: dict[str, list[str]] = {}
-    for reason in dominant:
-        advice.setdefault(_ADVICE.get(reason, _DRAW_AGAIN), []).append(reason)
-    return [f"{', '.join(reasons)}: {text}" for text, reasons in advice.items()]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion, overlap
+from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion
 from kinject.augment.styles import STYLES
 from kinject.language.detect import compare_languages
 from kinject.types import Completion
@@ -119,25 +119,6 @@ def test_the_same_words_in_the_same_order_are_refused_even_where_near_texts_are_
     assert checker.check(f"{other}!").detail == "shares 100% of its word triples with an accepted paraphrase"
     assert checker.check(f"{_nonsense(40, 1)} {other}").accepted  # nearly the same may stand
     assert checker.check(source).accepted
-
-
-def test_a_text_counts_as_accepted_whatever_was_looked_at_before() -> None:
-    source, one, other = (_nonsense(index, 12) for index in (0, 30, 60))
-    checker = Checker(source)
-    checker.check(one)
-    checker.accept(other)  # not the one that was checked last
-    assert checker.check(one).accepted
-    assert checker.check(other).reason == "duplicate"
-    checker.check(one)
-    checker.accept(one)
-    assert checker.check(one).reason == "duplicate"
-
-
-def test_texts_too_short_for_a_triple_are_compared_whole() -> None:
-    assert Checker("kab kac").check("Kab, kac!").reason == "echo"
-    assert Checker("kab kac").check("kad kae").accepted
-    assert overlap(frozenset([("a",)]), frozenset([("a",)])) == 1.0
-    assert overlap(frozenset(), frozenset()) == 0.0
 
 
 def test_a_lost_fact_is_a_fault_where_a_style_is_complete_and_a_new_one_everywhere() -> None:

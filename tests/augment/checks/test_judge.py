@@ -108,11 +108,6 @@ def test_a_judge_that_says_always_the_same_is_known_by_its_score(
     assert "The judge is not reliable" in render_judge_score(score)
 
 
-def test_a_judge_that_tosses_a_coin_is_known_by_its_score() -> None:
-    score = asyncio.run(double(0.5, plainly).measure_accuracy(KNOWN))
-    assert len(score.limits_missed()) == 2
-
-
 def test_the_sandbox_is_a_good_judge_of_its_own_entries() -> None:
     score = asyncio.run(judge(lambda messages: generate_answer(messages, 0).text).measure_accuracy(PASSAGES))
     assert (score.precision, score.recall, score.n_good) == (1.0, 1.0, len(PASSAGES))

@@ -205,13 +205,6 @@ def test_what_the_model_knows_without_the_passage_is_refused_and_other_facts_are
     )
 
 
-def test_a_liking_for_one_letter_knows_nothing(make: Make, question_server: Callable[..., Any]) -> None:
-    def always_a(messages: list[Message], completion: Completion) -> str:
-        return completion.text if "<passage>" in messages[-1]["content"] else "A"
-
-    assert make_questions(make(question_server(always_a).url)).refused == {}
-
-
 def test_answers_without_questions_are_counted_and_printed(make: Make, question_server: Callable[..., Any]) -> None:
     def mumble(messages: list[Message], completion: Completion) -> str:
         return "I do not know." if "four-choice" in messages[-1]["content"] else completion.text
@@ -244,17 +237,6 @@ def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[...,
     assert result.got == 0
     mended = True  # the same model behind another address
     assert make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1)).got == 36
-
-
-def test_faults_that_pass_change_nothing(make: Make, question_server: Callable[..., Any], tmp_path: Path) -> None:
-    expected = make_questions(make(question_server().url)).questions_path.read_bytes()
-    for file in (tmp_path / "run").iterdir():
-        file.unlink()
-    server = question_server(faults={"429": 0.1, "500": 0.1, "reset": 0.05, "malformed": 0.1}, retry_after=0.01)
-    result = make_questions(make(server.url))
-    assert [row["question"] for row in rows(result.questions_path)] == [
-        json.loads(line)["question"] for line in expected.splitlines()
-    ]
 
 
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(

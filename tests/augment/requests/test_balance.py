@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ from kinject.disk import read_manifest
 from kinject.errors import RecipeError
 from kinject.llm import generator_identity
 from kinject.llm.balance import EndpointState, LoadBalancer
-from kinject.llm.generator import Generator, Transient
+from kinject.llm.generator import Generator
 from kinject.llm.limits import Limits
-from kinject.llm.sender import Sender
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.types import Completion, Usage
+from kinject.types import Usage
 
 Make = Callable[..., Recipe]
 Start = Callable[[Callable[[Talk, int], bool | None]], Hostile]
@@ -77,17 +75,6 @@ def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(
     assert len(servers[3].seen) - 5 == faults["connection"] < 20  # it is left alone, and tried one request at a time
 
 
-def test_one_that_comes_back_gets_requests_again(over: Make, hostile: Start) -> None:
-    servers = [
-        hostile(lambda talk, number: talk.server.ended.wait(0.01) or None),
-        hostile(lambda talk, number: talk.reset() if 3 <= number < 9 else None),
-    ]
-    result = augment(over(servers, styles={"paraphrase": 20}))
-    assert (result.got, result.failed) == (240, {})
-    assert len(servers[1].seen) > 20
-    assert set(paid(servers).values()) == {1}
-
-
 def test_when_all_are_gone_the_run_waits_and_goes_on(over: Make, hostile: Start) -> None:
     servers = [hostile(lambda talk, number: talk.reset() if 4 <= number < 9 else None) for _ in range(2)]
     result = augment(over(servers, styles={"paraphrase": 4}))
@@ -102,13 +89,6 @@ def test_a_key_that_one_endpoint_refuses_later_closes_that_one_alone(
     assert (result.got, result.failed) == (48, {})
     assert "key is refused" in result.endpoints[name_of(servers[1])]["closed"]
     assert caplog.text.count("gets no more requests in this run") == 1
-
-
-def test_a_budget_is_shared_by_all_endpoints(over: Make, hostile: Start) -> None:
-    servers = [hostile(good) for _ in range(3)]
-    result = augment(over(servers, budget=0.01, generator={"price_out": 10.0, "max_tokens": 60}))
-    assert (result.out_of_budget, result.short) == (True, True)
-    assert 0.008 < result.cost <= 0.01
 
 
 def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Callable[..., Any]) -> None:
@@ -156,95 +136,3 @@ def test_a_request_goes_where_the_answer_comes_soonest() -> None:
 
     # The k-th request of an endpoint is expected to wait k/8, 4k/8 and 4k/80 seconds: the 24 shortest of these.
     assert Counter(asyncio.run(run())) == {"e0": 6, "e1": 1, "e2": 17}
-
-
-def test_a_rate_limit_of_one_endpoint_holds_up_no_request_that_another_can_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def run() -> Counter[str]:
-        balancer = LoadBalancer(states(Limits(8, requests_per_minute=2), Limits(8)), lambda: False)
-        names: Counter[str] = Counter()
-        for _ in range(20):
-            turn = await balancer.enter(1)
-            assert turn is not None
-            names[turn.endpoint.name] += 1
-            balancer.leave(turn, overloaded=False)
-        return names
-
-    assert asyncio.run(asyncio.wait_for(run(), 10)) == {"e0": 2, "e1": 18}
-
-
-def test_pauses_of_an_endpoint_that_stays_down_grow_and_one_answer_ends_them() -> None:
-    (endpoint,) = states(Limits(8))
-    rests = []
-    for _ in range(3):
-        endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
-    for _ in range(4):
-        rests.append(endpoint._pause)
-        endpoint._paused_until = 0.0
-        endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
-    assert rests == [0.02, 0.04, 0.08, 0.16]
-    assert endpoint.wait(1) > 0
-    endpoint.record_answer(Usage(), 1.0)
-    assert (endpoint.is_paused, endpoint.wait(1)) == (False, 0.0)
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer: what is measured is the order of requests, not this machine."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    def run_in_virtual_time(self, work: Any) -> Any:
-        def select(timeout: float | None) -> list[Any]:
-            self.now += timeout or 0.0
-            return []
-
-        self._selector.select = select  # type: ignore[attr-defined]
-        try:
-            return self.run_until_complete(work)
-        finally:
-            self.close()
-
-
-def seconds_for(
-    monkeypatch: pytest.MonkeyPatch, slowness: list[float], dies: int | None = None, n: int = 2000
-) -> float:
-    """Return the virtual seconds of `n` requests over endpoints that take so many times a second, 16 at once each.
-
-    One of them may die at half of the answers. Each request must be answered once.
-    """
-    loop = VirtualTime()
-    for module in ("sender", "balance"):
-        monkeypatch.setattr(f"kinject.llm.{module}.monotonic", loop.time)
-    answered: Counter[int] = Counter()
-    rng = Random(7)
-
-    def endpoint(number: int) -> Generator:
-        async def complete(messages: list[Any], seed: int) -> Completion:
-            await asyncio.sleep(slowness[number] * rng.uniform(0.7, 1.3))
-            if number == dies and answered.total() > n / 2:
-                raise Transient("u: gone.", kind="connection")
-            answered[seed] += 1
-            return Completion("text", "stop", Usage(1, 1))
-
-        return Generator("m", {}, True, complete, endpoint=f"e{number}")
-
-    async def send_all() -> None:
-        first, *others = [endpoint(number) for number in range(len(slowness))]
-        sender = Sender(first, None, Limits(16 * len(slowness)), None, others)
-        await asyncio.gather(*(sender.send([], seed) for seed in range(n)))
-
-    loop.run_in_virtual_time(send_all())
-    assert (len(answered), set(answered.values())) == (n, {1})
-    return loop.now
-
-
-def test_four_endpoints_are_four_times_as_fast_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = seconds_for(monkeypatch, [1.0])
-    assert one == pytest.approx(2000 / 16, rel=0.03)
-    assert one / seconds_for(monkeypatch, [1.0] * 4) > 3.8
-    assert one / seconds_for(monkeypatch, [1.0] * 4, dies=3) > 3.3  # four for half of the answers, then three: 3.43
-    assert one / seconds_for(monkeypatch, [1.0, 1.0, 1.0, 4.0]) > 0.9 * 3.25  # its last answers are late

@@ -110,19 +110,6 @@ def test_parameters_that_the_endpoint_refuses_are_left_out_and_remembered(
     assert caplog.text.count("does not take the temperature 1") == 1
 
 
-def test_many_requests_at_once_learn_of_one_parameter_together(make_recipe: Make, hostile: Any) -> None:
-    def without_seed(talk: Talk, number: int) -> bool | None:
-        if "seed" not in json.loads(talk.body):
-            talk.body = json.dumps({**json.loads(talk.body), "seed": number}).encode()
-            return None
-        detail = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]
-        return talk.say(422, json.dumps({"detail": detail}).encode())
-
-    server = hostile(without_seed)
-    result = augment(make_recipe(server.url, styles={"paraphrase": 2}, generator__concurrency=8))
-    assert (result.got, result.failed) == (24, {})
-
-
 def test_an_option_of_the_recipe_that_the_endpoint_refuses_ends_the_run_by_its_name(
     make_recipe: Make, hostile: Any
 ) -> None:
@@ -155,41 +142,6 @@ def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, ho
     assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **settings)).n_sent == 0
     settings["generator__extra_body"] = {"top_p": 0.5}
     assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **settings)).n_sent == 12
-
-
-@pytest.mark.parametrize("way", ["tags", "field"])
-def test_a_reasoning_model_is_accepted_as_often_as_one_that_does_not_think(
-    make_recipe: Make, hostile: Any, way: str, tmp_path: Any
-) -> None:
-    def think(value: dict[str, Any]) -> None:
-        message = value["choices"][0]["message"]
-        if way == "tags":
-            message["content"] = THOUGHT + message["content"]
-        else:
-            message["reasoning_content"] = THOUGHT
-            value["usage"]["completion_tokens_details"] = {"reasoning_tokens": 40}
-
-    settings = {"generator__price_out": 10.0}
-    server = hostile(lambda talk, number: talk.say(200, talk.completion(think)))
-    result = augment(make_recipe(server.url, **settings))
-    assert (result.got, result.refused) == (36, {})
-    rows = [json.loads(line) for line in result.variants_path.read_text().splitlines()]
-    assert all("think" not in row["text"] for row in rows)
-    assert result.tokens_thinking == sum(row["usage"]["tokens_thinking"] for row in rows)
-    fractions = [row["usage"]["tokens_thinking"] / row["usage"]["tokens_out"] for row in rows]
-    if way == "field":
-        assert set(fractions) == {0.8}
-    else:  # by characters, where the endpoint does not tell
-        thought = len(THOUGHT.strip().removeprefix("<think>").removesuffix("</think>").strip())
-        for row, fraction in zip(rows, fractions, strict=True):
-            assert fraction == pytest.approx(thought / (thought + len(row["text"])), abs=0.011)
-    assert result.cost_of_thinking == pytest.approx(result.tokens_thinking * 10 / 1e6)
-    again = augment(make_recipe(server.url, **settings))
-    assert (again.n_sent, again.tokens_thinking, again.cost_of_thinking) == (
-        0,
-        result.tokens_thinking,
-        result.cost_of_thinking,
-    )
 
 
 def test_a_key_in_thinking_is_redacted(canary_key: str) -> None:

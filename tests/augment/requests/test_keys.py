@@ -109,24 +109,6 @@ def test_an_answer_that_repeats_the_key_is_kept_without_it(
     assert b"(key)" in result.rejected_path.read_bytes()
 
 
-def test_a_server_error_that_repeats_the_key_is_recorded_without_it(
-    make_recipe: Make, echoing: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
-    result = augment(make_recipe(echoing(500, ECHOES["header"]), styles={"paraphrase": 1}))
-    assert all("(key)" in error for error in result.failed)
-    assert b"(key)" in result.failures_path.read_bytes()
-
-
-def test_an_answer_that_is_no_json_and_holds_the_key_is_told_without_it(
-    make_recipe: Make, echoing: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
-    for echo in ("plain", "header"):
-        result = augment(make_recipe(echoing(200, ECHOES[echo], "text"), styles={"paraphrase": 1}))
-        assert all("(key)" in error for error in result.failed)
-
-
 def test_a_key_that_would_travel_unencrypted_is_warned_of(
     make_recipe: Make, caplog: pytest.LogCaptureFixture, serving: Callable[..., Any]
 ) -> None:
@@ -176,13 +158,6 @@ def test_a_key_that_got_into_a_recipe_is_refused_and_not_repeated(
     assert canary_key not in str(caught.value)
     assert main(["augment", str(recipe), setting]) == 2
     assert not (tmp_path / "run").exists()
-
-
-def test_a_token_in_a_section_that_a_verb_does_not_use_is_refused_all_the_same(make_recipe: Make) -> None:
-    recipe = make_recipe().path
-    for setting in ("trainer.hub_token=hf_abcdefgh", "trainer.push_to_hub_token=hf_abcdefgh"):
-        with pytest.raises(RecipeError, match=r"is a secret\. Set the environment variable HF_TOKEN"):
-            read_recipe(recipe, [setting], verb="augment")
 
 
 def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(

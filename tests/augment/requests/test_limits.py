@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
-from kinject.augment.preview import preview
 from kinject.errors import EndpointError, RecipeError
 from kinject.llm.balance import EndpointState, LoadBalancer
 from kinject.llm.generator import Generator
@@ -62,22 +61,6 @@ def test_the_gate_never_closes() -> None:
     assert min(drive(16, capacity=0, n=300)) == 1.0
 
 
-def test_a_cancelled_wait_gives_its_place_back() -> None:
-    async def run() -> None:
-        gate = gate_of(1)
-        turn = await gate.enter(1)
-        assert turn is not None
-        waiting = asyncio.create_task(gate.enter(1))
-        await asyncio.sleep(0)
-        gate.leave(turn, overloaded=False)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await asyncio.wait_for(gate.enter(1), 60)
-
-    asyncio.run(run())
-
-
 def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinject.llm.limits.PERIOD", 0.2)
     times: list[float] = []
@@ -95,18 +78,6 @@ def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPat
     assert times[-1] - times[0] < 60  # it goes on
 
 
-def test_tokens_set_aside_and_not_used_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.llm.limits.PERIOD", 30.0)
-
-    async def run() -> None:
-        limit = RateLimit(100, "tokens_per_minute")
-        for _ in range(10):
-            assert limit.wait(40) == 0
-            limit.settle(limit.take(40), 5)
-
-    asyncio.run(asyncio.wait_for(run(), 25))
-
-
 def test_a_request_beyond_a_whole_minute_of_tokens_is_refused_at_once(
     make_recipe: Make, serving: Callable[..., Any]
 ) -> None:
@@ -117,19 +88,6 @@ def test_a_request_beyond_a_whole_minute_of_tokens_is_refused_at_once(
     assert server.state.n_requests == 0
     with pytest.raises(RecipeError, match=r"tokens_per_minute: found 100, but one answer may have 100 \(max_tokens\)"):
         augment(make_recipe(server.url, styles={"paraphrase": 1}, **{**small, "generator__tokens_per_minute": 100}))
-
-
-def test_a_rate_that_holds_requests_back_is_counted_in_the_preview(
-    make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kinject.llm.limits.PERIOD", 0.05)
-    server = serving()
-    recipe = make_recipe(server.url, styles={"paraphrase": 1}, generator__requests_per_minute=2)
-    estimate = preview(recipe)
-    assert estimate.seconds == pytest.approx(estimate.n_requests / 2 * 60)
-    by_tokens = preview(make_recipe(server.url, styles={"paraphrase": 1}, generator__tokens_per_minute=1200))
-    assert by_tokens.seconds == pytest.approx((by_tokens.tokens_in + by_tokens.tokens_out) / 1200 * 60)
-    assert augment(recipe).got == estimate.n_asked
 
 
 def test_requests_per_minute_hold_across_retries(

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
-import shutil
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faulty_server import Hostile, Talk
 
-import kinject.augment
-import kinject.llm
 from kinject.augment import augment
-from kinject.cli import main
 from kinject.doctor import answers
 from kinject.errors import EndpointError, RecipeError
 from kinject.llm.cache import AnswerCache
 from kinject.llm.replies import parse_completion, retry_after
-from kinject.llm.sender import Sender
 from kinject.recipe import Recipe
 from kinject.types import Usage
 
@@ -120,31 +111,6 @@ def test_a_base_url_that_is_none_is_a_fault_of_the_recipe_and_no_probe_trips_ove
     assert not answers(url)
 
 
-@pytest.mark.parametrize("key", ["sk-a\nb", "“sk-abc”", "sk-\u00e9"])
-def test_a_key_that_no_header_can_hold_is_told_without_showing_it(
-    few: Few, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(EndpointError, match=r"OPENAI_API_KEY holds a character that no key has") as caught:
-        augment(few("http://127.0.0.1:1/v1"))
-    assert key not in str(caught.value)
-
-
-def test_a_key_revoked_half_way_stops_the_run_and_a_new_one_goes_on_without_paying_twice(
-    few: Few, hostile: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server = hostile(lambda talk, number: None if number < 2 else talk.say(401, b'{"error": {"message": "revoked"}}'))
-    recipe = few(server.url)
-    arguments = ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1"]
-    assert main(["augment", str(recipe.path), *arguments]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "the key is refused (401: revoked)" in line
-    assert line.endswith("2 rewritings are stored; the same command resumes.")
-    server.script = lambda talk, number: None
-    assert main(["augment", str(recipe.path), *arguments]) == 0
-    assert len(server.good) == len(set(server.good)) == 4
-
-
 @pytest.mark.usefixtures("impatient")
 def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: Start) -> None:
     # Three times as many faults as one request may meet: none of them is the request's own.
@@ -163,63 +129,6 @@ def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
     server = hostile(lambda talk, number: talk.reset() if number >= 2 else None)
     with pytest.raises(EndpointError, match=r"no connection .* 2 rewritings are stored"):
         augment(few(server.url))
-
-
-@pytest.mark.usefixtures("impatient")
-def test_one_request_that_kills_the_endpoint_each_time_does_not_end_the_others(
-    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kinject.llm.sender.MAX_SILENCE", 0.05)
-    poison: list[bytes] = []
-
-    def act(talk: Talk, number: int) -> bool | None:
-        if number == 1:
-            poison.append(talk.body)
-        return talk.reset() if talk.body in poison else None
-
-    result = augment(few(hostile(act).url))
-    assert (result.got, sum(result.failed.values())) == (3, 1)
-
-
-def test_a_first_refusal_after_a_long_silence_of_our_own_is_not_the_end_of_patience(
-    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = hostile(lambda talk, number: talk.say(429, b"{}") if number == 0 else None)
-    made = Sender.__init__
-
-    def made_long_ago(self: Any, *arguments: Any, **named: Any) -> None:
-        made(self, *arguments, **named)
-        self._last_answer -= 3600.0
-
-    monkeypatch.setattr(Sender, "__init__", made_long_ago)
-    assert augment(few(server.url)).got == 4
-
-
-def test_a_wall_clock_that_jumps_changes_nothing(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = augment(few(hostile(lambda talk, number: None).url))
-    undisturbed = alone.corpus_path.read_bytes()
-    shutil.rmtree(alone.run_dir)
-    jumps = itertools.cycle([0.0, 1e9, -1e9, 3e8])
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
-    late = {"date": "Wed, 21 Oct 2015 07:28:00 GMT", "retry_after": "Wed, 21 Oct 2015 07:28:00 GMT"}
-    server = hostile(lambda talk, number: talk.say(429, b"{}", **late) if number == 1 else None)
-    result = augment(few(server.url, generator__requests_per_minute=1000, generator__tokens_per_minute=10**6))
-    assert (result.got, len(server.seen)) == (4, 5)
-    rows = [json.loads(line)["text"] for line in result.corpus_path.read_text().splitlines()]
-    assert rows == [json.loads(line)["text"] for line in undisturbed.splitlines()]
-
-
-def test_no_deadline_or_rate_reads_the_wall_clock() -> None:
-    folders = [Path(room.__file__).parent for room in (kinject.augment, kinject.llm)]
-    readers = {
-        path.name
-        for folder in folders
-        for path in folder.rglob("*.py")
-        if re.search(r"\btime\.time\(|from time import .*\btime\b|datetime\.now|utcnow", path.read_text("utf-8"))
-    }
-    # The date in a Retry-After without a Date beside it, and what the local endpoint says of its batches.
-    assert readers == {"replies.py", "serve.py"}
 
 
 @pytest.mark.parametrize(
@@ -286,15 +195,6 @@ def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost_in_this_run_and_t
     assert again.cost_note == ""
 
 
-def test_a_budget_holds_where_every_answer_is_lost(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 1000)
-    monkeypatch.setattr("kinject.llm.sender.LONGEST_PAUSE", 0.002)
-    server = hostile(lambda talk, number: talk.say(200, b'{"choices": [{"mess'))
-    result = augment(few(server.url, budget=0.5, **PRICES))
-    assert (result.out_of_budget, result.got) == (True, 0)
-    assert 0.4 < result.cost <= 0.5
-
-
 def test_a_failed_commit_is_told_to_everyone_who_waits_for_it(tmp_path: Path) -> None:
     import asyncio
 
@@ -307,40 +207,6 @@ def test_a_failed_commit_is_told_to_everyone_who_waits_for_it(tmp_path: Path) ->
             return list(await asyncio.wait_for(asyncio.gather(*kept, return_exceptions=True), 60))
 
     assert [type(result) for result in asyncio.run(run())] == [OverflowError] * 2
-
-
-def test_another_model_than_the_one_asked_for_is_told_once(
-    few: Few, hostile: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    def act(talk: Talk, number: int) -> bool:
-        return talk.say(200, talk.completion(lambda value: value.update(model="gpt-2\x1b[31m")))
-
-    augment(few(hostile(act).url))
-    (record,) = caplog.records
-    assert record.getMessage().endswith("requested the model 'sandbox', 'gpt-2 [31m' answers.")
-    caplog.clear()
-    assert augment(few(hostile(lambda talk, number: None).url, styles={"paraphrase": 2})).n_sent == 4
-    assert caplog.records == []
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_list_of_models_without_end_is_not_read_to_its_end(
-    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    n_bytes = 0
-
-    def flood(talk: Talk) -> None:
-        nonlocal n_bytes
-        talk.close_connection = True
-        talk.raw(b"HTTP/1.1 200 OK\r\n\r\n")
-        while n_bytes < 50_000_000:
-            talk.raw(b" " * 100_000)
-            n_bytes += 100_000
-
-    monkeypatch.setattr(Talk, "do_GET", flood)
-    with pytest.raises(EndpointError, match=r"answered 404 \(gone\)\. Check base_url and model"):
-        augment(few(hostile(lambda talk, number: talk.say(404, b'{"error": {"message": "gone"}}')).url))
-    assert 0 < n_bytes < 20_000_000
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
