@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kinject.augment.answers import repair
 from kinject.augment.checks.checker import Checker, Rules, Verdict
 from kinject.augment.checks.judge import Judge
-from kinject.augment.repair import repair
 from kinject.augment.styles import STYLES
 from kinject.llm.limits import limits_of
 from kinject.llm.sender import gather_answers, open_sender

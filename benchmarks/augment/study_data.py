@@ -27,9 +27,8 @@ from typing import Any
 
 from planted_facts import find_names, plant_error
 
-from kinject.augment.checks.additions import find_addition, source_facts
+from kinject.augment.checks.additions import find_addition, find_missing, source_facts
 from kinject.augment.checks.checker import Checker
-from kinject.augment.checks.coverage import find_missing
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.disk import content_id, read_jsonl, write_jsonl

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.checks.additions import source_facts
-from kinject.augment.checks.coverage import carried, facts_of, find_missing
+from kinject.augment.checks.additions import carried, facts_of, find_missing, source_facts
 from kinject.augment.preview import preview
 from kinject.augment.prompts import passage_of
 from kinject.disk import read_jsonl, read_manifest

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
+from kinject.augment.answers import Repaired
 from kinject.augment.checks.checker import Checker, Verdict
 from kinject.augment.plan import PassageFile, make_plan
-from kinject.augment.repair import Repaired
 from kinject.augment.styles import Style
 from kinject.disk import read_jsonl
 from kinject.documents import rows

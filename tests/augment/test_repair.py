@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kinject.augment.repair import repair
+from kinject.augment.answers import repair
 
 SOURCE = (
     "The old mill at the river was rebuilt after the fire in 1931 by Mara Lind, who ran it for twenty years, "

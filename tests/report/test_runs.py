@@ -102,7 +102,6 @@ def test_an_augmentations_page_shows_the_yield_and_refusals_with_examples(tmp_pa
     assert "The budget ended the run." in page
     assert [f"1930 became 193{i}" in page for i in range(1, 6)] == [True] * 3 + [False] * 2
     assert "5 answers" in page
-    assert "What to do" in page
 
 
 def test_the_page_of_a_collection_names_every_skipped_file_with_its_own_reason(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""Reads the answers to the prompts of the styles: texts, lines, sections, pairs of question and answer.
+"""Reads the answers to the prompts of the styles: texts, lines, sections, pairs of question and answer, after repairs.
 
-The styles that need no model have their rewritings here, too.
+What surrounds a text is taken off, and several texts in one are parted: a text that was paid for is not asked for again
+because of a "Certainly!" before it. The styles that need no model have their rewritings here, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 from kinject.augment.checks.names import SENTENCE_STARTERS
@@ -184,3 +187,171 @@ MECHANICAL: Mapping[str, tuple[str, Mechanical]] = {
     "tagged": ("behind its title, no model", tag_source),
 }
 """Name of a style -> (one line for lists, function)."""
+
+
+_TASK_WORDS = (
+    r"paraphras|rewrit|rephras|reword|revis|version|implication|passage|summar|table|tutorial|faq|umschreib|umformul|fassung"
+    r"|reformul|paráfras|parafras|versi|改写|重写|释义|版本|書き換え|言い換え"
+)
+_PREAMBLE = re.compile(
+    r"\A[\W_]{0,12}(?:(?:sure|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem"
+    r"|natürlich|gerne?|selbstverständlich"
+    r"|bien sûr|certainement|claro|por supuesto|certo|certamente|当然|好的|もちろん)[!,.:！，。：]?[^\n]{0,200}?"
+    r"(?:[:：!！]|\.(?=\s*\n)|(?=\n))"
+    r"|(?:here(?:['’]s| is| are)|below (?:is|are)|the following (?:is|are)|hier (?:ist|sind)"
+    r"|voici|aquí|a continuación|ecco|以下是|以下は|这是)"
+    r"[^\n]{0,200}?(?:[:：]|\.?(?=\n)))\s*",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    rf"\A[*_#>\s]{{0,8}}(?:(?:the |my )?(?:rewritten|rephrased|paraphrased|revised|new)? ?(?:{_TASK_WORDS})[^\W\d_]*"
+    r"(?: (?:of|from) the [\w ]{1,30}| of [\w ]{1,40})?|title|text|rephrased|answer)"
+    r"[*_ ]{0,3}(?:[#(]?\d{1,2}\)?)?[*_ ]{0,3}(?:[:：.]|(?=\n)|\Z)[*_]{0,3}[ \t]*",
+    re.IGNORECASE,
+)
+_CLOSING = re.compile(
+    r"(?:\n|(?<=[.!?。！？])\s)\W{0,12}(?:I hope (?:this|that|these)|(?:please )?let me know|feel free to|would you like me"
+    r"|if you(?:['’]d| would)? (?:like|need|want)|is there anything else|these (?:rewrit|paraphras|version|implication)"
+    r"|(?:note|please note)(?: that|:)[^\n]{0,300}(?:paraphras|rewr[io]t|original|passage)"
+    r"|this (?:paraphrase|version|rewrite|rewritten)|(?:sources|references):?\**\s*\n|ich hoffe,|wenn sie (?:möchten|wünschen)"
+    r"|n['’]hésitez pas|j['’]espère que|si (?:desea|necesita)|espero que|希望这|如果您|ご希望)[\s\S]{0,1500}\Z",
+    re.IGNORECASE,
+)
+_LEAK = re.compile(r"\n\W{0,12}(?:You are an? (?:AI|helpful|assistant)|(?:User|Human|Assistant|System):)[\s\S]*\Z")
+"""A chat template that runs on into the next turn."""
+_NUMBERED = re.compile(r"^[ \t*_#]*\(?(\d{1,2})[.)][*_]{0,2}[ \t]+", re.MULTILINE)
+_LABELLED = re.compile(
+    rf"^[ \t*_#]*(?:(?:{_TASK_WORDS})[^\W\d_]*|title|rephrased|option|alternative|text)"
+    rf"[ \t]*[#(]?(\d{{1,2}})\)?[*_]{{0,2}}[ \t]*(?:[:：.)]|$)[*_]{{0,2}}",
+    re.MULTILINE | re.IGNORECASE,
+)
+_HEADED = re.compile(r"^[ \t]*\*\*(?!\d)[^*\n]{1,80}\*\*[ \t]*:?[ \t]*$", re.MULTILINE)
+_RULE = re.compile(r"^[ \t]*(?:[-*_=]{3,})[ \t]*$", re.MULTILINE)
+_SPACED_WORD = re.compile(r"[^\W\d_]+|\d+")
+_WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+_LEAST_OF_SOURCE, _LEAST_WORDS = 0.3, 20
+"""A part of an answer is a text of its own if it has this fraction of the passage's words, and this many."""
+_ITEM_MARK = re.compile(r"^[ \t]{0,3}(?:[*_]{0,2}\d{1,2}[.)][*_]{0,2}|[-*•])[ \t]+", re.MULTILINE)
+_LINE = re.compile(r"^(?=[ \t]*\S)", re.MULTILINE)
+_PART = re.compile(r"[^.!?。！？\n]*(?:[.!?。！？]+[\"”’)」]*\s*|\n\s*|\Z)")
+_LOOPED = 25
+"""A repeated sentence of so many characters is a loop of the writer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The texts of an answer, and the names of the repairs made."""
+
+    texts: tuple[str, ...]
+    repairs: tuple[str, ...] = ()
+
+
+def count_words(text: str) -> int:
+    """Return the number of words; of a text without spaces, half its characters."""
+    n_wide = len(_WIDE.findall(text))
+    return n_wide // 2 if 2 * n_wide > len(text) else len(_SPACED_WORD.findall(text))
+
+
+def repair(answer: str, title: str = "", source: str = "", *, splits: bool = True, loops: bool = True) -> Repaired:
+    """Return the texts of an `answer` about a passage `source`. A phrase that the passage has itself is no wrapping.
+
+    Only if the style `splits` are alternatives texts of their own, and only if it has `loops` are repeated sentences taken off.
+    """
+    text, repairs = answer.strip(), list[str]()
+    steps: tuple[tuple[str, Callable[[str], str]], ...] = (
+        ("fence", _without_fence),
+        ("preamble", lambda text: _without(_PREAMBLE, text, source)),
+        ("fence", _without_fence),
+        ("closing", lambda text: _without(_LEAK, _without(_CLOSING, text, source), source)),
+    )
+    for name, step in steps:
+        repaired = step(text).strip()
+        if repaired and repaired != text:
+            text = repaired
+            repairs.append(name)
+    parts = list(split_texts(text, count_words(source))) if splits else [text]
+    if len(parts) > 1:
+        repairs.append("split")
+    texts = []
+    for part in parts:
+        bare = _without_title(_without(_LABEL, part, source) if "\n" in part or len(parts) > 1 else part, title)
+        if bare != part:
+            repairs.append("label")
+        looped = without_loops(bare) if loops else bare
+        if len(looped) < len(bare) - _LOOPED:
+            bare = looped
+            repairs.append("loop")
+        texts.append(bare)
+    return Repaired(tuple(filter(None, texts)), tuple(dict.fromkeys(repairs)))
+
+
+def _without_fence(text: str) -> str:
+    first, _, rest = text.partition("\n")
+    return rest.rstrip().removesuffix("```") if first.startswith("```") and text.rstrip().endswith("```") else text
+
+
+def _without(pattern: re.Pattern[str], text: str, source: str) -> str:
+    match = pattern.search(text)
+    if match is None or pattern.search(source):
+        return text
+    return (text[: match.start()] + text[match.end() :]).strip()
+
+
+def _without_title(text: str, title: str) -> str:
+    """Return `text` without a first line that repeats the title of its document."""
+    first, _, rest = text.partition("\n")
+    same = title and first.strip("#*_ :").casefold() == title.strip().casefold()
+    return rest.strip() if same and rest.strip() else text.strip()
+
+
+def split_texts(text: str, n_source: int) -> Iterator[str]:
+    """Yield the alternatives in one answer, each about as long as the passage of `n_source` words; else the whole text."""
+    least = max(_LEAST_WORDS, int(_LEAST_OF_SOURCE * n_source))
+    for pattern in (_LABELLED, _RULE, _NUMBERED, _HEADED):
+        starts = [match.start() for match in pattern.finditer(text)]
+        if pattern is _NUMBERED:
+            starts = [match.start() for match in _numbered_from_one(text)]
+        if not starts:
+            continue
+        bounds = [0, *(start for start in starts if start), len(text)]
+        parts = [text[start:end].strip() for start, end in pairwise(bounds)]
+        parts = [_bare(pattern, part) for part in parts]
+        long = [part for part in parts if count_words(part) >= least]
+        if len(long) > 1 and 2 * len(long) >= len([part for part in parts if part]):
+            yield from (part for part in parts if count_words(part) >= _LEAST_WORDS)
+            return
+    yield text
+
+
+def _bare(pattern: re.Pattern[str], part: str) -> str:
+    match = pattern.match(part)
+    return part[match.end() :].strip() if match and pattern is not _HEADED else part
+
+
+def _numbered_from_one(text: str) -> Iterator[re.Match[str]]:
+    expected = 1
+    for match in _NUMBERED.finditer(text):
+        if int(match[1]) == expected:
+            expected += 1
+            yield match
+
+
+def statements_of(text: str) -> list[str]:
+    """Return the items of a list, or the paragraphs and lines of a text of three or more; [] for others."""
+    marks = list(_ITEM_MARK.finditer(text))
+    starts = [mark.start() for mark in marks] if len(marks) > 2 else [match.start() for match in _LINE.finditer(text)]
+    if len(starts) < 3:
+        return []
+    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
+def without_loops(text: str) -> str:
+    """Return a text without the lines and long sentences that it repeats."""
+    seen = set[str]()
+    kept = []
+    for part in _PART.findall(text):
+        form = " ".join(_SPACED_WORD.findall(part.lower()))
+        if len(form) < _LOOPED or form not in seen:
+            kept.append(part)
+        seen.add(form)
+    return "".join(kept).strip()

@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from time import monotonic
 from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
-from kinject.augment.checks.additions import source_facts
+from kinject.augment.checks.additions import find_missing, source_facts
 from kinject.augment.checks.checker import REFUSAL, Checker, Verdict, check_completion
-from kinject.augment.checks.coverage import find_missing
 from kinject.augment.checks.judge import Judge
 from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest, new_items
 from kinject.augment.store import Store
 from kinject.augment.styles import Item, Preparation
-from kinject.augment.summary import UNPREPARED, AugmentProgress
 from kinject.augment.top_up import coverage_of, requests_for, top_up_group
 from kinject.disk import content_id
 from kinject.errors import EndpointError, InputError
 from kinject.llm.generator import items_in, list_structure
 from kinject.llm.prompt_injection import escape_tags, has_injection
 from kinject.llm.sender import Sender, gather_answers, run_workers
+from kinject.terminal import Progress
 from kinject.types import Completion, Document, Passage, Variant
 
 Reply = TypeVar("Reply")
+UNPREPARED = "the preparation of the style got no usable answer"
+"""The error of requests that need a preparation, before the reason for which its answers were refused."""
+_SECONDS_BETWEEN_TEXTS = 0.1
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
 _UNCONFIRMED = "the answer to the question whether the text follows from the passage"
 _INJECTED = Verdict(
     "injection", "the passage has prompt injection, so that the model's own yes to this text proves nothing"
 )
+
+
+class AugmentProgress(Progress):
+    """Progress in variants: stored, refused, tokens and cost."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__("augment", total, "rewritings")
+        self._n_refused = 0
+        self._status: Callable[[], str] = str
+        self._described = 0.0
+
+    def watch(self, status: Callable[[], str]) -> None:
+        """Show the text of `status` (tokens, cost) beside the count."""
+        self._status = status
+
+    def count_stored(self, n: int) -> None:
+        """Count `n` variants that an earlier run stored. They do not count towards the rate."""
+        if n:
+            self._done_before += n
+            self.advance(n)
+
+    def count_refused(self) -> None:
+        """Count one more refused answer."""
+        self._n_refused += 1
+
+    def advance(self, n: int = 1) -> None:
+        """Count `n` more variants as done: stored, or given up."""
+        now = monotonic()
+        if now - self._described >= _SECONDS_BETWEEN_TEXTS or self.done + n >= self.total:
+            self._described = now
+            refused = f"{self._n_refused:,} refused" if self._n_refused else ""
+            self._status_text = ", ".join(words for words in (refused, self._status()) if words)
+        super().advance(n)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 
-from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, pairs_of, plain_text, quoted_of
+from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, Repaired, pairs_of, plain_text, quoted_of, repair
 from kinject.augment.checks.checker import Rules
 from kinject.augment.prompts import (
     STYLE_FILES,
@@ -25,7 +25,6 @@ from kinject.augment.prompts import (
     render,
     shared_texts,
 )
-from kinject.augment.repair import Repaired, repair
 from kinject.disk import content_id
 from kinject.errors import InputError, Problem, RecipeError
 from kinject.recipe.check import Checker as FieldChecker

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from kinject.augment.checks.additions import source_facts
-from kinject.augment.checks.coverage import Fact, carried, facts_of
+from kinject.augment.checks.additions import Fact, carried, facts_of, source_facts
 from kinject.augment.plan import Group, Plan, VariantRequest
 from kinject.disk import content_id
 from kinject.llm.prompt_injection import escape_tags

@@ -42,7 +42,7 @@ def _augment(arguments: argparse.Namespace) -> int:
         show(render_preview(preview(recipe)))
         return 0
     from kinject.api import augment
-    from kinject.augment.summary import render_summary
+    from kinject.augment.run import render_summary
 
     result = augment(recipe)
     show(render_summary(result))

@@ -177,9 +177,7 @@ def _rows(run_dir: Path, name: str) -> list[Row]:
 
 
 def _refused(run_dir: Path) -> Iterator[TableBlock]:
-    """Yield the refused answers of an augmentation: a count and the first examples of each reason, and what to do."""
-    from kinject.augment.summary import refusal_advice  # here: the pages of other stages do not need that stage
-
+    """Yield the refused answers of an augmentation: a count and the first examples of each reason."""
     by_reason: dict[str, list[Row]] = {}
     for row in _rows(run_dir, "rejected.jsonl"):
         by_reason.setdefault(row["reason"], []).append(row)
@@ -193,8 +191,6 @@ def _refused(run_dir: Path) -> Iterator[TableBlock]:
         about = f"at most {_MOST_EXAMPLES} of a reason; rejected.jsonl has all"
         columns = ("reason", "style, document", "found", "the answer")
         yield TableBlock("Refused answers", about, columns, tuple(lines), wordy=True)
-        advice = refusal_advice({reason: len(rows) for reason, rows in by_reason.items()})
-        yield TableBlock("What to do", "", ("",), tuple(line(format_name(text)) for text in advice), wordy=True)
 
 
 def _skipped(run_dir: Path) -> Iterator[TableBlock]:

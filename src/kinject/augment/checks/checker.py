@@ -9,8 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 from kinject.augment.answers import quoted_of
-from kinject.augment.checks.additions import find_addition, source_facts, without_additions
-from kinject.augment.checks.coverage import carried, facts_of, find_missing
+from kinject.augment.checks.additions import (
+    carried,
+    facts_of,
+    find_addition,
+    find_missing,
+    source_facts,
+    without_additions,
+)
 from kinject.language.detect import compare_languages
 from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.types import Completion
