@@ -161,7 +161,9 @@ def inference(n: int, folder: Path, style: str) -> Work:
     """`n` questions, two of a document, three seeds: a study's intervals and tests."""
     import numpy as np
 
-    from kinject.stats import CorrectnessMatrix, bounded_accuracy, make_contrast, near_chance_p
+    from kinject.stats.comparisons import make_contrast
+    from kinject.stats.intervals import bounded_accuracy, near_chance_p
+    from kinject.stats.matrix import CorrectnessMatrix
 
     random = np.random.default_rng(0)
     ids, documents, chances = tuple(map(str, range(n))), tuple(f"d{index // 2}" for index in range(n)), (0.25,) * n

@@ -24,7 +24,8 @@ from scipy.optimize import minimize
 from kinject.eval.retrieval import make_retriever, read_passages
 from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
-from kinject.stats import CorrectnessMatrix, bounded_accuracy, difference_estimate
+from kinject.stats.intervals import bounded_accuracy, difference_estimate
+from kinject.stats.matrix import CorrectnessMatrix
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "bm25": {},

@@ -19,8 +19,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from kinject.results import ALPHA, FEWEST
-from kinject.stats import (
-    CorrectnessMatrix,
+from kinject.stats.comparisons import lead, make_contrast, trend
+from kinject.stats.intervals import (
     Estimate,
     bounded_accuracy,
     chance_p,
@@ -28,11 +28,9 @@ from kinject.stats import (
     equivalence_p,
     family_variances,
     fit_line,
-    holm,
-    lead,
-    make_contrast,
-    trend,
 )
+from kinject.stats.matrix import CorrectnessMatrix
+from kinject.stats.tests import holm
 
 CHANCE = 0.25
 Random = np.random.Generator
@@ -207,6 +205,11 @@ def few_documents(rates: Rates, random: Random) -> None:
             assert estimate.high is not None
             rates.add(f"{name}: coverage of an accuracy of 60%", accuracy.low <= 0.6 <= accuracy.high)
             rates.add(f"{name}: coverage of a difference of 0", estimate.low <= 0 <= estimate.high)
+            gained, base = design.draw([_like(design, arm, 0.15), BASE], random)
+            estimate = difference_estimate(gained, base)
+            assert estimate.low is not None
+            assert estimate.high is not None
+            rates.add(f"{name}: coverage of a difference of 15 points", estimate.low <= 0.15 <= estimate.high)
 
 
 @lru_cache
@@ -265,14 +268,16 @@ def equivalence(rates: Rates, random: Random) -> None:
 
 
 def trends(rates: Rates, random: Random) -> None:
-    """Five arms of one accuracy along a sweep; and five that gain half a logit in all, whose slope is known."""
+    """Five arms of one accuracy along a sweep; and five that gain 16 points in all."""
     for n_seeds in (1, 3):
         design, level = Design((3,) * 60), ArmDesign(n_seeds=n_seeds)
         p = trend(design.draw([level] * 5, random)).estimate.p
         rates.add(f"a trend where there is none, {n_seeds} seed{'s' * (n_seeds > 1)}", p is not None and p < ALPHA)
-    arms = [_like(design, replace(level, kept=0.0), 0.04 * (step - 2)) for step in range(5)]
-    slope, _, _ = fit_line([1.0, 2.0, 4.0, 8.0, 16.0], design.draw(arms, random))
-    rates.add("coverage of a slope, 5 points of 3 seeds", slope.low <= 0.04 <= slope.high)
+        arms = [_like(design, replace(level, kept=0.0), 0.04 * (step - 2)) for step in range(5)]
+        slope, _, _ = fit_line([1.0, 2.0, 4.0, 8.0, 16.0], design.draw(arms, random))
+        rates.add(
+            f"coverage of a slope, 5 points, {n_seeds} seed{'s' * (n_seeds > 1)}", slope.low <= 0.04 <= slope.high
+        )
 
 
 PARTS: Sequence[tuple[Callable[[Rates, Random], None], int]] = (

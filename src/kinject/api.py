@@ -230,7 +230,7 @@ def evaluate(recipe: EvalRecipe | str | Path) -> Report:
 
 
 def compare(*runs: str | Path, score: Score = "sum") -> Comparison:
-    """Compare runs question by question with the first: run folders of kinject, or samples of lm-evaluation-harness.
+    """Compare runs question by question with the first: run folders of kinject eval.
 
     kinject.compare("runs/eval-before", "runs/eval-after").to_frame()
     """

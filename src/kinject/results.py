@@ -79,9 +79,8 @@ class Contrast:
     alone), `n_effective` documents as far as they count (Kish 1965): fewer where some have most of the questions.
     `accuracy` is this arm's on these questions; the other's is `delta` less.
     `wrong_to_right` and `right_to_wrong` count questions whose answer changed (the majority answer over seeds).
-    `relative` is delta over the other's accuracy above chance, bounded at 95% by `relative_low` and `relative_high`;
-    None if that is not above chance. `family` counts the comparisons that p_holm is corrected for. None where a number does
-    not exist: one document has no variance.
+    `can_lose`: the other is above guessing, so that a loss could show. `family` counts the comparisons that p_holm is
+    corrected for. None where a number does not exist: one document has no variance.
     """
 
     other: str
@@ -92,14 +91,12 @@ class Contrast:
     p_holm: Fraction | None
     wrong_to_right: Count
     right_to_wrong: Count
-    relative: float | None
+    can_lose: bool
     test: Test
     n: Count
     n_clusters: Count
     n_effective: float
     accuracy: Fraction
-    relative_low: float | None = None
-    relative_high: float | None = None
     family: Count = 1
     scope: Scope = "method"
 
@@ -201,8 +198,6 @@ class ArmResult(_AskedArm):
     """Compares the best of several trained arms on a learning set with the closest other one (`eval.results.with_leaders`)."""
     subjects: tuple[Subject, ...] = ()
     """By subject in the order of the questions, () if there are not several."""
-    macro: tuple[Fraction, Fraction, Fraction] | None = None
-    """Mean of the subjects' accuracies with its 95% bounds (mean, low, high); None if it was not computed."""
     subject: str = ""  # of one subject's questions alone, "" for the whole set: the paper's Table 1 has a row for each
     score: str = "sum"
     n_documents: Count | None = None

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -11,7 +10,8 @@ from kinject.cli import main
 from kinject.disk import Journal
 from kinject.errors import InputError
 from kinject.eval.compare import compare_runs, read_run, render_comparison
-from kinject.stats import CorrectnessMatrix, make_contrast
+from kinject.stats.comparisons import make_contrast
+from kinject.stats.matrix import CorrectnessMatrix
 from kinject.types import Answer
 
 
@@ -51,7 +51,7 @@ def test_two_runs_are_paired_by_question(folder):
     assert (pair.result.n, difference.wrong_to_right, difference.right_to_wrong) == (12, 8, 2)
     assert difference.p == pytest.approx(flips_by_document([-2, 0, 2, 2, 2, 2]))
     assert difference.delta == pytest.approx(0.5)
-    assert difference.relative is None  # base is not shown to be above chance
+    assert not difference.can_lose  # base is not shown to be above chance
     assert difference.low < 0.5 < difference.high
     text = render_comparison([pair])
     assert "up to 1 questions are in one run only" in text
@@ -81,26 +81,9 @@ def test_several_seeds_have_a_mean_and_an_interval(folder, capsys):
     assert wanted in capsys.readouterr().out
 
 
-def test_a_harness_samples_file_is_a_run(tmp_path, folder):
-    def sample(i: int, right: bool) -> str:
-        pairs = [["-1.0", "False"], ["-2.0", "False"]][:: 1 if right else -1]
-        arguments = {f"gen_args_{n}": {"arg_0": "ctx", "arg_1": f" {text}"} for n, text in enumerate(["ab", "abc"])}
-        row = {"doc_id": i, "doc": {"x": i}, "doc_hash": f"h{i}", "target": "0", "arguments": arguments}
-        return json.dumps({**row, "resps": [[pair] for pair in pairs], "filtered_resps": pairs}) + "\n"
-
-    for name, n in (("a", 3), ("b", 8)):
-        (tmp_path / name).mkdir()
-        path = tmp_path / name / "samples_mmlu_law_2026-01-02T03-04-05.678901.jsonl"
-        path.write_text("".join(sample(i, i < n) for i in range(10)))
-    (pair,) = compare_runs([read_run(tmp_path / name) for name in "ab"])
-    assert (pair.result.question_set, pair.contrast.wrong_to_right) == ("mmlu_law", 5)
-    by_length = read_run(tmp_path / "a", "chars").settings["mmlu_law", "mmlu_law", 0, 0]["lm-evaluation-harness"]
-    assert by_length[0].log_probs == (-0.5, -2.0 / 3)
-
-
 def test_what_is_no_run_is_told(tmp_path, capsys):
     assert main(["compare", str(tmp_path)]) == 2
-    assert "no run. Expected a folder with answers.jsonl" in capsys.readouterr().err
+    assert "no run. Expected a run folder of kinject eval" in capsys.readouterr().err
 
 
 def test_runs_with_nothing_in_common_are_told(folder):
@@ -115,15 +98,3 @@ def test_questions_with_other_choices_are_no_pair(folder):
     runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", ten))]
     with pytest.raises(InputError, match="'q0' of set has 10 choices in one and 2 in the other"):
         compare_runs(runs)
-
-
-def test_a_kinject_run_is_compared_with_the_harness_on_the_same_questions(tmp_path, folder):
-    kinject_run = folder("own", *(answer(i, i < 4) for i in range(10)))
-    rows = []
-    for i in range(10):
-        pairs = [["-1.0", "False"], ["-2.0", "False"]][:: 1 if i < 7 else -1]
-        rows.append(json.dumps({"doc": {"id": f"q{i}"}, "target": "0", "filtered_resps": pairs}) + "\n")
-    path = tmp_path / "samples_law_2026-01-02T03-04-05.678901.jsonl"
-    path.write_text("".join(rows))
-    (pair,) = compare_runs([read_run(kinject_run), read_run(path)])
-    assert (pair.contrast.wrong_to_right, pair.contrast.right_to_wrong) == (3, 0)

@@ -27,7 +27,7 @@ from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
 from kinject.report.files import render_summary, write_report
 from kinject.results import Report
-from kinject.stats import make_contrast
+from kinject.stats.comparisons import make_contrast
 from kinject.types import Answer
 
 ROWS = [

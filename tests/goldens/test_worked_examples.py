@@ -11,13 +11,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
-from kinject.stats import (
-    CorrectnessMatrix,
-    bounded_mean,
-    difference_estimate,
-    flips_p,
-    near_chance_p,
-)
+from kinject.stats.intervals import bounded_mean, difference_estimate, near_chance_p
+from kinject.stats.matrix import CorrectnessMatrix
+from kinject.stats.tests import flips_p
 
 
 def _matrix(values: Sequence[float]) -> CorrectnessMatrix:

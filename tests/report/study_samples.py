@@ -69,7 +69,7 @@ def make_contrast(right: Sequence[bool], base: Sequence[bool], **changes: object
         "other": "base", "delta": (gained - lost) / n, "low": max(-1.0, more - less - half),
         "high": min(1.0, more - less + half), "p": float(p), "p_holm": None, "wrong_to_right": gained,
         "right_to_wrong": lost,
-        "relative": (gained - lost) / (sum(base) - n / 4) if sum(base) > n / 3 else None, "test": "McNemar",
+        "can_lose": sum(base) > n / 3, "test": "McNemar",
         "n": n, "n_clusters": n, "n_effective": n,
         "accuracy": sum(right) / n,
     }  # fmt: skip
@@ -100,7 +100,7 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
                 None,
                 0,
                 0,
-                None,
+                True,
                 "McNemar",
                 result.n,
                 result.n,

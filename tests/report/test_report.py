@@ -226,8 +226,8 @@ def test_damaged_flips_are_refused_by_the_line(tmp_path: Path, change: dict[str,
 @pytest.mark.usefixtures("blank_figures")
 def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
     parts = (Subject("north", 30, 0.5, 15, 0.33, 0.67), Subject("south", 20, 0.25, 5, 0.11, 0.47))
-    base = make_result("base", first(20, 50), None, subjects=parts, macro=(0.375, 0.25, 0.5))
-    tuned = make_result("tuned", first(20, 50), first(20, 50), subjects=parts, macro=(0.375, 0.25, 0.5))
+    base = make_result("base", first(20, 50), None, subjects=parts)
+    tuned = make_result("tuned", first(20, 50), first(20, 50), subjects=parts)
     report = make_evaluation(
         (base, tuned),
         perplexities=(Perplexity("base", "texts", 9, 900, 20.0, 1.5), Perplexity("tuned", "texts", 9, 900, 25.0, 1.625),

@@ -16,7 +16,7 @@ from kinject.report.tables import claims_table
 from kinject.report.view import Training, View
 from kinject.report.words import _TONES, _WORDS, find_all, sentence, write_opening
 from kinject.results import Choice, Contrast, Recall, Report
-from kinject.stats import About, Tag
+from kinject.stats.findings import About, Tag
 
 ODD = odd_reports()
 BASE, TUNED = first(50, 200), first(90, 200)
@@ -65,9 +65,9 @@ def test_every_finding_has_words_and_every_tone_a_tag() -> None:
         ("learning", {"n_clusters": 9, "n_effective": 9}, "too few to tell"),
         ("retention", {}, "gained"),
         ("retention", {"delta": -0.2, "low": -0.3, "high": -0.1}, "forgot"),
-        ("retention", {"p": 0.6, "low": -0.02, "high": 0.03, "relative": 0.1}, "no large loss"),
-        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03, "relative": -0.1}, "loss undecided"),
-        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03, "relative": None}, "nothing to lose"),
+        ("retention", {"p": 0.6, "low": -0.02, "high": 0.03, "can_lose": True}, "no large loss"),
+        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03, "can_lose": True}, "loss undecided"),
+        ("retention", {"p": 0.6, "low": -0.12, "high": 0.03, "can_lose": False}, "nothing to lose"),
         ("unanswerable", {}, "declines more"),
         ("unanswerable", {"delta": -0.2}, "declines less"),
     ],
@@ -84,7 +84,7 @@ def test_a_gain_that_ends_at_guessing_is_not_called_learning() -> None:
 
 
 def test_a_loss_that_remains_possible_is_named_and_a_shown_one_has_its_p() -> None:
-    report = evaluation({"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03, "relative": -0.1}, "retention")
+    report = evaluation({"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03, "can_lose": True}, "retention")
     lead = write_opening(View(report)).answers[1].lead
     assert lead == "On “new”, too few questions to see a loss below 12.0 points in cpt (−4.0 points)."
     assert "changes of −12.0 to +3.0 points remain possible" in evidence(report)[0][1]

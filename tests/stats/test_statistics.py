@@ -15,32 +15,21 @@ from scipy.stats import t
 
 from kinject.eval.results import correct_families, correctness, summarize_arm
 from kinject.results import fewest_for
-from kinject.stats import (
-    CorrectnessMatrix,
-    SeedVariance,
-    Tag,
-    aligned,
+from kinject.stats.comparisons import correct_contrasts, lead, majority_changes, make_contrast, trend
+from kinject.stats.findings import Tag, _tag
+from kinject.stats.intervals import (
     bounded_accuracy,
     bounded_mean,
     chance_p,
-    correct_contrasts,
     difference_estimate,
     equivalence_p,
     family_variances,
     fit_line,
-    flipped_sum_p,
-    flips_p,
-    holm,
-    lead,
-    majority_changes,
-    make_contrast,
     near_chance_p,
-    relative_gain,
-    stratified_mean,
-    trend,
     wilson,
 )
-from kinject.stats.findings import _tag
+from kinject.stats.matrix import CorrectnessMatrix, SeedVariance, aligned
+from kinject.stats.tests import flipped_sum_p, flips_p, holm
 from kinject.types import Answer
 
 
@@ -172,7 +161,6 @@ def test_with_one_document_there_is_no_p_and_nothing_is_bounded():
     assert chance_p(guessed(arm)) is None
     assert near_chance_p(guessed(arm), 0.5) is None
     assert equivalence_p(arm, other, 0.5) is None
-    assert relative_gain(arm, other) is None
     assert trend([other, arm, arm]).estimate.p is None
 
 
@@ -243,39 +231,6 @@ def test_questions_without_a_score_are_left_out_of_every_number_and_of_pairs() -
     assert make_contrast(correctness(tuned[2:]), correctness(base[2:]), "base") is None
 
 
-def test_the_gain_is_fiellers_ratio_above_chance():
-    """One seed, no document with two questions: the quadratic of Fieller (1954) written out, one answer more each way."""
-    random = np.random.default_rng(3)
-    base, arm = (random.random(200) < 0.6).astype(float), (random.random(200) < 0.75).astype(float)
-    gain = relative_gain(*(replace(alone(list(v)), chances=(0.25,) * 200) for v in (arm, base)))
-    assert gain is not None
-    x, y = arm.mean() - 0.25, base.mean() - 0.25
-    covariance = np.cov(arm, base) / 200
-    effective = [p * (1 - p) / v for p, v in zip((arm.mean(), base.mean()), covariance.diagonal(), strict=True)]
-    (v11, v12), (_, v22) = covariance + np.diag([(n + 2) ** -2 for n in effective])
-    q = t.ppf(0.975, 199) ** 2
-    roots = sorted(np.roots([y**2 - q * v22, -2 * (x * y - q * v12), x**2 - q * v11]))
-    assert (gain.value, gain.low, gain.high) == pytest.approx((x / y - 1, roots[0] - 1, roots[1] - 1))
-
-
-def test_a_base_that_guesses_has_no_gain_over_it_and_each_question_its_own_chance():
-    arm = alone([1.0] * 60 + [0.0] * 40)
-    base = alone([1.0] * 30 + [0.0] * 70)
-    assert relative_gain(replace(arm, chances=(0.25,) * 100), replace(base, chances=(0.25,) * 100)) is None
-    assert relative_gain(arm, base) is not None
-    chances = (0.5,) * 50 + (0.25,) * 50
-    gain = relative_gain(replace(arm, chances=chances), replace(arm, chances=chances))
-    assert gain is not None
-    assert gain.low < gain.value == 0.0 < gain.high
-
-
-def test_a_gain_over_a_perfect_base_is_bounded():
-    arm, other = (replace(alone([1.0] * 30), chances=(0.25,) * 30) for _ in range(2))
-    gain = relative_gain(arm, other)
-    assert gain is not None
-    assert -0.2 < gain.low < 0.0 < gain.high < 0.2
-
-
 def test_a_family_too_large_for_the_documents_is_said_to_be_too_few_to_tell():
     """Ten documents that all gain: p is 2 in 1,024, and 30 comparisons of this kind can show nothing."""
     ids = tuple(map(str, range(10)))
@@ -292,17 +247,27 @@ def test_a_family_too_large_for_the_documents_is_said_to_be_too_few_to_tell():
         assert n == 10 or 2.0 ** (2 - n) * family >= 0.05
 
 
+def interaction(rows: np.ndarray, df: float) -> float:
+    """Documents within rows: what is left of [rows, documents] without the means of both, over rows' `df`, of one mean."""
+    rest = rows - rows.mean(0) - rows.mean(1)[:, None] + rows.mean()
+    n = rows.shape[1]
+    return float((rest**2).sum() / df / (n - 1) / n)
+
+
 def test_interval_and_p_are_those_of_bonett_and_price_with_the_variance_of_documents_and_seeds():
-    """Three seeds, 60 documents of two questions, written out: the variance between documents and each arm's of seeds."""
+    """Three seeds, 60 documents of two questions, written out: documents, and each arm's seeds less the noise of answers."""
     arm, other = simulated(1, 3, 60, 2, 0.75, 0.2), simulated(2, 3, 60, 2, 0.6, 0.2)
     by_question = arm.correct.mean(0) - other.correct.mean(0)
     documents = np.var(by_question.reshape(60, 2).mean(1), ddof=1) / 60
     seeds = [np.var(m.correct.mean(1), ddof=1) / 3 for m in (arm, other)]
+    noise = [interaction(m.correct.reshape(3, 60, 2).mean(2), 2) / 3 for m in (arm, other)]
+    net = sum(max(0.0, of_arm - part) for of_arm, part in zip(seeds, noise, strict=True))
+    assert 0 < net < sum(seeds)
     n = min(np.var(by_question) / documents, 120)
     middle = by_question.mean() * n / (n + 2)
     adjusted = (((by_question**2).mean() * n + 2 / 9) / (n + 2) - middle**2) / (n + 2)
-    df = (documents + sum(seeds)) ** 2 / (documents**2 / 59 + sum(of_arm**2 / 2 for of_arm in seeds))
-    error = math.sqrt(max(adjusted, documents) + sum(seeds))
+    df = (documents + net) ** 2 / (documents**2 / 59 + sum(of_arm**2 / 2 for of_arm in seeds))
+    error = math.sqrt(max(adjusted, documents) + net)
     found = difference_estimate(arm, other)
     assert (found.middle, found.error, found.df) == pytest.approx((middle, error, df))
     half = t.isf(0.025, df) * error
@@ -330,7 +295,7 @@ def test_an_arm_whose_variance_is_not_the_familys_keeps_its_own():
     for variance in family_variances(alike):
         assert variance == pytest.approx(SeedVariance(2.5e-4, 8.0))
     wild = SeedVariance(9e-3, 2.0)
-    assert scipy.stats.f.sf(9e-3 / 2.5e-4, 2, 8) < 0.02
+    assert scipy.stats.f.sf(9e-3 / 2.5e-4, 2, 8) < 0.03
     assert family_variances([*alike, wild])[-1] == wild._replace(alone=True)
     assert family_variances([*alike, wild])[0] == pytest.approx(SeedVariance(2.5e-4, 8.0))
     assert family_variances([SeedVariance(0.0, 2.0)] * 2) == [SeedVariance(0.0, 4.0)] * 2
@@ -444,20 +409,14 @@ def test_the_slope_of_a_line_holds_the_variance_of_documents_and_of_single_seeds
     assert (slope.value, intercept, r_squared) == pytest.approx((line.slope, line.intercept, line.rvalue**2))
     weights = (np.arange(4) - 1.5) / 5
     documents = sum(w * arm.correct.mean(0).reshape(40, 2).mean(1) for w, arm in zip(weights, arms, strict=True))
+    by_document = np.concatenate([arm.correct.reshape(3, 40, 2).mean(2) for arm in arms])
+    design = np.column_stack([np.ones(12), np.repeat(np.arange(4.0), 3)])
+    rest = by_document - design @ np.linalg.lstsq(design, by_document, rcond=None)[0]
+    net = max(0.0, line.stderr**2 - interaction(rest, 10) / 15)
     parts = [(line.stderr**2, 10), (np.var(documents, ddof=1) / 40, 39)]
-    total = sum(part for part, _ in parts)
+    total = net + parts[1][0]
     half = t.isf(0.025, total**2 / sum(part**2 / df for part, df in parts)) * math.sqrt(total)
     assert slope.high - slope.value == slope.value - slope.low == pytest.approx(half)
-
-
-def test_subjects_count_alike_whatever_their_size():
-    values = alone([1.0] * 10 + [0.0] * 90)
-    result = stratified_mean(values, ["a"] * 10 + ["b"] * 90)
-    assert (result.value, result.low, result.high) == (0.5, 0.5, 0.5)
-    mixed = alone(([1.0, 0.0] * 20) + ([1.0, 1.0, 1.0, 0.0] * 15))
-    result = stratified_mean(mixed, ["a"] * 40 + ["b"] * 60)
-    error = math.sqrt((0.25 / 40 + 0.1875 / 60) / 4 * 100 / 99)
-    assert (result.value, result.high - result.value) == pytest.approx((0.625, t.isf(0.025, 99) * error))
 
 
 @pytest.mark.parametrize(

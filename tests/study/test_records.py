@@ -7,7 +7,7 @@ import math
 from kinject.disk import write_json
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.results import Perplexity, Recall, Report, to_json
-from kinject.stats import family_variances
+from kinject.stats.intervals import family_variances
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.types import Answer, Passage, Question

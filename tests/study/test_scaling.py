@@ -16,7 +16,7 @@ from kinject.errors import InputError
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, write_report
 from kinject.scaling import Scaling, ScalingFit, ScalingPoint
-from kinject.stats import CorrectnessMatrix
+from kinject.stats.matrix import CorrectnessMatrix
 from kinject.study.analysis import bits_matrix
 from kinject.study.run import count_parameters, run_study
 

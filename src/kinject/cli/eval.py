@@ -75,8 +75,8 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 _COMPARE = """\
-Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject eval,
-or a samples_*.jsonl of lm-evaluation-harness. The first is the base; of one run, its first arm.
+Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject eval.
+The first is the base; of one run, its first arm.
 
 examples:
   kinject compare runs/eval
@@ -92,9 +92,7 @@ def add_compare(verbs: Any) -> None:
         description=_COMPARE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", type=Path, help="run folder or samples file; the first is the base"
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folder; the first is the base")
     parser.add_argument(
         "--score",
         choices=("sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"),

@@ -1,22 +1,22 @@
-"""Two or more runs side by side, kinject's or lm-evaluation-harness's; and the questions that the base knows already."""
+"""Two or more runs of kinject eval side by side."""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from kinject.disk import Row, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import PMI_BASELINE
 from kinject.eval.results import correct_family, correctness, summarize_arm
 from kinject.eval.scores import Score, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.results import ArmResult, Contrast
-from kinject.stats import CorrectnessMatrix, aligned, format_p, make_contrast
+from kinject.stats.comparisons import make_contrast
+from kinject.stats.matrix import CorrectnessMatrix, aligned
+from kinject.stats.tests import format_p
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
 from kinject.types import Answer, Tabular
@@ -58,23 +58,16 @@ class Comparison(Tabular):
 
 
 def read_run(path: Path, score: Score = "sum") -> Run:
-    """Return the answers of a kinject run folder, an answers.jsonl, a samples file, or a folder with samples files.
+    """Return the answers of a run folder of kinject eval, or of an answers.jsonl.
 
     Raises `InputError` when nothing there can be compared, `DiskError` when a file cannot be read.
     """
     answers = path / "answers.jsonl" if path.is_dir() else path
-    if path.is_dir() and not answers.exists() and (path / "report.json").exists():
+    if not answers.exists() and (path / "report.json").exists():
         raise InputError(f"{answers}: gone, though the evaluation's report.json is there. Run kinject eval again.")
-    if answers.name == "answers.jsonl" and answers.exists():
-        all_answers = [answer for answer in read_answers(answers) if answer.format != PERPLEXITY_FORMAT]
-    else:
-        files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
-        if not files or not files[0].exists():
-            raise InputError(
-                f"{path}: no run. Expected a folder with answers.jsonl (kinject eval) or samples_*.jsonl "
-                "(lm-evaluation-harness, --log_samples), or one such file."
-            )
-        all_answers = [answer for file in files for answer in read_samples(file)]
+    if not answers.exists():
+        raise InputError(f"{path}: no run. Expected a run folder of kinject eval, or its answers.jsonl.")
+    all_answers = [answer for answer in read_answers(answers) if answer.format != PERPLEXITY_FORMAT]
     settings: dict[_Setting, dict[str, list[Answer]]] = {}
     for answer in all_answers:
         setting = (answer.question_set, answer.format, answer.shots, answer.k)
@@ -103,9 +96,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     pairs: list[Pair] = []
     for run in others:
         for setting, arms in run.settings.items():
-            there = (
-                base.settings.get(setting) or base.settings.get((*setting[:3], 0)) or _by_questions(base, setting, arms)
-            )
+            there = base.settings.get(setting) or base.settings.get((*setting[:3], 0), {})
             for arm, answers in arms.items() if there else ():
                 base_arm = arm if arm in there and run is not base else next(iter(there))
                 if run is base and there is arms and base_arm == arm:
@@ -134,8 +125,6 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
         set_pairs = [pair for pair in pairs if pair.result.question_set == name]
         rows = [_HEAD, *(_row(pair) for pair in set_pairs)]
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
-        if any(pair.result.outcomes for pair in set_pairs):
-            blocks.append(_outcome_block(set_pairs))
         if seeds:
             blocks.append(_seed_block(set_pairs))
     blocks.append(_LEGEND.format(n=len(pairs)))
@@ -146,47 +135,14 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
 
 
 _HEAD = (
-    "arm", "to", "format", "shots", "K", "n", "accuracy", "base", "change", "95% interval", "gain", "w>r", "r>w", "p",
+    "arm", "to", "format", "shots", "K", "n", "accuracy", "base", "change", "95% interval", "w>r", "r>w", "p",
     "p Holm",
 )  # fmt: skip
 _LEGEND = (
     "change: paired by question; interval and p: by source document (a question without one counts alone), in these models: "
-    "another\ntraining may differ; gain: change over base's accuracy above chance; w>r, r>w: wrong to right, right to wrong; "
+    "another\ntraining may differ; w>r, r>w: wrong to right, right to wrong; "
     "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons"
 )
-
-
-def _outcome_block(set_pairs: Sequence[Pair]) -> str:
-    """Return the changes of wrong, abstained and answered, Holm-corrected as a family of their own."""
-    rows: list[tuple[str, ...]] = [
-        ("arm", "to", "outcome", "n", "share", "change", "95% interval", "came", "went", "p Holm")
-    ]
-    for pair in set_pairs:
-        for item in pair.result.outcomes:
-            contrast = item.to_base
-            if contrast is not None:
-                rows.append((
-                    pair.name, pair.base_name, item.outcome, str(contrast.n), f"{item.rate:.3f}", f"{contrast.delta:+.3f}",
-                    _bounds(contrast), str(contrast.wrong_to_right), str(contrast.right_to_wrong), _p(contrast.p_holm),
-                ))  # fmt: skip
-    return columns(rows, frozenset(range(3, 10)))
-
-
-def _by_questions(base: Run, setting: _Setting, arms: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
-    """Return the base's arms in the one setting that asks the same questions, where one run is the harness's; else {}.
-
-    The harness has only task names. Of several settings, the one whose question set begins the other's name.
-    """
-    ids = {answer.question_id for answers in arms.values() for answer in answers}
-    matching = [
-        (other, there)
-        for other, there in base.settings.items()
-        if (setting[0] == setting[1]) != (other[0] == other[1])
-        and any(answer.question_id in ids for answers in there.values() for answer in answers)
-    ]
-    if len(matching) > 1:
-        matching = [(o, there) for o, there in matching if setting[0].startswith(o[0]) or o[0].startswith(setting[0])]
-    return matching[0][1] if len(matching) == 1 else {}
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
@@ -194,7 +150,6 @@ def _row(pair: Pair) -> tuple[str, ...]:
     return (
         pair.name, pair.base_name, result.format, str(result.shots), str(result.k), str(result.n), f"{result.accuracy:.3f}",
         f"{contrast.accuracy - contrast.delta:.3f}", f"{contrast.delta:+.3f}", _bounds(contrast),
-        "" if contrast.relative is None else f"{contrast.relative:+.1%}",
         str(contrast.wrong_to_right), str(contrast.right_to_wrong), _p(contrast.p), _p(contrast.p_holm),
     )  # fmt: skip
 
@@ -258,66 +213,3 @@ def _pmi_baseline(settings: dict[_Setting, dict[str, list[Answer]]], setting: _S
             f"{setting[0]}: pmi needs answers of {model} in the format {PMI_BASELINE}. Ask for it as well."
         )
     return baseline
-
-
-_NAME = re.compile(r"^samples_(?P<task>.+?)_\d{4}-\d{2}-\d{2}T[\d.-]+\.jsonl$")
-
-
-def read_samples(path: Path) -> list[Answer]:
-    """Return the multiple-choice answers in a ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness (0.4).
-
-    A question's id is the `id` of its document if there is one, else its `doc_hash`. Raises `DiskError` when the
-    file cannot be read and `InputError` (file:line) when a row holds no log-probs of choices.
-    """
-    match = _NAME.match(path.name)
-    task = match["task"] if match else path.stem.removeprefix("samples_")
-    answers: list[Answer] = []
-    lines: dict[str, int] = {}
-    for number, row in read_jsonl(path):
-        answer = _answer_of(row, task, f"{path}:{number}")
-        first = lines.setdefault(answer.question_id, number)
-        if first != number:
-            fault = f"question {answer.question_id!r:.80} is there twice, first on line {first}. Keep one."
-            raise InputError(f"{path}:{number}: {fault}")
-        answers.append(answer)
-    return answers
-
-
-def _answer_of(row: Row, task: str, location: str) -> Answer:
-    doc, pairs = row.get("doc"), row.get("filtered_resps")
-    if not isinstance(doc, dict) or not isinstance(pairs, list) or "target" not in row:
-        raise InputError(f"{location}: no sample of lm-evaluation-harness: it needs doc, target and filtered_resps.")
-    try:
-        log_probs = tuple(float(pair[0]) for pair in pairs)
-        gold = _index(row["target"])
-    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
-        fault = "filtered_resps must be pairs of log-prob and greedy, target the index of the correct choice"
-        raise InputError(f"{location}: no multiple-choice sample: {fault} ({error}).") from error
-    if not 0 <= gold < len(log_probs):
-        raise InputError(
-            f"{location}: target is {gold}, but there are log-probs of {len(log_probs)} choices. Count from 0."
-        )
-    texts = _continuations(row.get("arguments"), len(log_probs))
-    identity = doc.get("id", row.get("doc_hash", row.get("doc_id")))
-    return Answer(
-        question_id=str(identity), question_set=task, arm="lm-evaluation-harness", format=task, shots=0, k=0,
-        context_ids=(), gold=gold, log_probs=log_probs, n_tokens=(),
-        n_bytes=tuple(len(text.encode()) for text in texts), n_chars=tuple(map(len, texts)),
-        subject=str(doc.get("subject", "")), document_id=str(doc.get("document_id", "")),
-    )  # fmt: skip
-
-
-def _index(value: object) -> int:
-    """Return a whole number, or one written as a text. Raises `TypeError` for others: 1.7 is no index, nor is true."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(f"found {value!r:.40}")
-    return int(value)
-
-
-def _continuations(arguments: object, n: int) -> list[str]:
-    """Return the texts of the choices without the space before them; [] if the sample lacks them."""
-    if not isinstance(arguments, Mapping):
-        return []
-    requests = [arguments.get(f"gen_args_{index}") for index in range(n)]
-    texts = [item.get("arg_1") for item in requests if isinstance(item, Mapping)]
-    return [text.removeprefix(" ") for text in texts if isinstance(text, str)] if len(texts) == n else []

@@ -47,14 +47,9 @@ from kinject.results import (
     Subject,
     UnscoredResult,
 )
-from kinject.stats import (
-    CorrectnessMatrix,
-    bounded_accuracy,
-    correct_contrasts,
-    lead,
-    make_contrast,
-    stratified_mean,
-)
+from kinject.stats.comparisons import correct_contrasts, lead, make_contrast
+from kinject.stats.intervals import bounded_accuracy
+from kinject.stats.matrix import CorrectnessMatrix
 from kinject.types import Answer, Passage, Question
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
@@ -99,7 +94,6 @@ def summarize_arm(
         chance=matrix.chance,
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), subjects=subjects, score=score,
-        macro=_macro(merged, subjects),
         n_documents=matrix.n_documents, n_effective=matrix.n_effective,
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
@@ -209,13 +203,6 @@ def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
         )
         for name, estimate in estimates.items()
     )
-
-
-def _macro(answers: Sequence[Answer], subjects: Sequence[Subject]) -> tuple[float, float, float] | None:
-    """Return the mean of the subjects' accuracies with its bounds."""
-    ordered = sorted(answers, key=lambda answer: answer.question_id)
-    mean = stratified_mean(correctness(answers), [answer.subject for answer in ordered]) if subjects else None
-    return None if mean is None else (mean.value, mean.low, mean.high)
 
 
 def make_report(

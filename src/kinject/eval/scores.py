@@ -26,7 +26,9 @@ from kinject.corpus.grading import (
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
 from kinject.results import Outcome, OutcomeResult, Scope
-from kinject.stats import CorrectnessMatrix, bounded_accuracy, make_contrast
+from kinject.stats.comparisons import make_contrast
+from kinject.stats.intervals import bounded_accuracy
+from kinject.stats.matrix import CorrectnessMatrix
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]

@@ -126,6 +126,11 @@ def _seeds(view: View) -> Iterator[str]:
             "One training of each arm: intervals and p are about these models on other questions, not about another training, "
             "which would move the numbers too. A study trains several seeds."
         )
+    elif n == 2:
+        yield (
+            "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in six was found to "
+            "differ where nothing does (simulated). Three seeds bring it to one in fifteen."
+        )
     else:
         yield f"{n} seeds: intervals and p hold the variance of documents and seeds, but {n} runs tell little of rare ones."
     short = {arm_label(r): len(r.by_seed) for r in view.set_results

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kinject.results import Contrast, Scope, Test
-from kinject.stats.intervals import Estimate, contrast_estimate, difference_estimate, relative_gain
+from kinject.stats.intervals import Estimate, bounded_accuracy, contrast_estimate, difference_estimate
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.tests import holm
 
@@ -22,16 +22,14 @@ def make_contrast(
     matrix, other = aligned(matrix, other)
     if not matrix.question_ids:
         return None
-    found, gain = difference_estimate(matrix, other), relative_gain(matrix, other)
-    relative = (None, None, None) if gain is None else (gain.value, gain.low, gain.high)
+    found, bounds = difference_estimate(matrix, other), bounded_accuracy(other)
     gained, lost = majority_changes(matrix, other)
     plain, one_seed = matrix.is_plain and other.is_plain, max(matrix.n_seeds, other.n_seeds) == 1
     test: Test = "McNemar" if plain else "sign flips" if one_seed else "t over documents and seeds"
     return Contrast(
         other=name, delta=found.value, low=found.low, high=found.high, p=found.p, p_holm=None, wrong_to_right=gained,
-        right_to_wrong=lost, relative=relative[0], relative_low=relative[1], relative_high=relative[2],
-        test=test, scope=scope, n=len(matrix.question_ids), n_clusters=matrix.n_documents,
-        n_effective=matrix.n_effective, accuracy=matrix.mean(),
+        right_to_wrong=lost, can_lose=bounds.low > other.chance, test=test, scope=scope, n=len(matrix.question_ids),
+        n_clusters=matrix.n_documents, n_effective=matrix.n_effective, accuracy=matrix.mean(),
     )  # fmt: skip
 
 

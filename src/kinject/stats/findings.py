@@ -18,16 +18,10 @@ class About(Enum):
     """A trained arm against the base, on what it was not to forget."""
     DECLINING = "declining"
     """A trained arm against the base, on questions without an answer."""
-    RETRIEVAL = "retrieval"
-    """The base with retrieval against the base."""
     INSTEAD = "instead of retrieval"
     """A trained arm without context against the base with retrieval."""
     ADDED = "added to retrieval"
     """A trained arm with retrieval against the base with retrieval."""
-    COMBINED = "combined"
-    """A trained arm with retrieval against itself without."""
-    RANK = "rank"
-    """The first of the trained arms against the closest other."""
 
 
 class Tag(Enum):
@@ -92,7 +86,7 @@ class Finding:
 def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:
     """Return what `contrast`, one of those of `result`, shows."""
     tag = _tag(contrast)
-    if about is About.RETENTION and tag in (Tag.ALIKE, Tag.UNDECIDED) and contrast.relative is None:
+    if about is About.RETENTION and tag in (Tag.ALIKE, Tag.UNDECIDED) and not contrast.can_lose:
         tag = Tag.NOTHING_TO_LOSE
     return Finding(
         about=about, tag=tag, model=result.model, arm=result.arm, baseline=contrast.other,

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from kinject.stats.matrix import CorrectnessMatrix, SeedVariance
+from kinject.stats.matrix import CorrectnessMatrix, SeedVariance, row_variance
 from kinject.stats.tests import flips_p, quantile, tail
 
 _ROUNDING = 1e-12
-_UNLIKE = 0.02
-"""p of the F test below which an arm keeps its own variance: at 5% ten alike arms lose 6 points of power, at 2% they lose 2."""
+_UNLIKE = 0.03
+"""p of the F test below which an arm keeps its own variance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
     """Return the variance of the sum of weighted accuracies on the same questions; None for one document.
 
     The variance between documents is that of the seeds' mean, linearised, since documents differ in size, with the
-    effective number of documents for their number. Each arm's variance between seeds is added. Both hold the noise of
-    single answers, so that the sum is rather too large: three seeds estimate their own variance badly. Degrees of freedom:
-    Satterthwaite (1946); an arm with a variance of its own (`family_variances`) has no more than its seeds give.
+    effective number of documents for their number. It holds the noise of single answers, so each arm's variance between
+    seeds is added without it. Degrees of freedom: Satterthwaite (1946), from the variances before the noise is taken off;
+    an arm with a variance of its own (`family_variances`) has no more than its seeds give.
     """
     counts, n = weighted[0][1].per_cluster[1], weighted[0][1].n_effective
     if len(counts) < 2:
@@ -77,8 +77,8 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
     for weight, matrix in weighted:
         if matrix.n_seeds > 1:
             of_arm = matrix.pooled or matrix.seed_variance
-            part = weight**2 * of_arm.value / matrix.n_seeds
-            seeds, below = seeds + part, below + part**2 / of_arm.df
+            seeds += weight**2 * of_arm.net / matrix.n_seeds
+            below += (weight**2 * of_arm.value / matrix.n_seeds) ** 2 / of_arm.df
             most = min(most, of_arm.df) if of_arm.alone else most
     if documents + seeds < _ROUNDING**2:
         return Variance(0.0, 0.0, max(n - 1, 1.0))
@@ -88,7 +88,7 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
 def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
     """Return the variances of a study's arms: one for all that are alike, with the degrees of freedom of all.
 
-    From the largest downwards, an arm that an F test at 2% tells from those below it keeps its own.
+    From the largest downwards, an arm that an F test at 3% tells from those below it keeps its own.
     """
     from scipy.special import fdtrc
 
@@ -103,9 +103,11 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
             break
         pooled[last] = largest._replace(alone=True)
         order = rest
-    df = sum(variances[i].df for i in order)
+    alike = [variances[i] for i in order]
+    df = sum(of.df for of in alike)
     for i in order:
-        pooled[i] = SeedVariance(sum(variances[j].df * variances[j].value for j in order) / df, df)
+        value, noise = sum(of.df * of.value for of in alike) / df, sum(of.df * of.noise for of in alike) / df
+        pooled[i] = SeedVariance(value, df, noise=noise)
     return pooled
 
 
@@ -226,72 +228,28 @@ def equivalence_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix, margin: f
     return max(tail((margin + sign * found.value) / error, found.df) for sign in (1, -1))
 
 
-def relative_gain(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Bounded | None:
-    """Return the difference of two arms over `other`'s accuracy above chance, with its 95% interval (Fieller 1954).
-
-    Each question counts with its own chance. The interval holds the variance of both accuracies, their covariance, and
-    one more answer of each, so that 100% is bounded too. None where `other` is not above chance (then any gain is
-    possible) or with fewer than two documents.
-    """
-    arm, base = matrix.above_chance, other.above_chance
-    x, y = arm.mean(), base.mean()
-    of_arm, of_base, of_both = (variance_of(of) for of in ([(1.0, arm)], [(1.0, base)], [(1.0, arm), (-1.0, base)]))
-    if y <= 0 or of_arm is None or of_base is None or of_both is None:
-        return None
-    joint = variance_of([(1.0, arm), (-x / y, base)]) or of_both
-    square = quantile(0.025, joint.df) ** 2
-    shared = square * (of_arm.documents + of_base.documents - of_both.documents) / 2
-    of_x, of_y = (
-        of.total + 1 / (m.n_seeds * (_effective(m.mean() * (1 - m.mean()), of.documents, m) + 2)) ** 2
-        for of, m in ((of_arm, matrix), (of_base, other))
-    )
-    a, b, c = y**2 - square * of_y, x * y - shared, x**2 - square * of_x
-    if a <= 0:
-        return None
-    root = math.sqrt(max(0.0, b**2 - a * c))
-    return Bounded(x / y - 1, (b - root) / a - 1, (b + root) / a - 1)
-
-
-def stratified_mean(matrix: CorrectnessMatrix, strata: Sequence[str]) -> Bounded | None:
-    """Return the mean of the strata's accuracies, each counting alike, with its 95% interval; None for one document."""
-    import numpy as np
-
-    _, index = np.unique(strata, return_inverse=True)
-    sizes = np.bincount(index)
-    means = np.bincount(index, matrix.correct.mean(0)) / sizes
-    centred = (matrix.correct - means[index]) * (len(index) / len(sizes) / sizes)[index]
-    variance = variance_of([(1.0, replace(matrix, correct=centred, chances=(), pooled=None))])
-    if variance is None:
-        return None
-    value, half = float(means.mean()), quantile(0.025, variance.df) * math.sqrt(variance.total)
-    return Bounded(value, max(0.0, value - half), min(1.0, value + half))
-
-
 def fit_line(xs: Sequence[float], matrices: Sequence[CorrectnessMatrix]) -> tuple[Bounded, float, float | None]:
     """Return (slope, intercept, r squared) of least squares over log2 of `xs` of the accuracies, on the same questions.
 
-    The slope's 95% interval holds the variance between documents and what single seeds leave over from the line. Where all
-    accuracies are the same r squared is None.
+    The slope's 95% interval holds the variance between documents and what single seeds leave over from the line beyond the
+    noise of their answers. Where all accuracies are the same r squared is None.
     """
     import numpy as np
 
-    x = np.log2(xs)
+    x, counts = np.log2(xs), matrices[0].per_cluster[1]
     weights = (x - x.mean()) / float(((x - x.mean()) ** 2).sum())
-    accuracies = [matrix.correct.mean(1) for matrix in matrices]
-    means = np.array([of_arm.mean() for of_arm in accuracies])
-    slope = float(weights @ means)
-    intercept = float(means.mean() - slope * x.mean())
-    rest = np.concatenate([of_arm - intercept - slope * at for of_arm, at in zip(accuracies, x, strict=True)])
-    singles = np.concatenate(accuracies)
-    spread, df = float(((singles - singles.mean()) ** 2).sum()), len(singles) - 2
-    weighted = [(float(weight), matrix) for weight, matrix in zip(weights, matrices, strict=True)]
-    documents, left = variance_of(weighted), float((rest**2).sum()) / df
-    seeds = left * float((weights**2 / [matrix.n_seeds for matrix in matrices]).sum())
-    parts = [(seeds, df)] + (
-        [] if documents is None else [(documents.documents, max(matrices[0].n_effective - 1, 1.0))]
-    )
-    total = sum(part for part, _ in parts)
-    below = sum(part**2 / part_df for part, part_df in parts)
-    half = quantile(0.025, total**2 / below) * math.sqrt(total) if below else 0.0
-    r_squared = None if spread < _ROUNDING else 1 - float((rest**2).sum()) / spread
+    means = np.stack([matrix.per_cluster[0].mean(0) for matrix in matrices])
+    slopes = weights @ means
+    intercepts = means.mean(0) - slopes * x.mean()
+    sums = [matrix.per_cluster[0] - intercepts - slopes * at for at, matrix in zip(x, matrices, strict=True)]
+    rest, singles = np.concatenate(sums), np.concatenate([matrix.correct.mean(1) for matrix in matrices])
+    left = row_variance(rest, counts, len(singles) - 2.0)
+    spread, df = float(((singles - singles.mean()) ** 2).sum()), left.df
+    share = float((weights**2 / [matrix.n_seeds for matrix in matrices]).sum())
+    documents = variance_of([(float(weight), matrix) for weight, matrix in zip(weights, matrices, strict=True)])
+    between, n = (0.0, 1.0) if documents is None else (documents.documents, matrices[0].n_effective)
+    total, below = between + share * left.net, between**2 / max(n - 1, 1.0) + (share * left.value) ** 2 / df
+    half = quantile(0.025, max(total**2 / below, 1.0)) * math.sqrt(total) if below else 0.0
+    slope, intercept = float(slopes.sum() / counts.sum()), float(intercepts.sum() / counts.sum())
+    r_squared = None if spread < _ROUNDING else 1 - left.value * df / spread
     return Bounded(slope, slope - half, slope + half), intercept, r_squared

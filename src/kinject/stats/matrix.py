@@ -20,11 +20,20 @@ if TYPE_CHECKING:
 
 
 class SeedVariance(NamedTuple):
-    """The variance of one seed's accuracy between seeds and its degrees of freedom; `alone`: unlike that of other arms."""
+    """The variance of one seed's accuracy between seeds and its degrees of freedom; `alone`: unlike that of other arms.
+
+    `noise` is the part of it that comes from single answers, as they scatter within documents.
+    """
 
     value: float
     df: float
     alone: bool = False
+    noise: float = 0.0
+
+    @property
+    def net(self) -> float:
+        """The variance of the seeds themselves."""
+        return max(0.0, self.value - self.noise)
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,8 @@ class CorrectnessMatrix:
     @property
     def seed_variance(self) -> SeedVariance:
         """The variance of one seed's accuracy between seeds; several seeds are needed."""
-        import numpy as np
-
-        return SeedVariance(float(np.var(self.correct.mean(1), ddof=1)), self.n_seeds - 1.0)
+        sums, counts = self.per_cluster
+        return row_variance(sums - sums.mean(0), counts, self.n_seeds - 1.0)
 
     @property
     def is_plain(self) -> bool:
@@ -108,6 +116,18 @@ class CorrectnessMatrix:
     def interval_name(self) -> Interval:
         """The name of the interval that `bounded_accuracy` gives."""
         return "Wilson" if self.is_plain else "Wilson over documents and seeds"
+
+
+def row_variance(rest: Floats, counts: Floats, df: float) -> SeedVariance:
+    """Return the variance between seeds from what they leave over, `rest` [seeds, clusters] of summed answers.
+
+    Its noise is that of documents within seeds (two-way clustering: Cameron, Gelbach and Miller 2011).
+    """
+    n_questions, n_effective = float(counts.sum()), float(counts.sum() ** 2 / (counts**2).sum())
+    means = rest.sum(1) / n_questions
+    within = float(((rest - means[:, None] * counts) ** 2).sum()) / n_questions**2
+    noise = within / df * n_effective / max(n_effective - 1, 1)
+    return SeedVariance(float((means**2).sum()) / df, df, noise=noise)
 
 
 @lru_cache(maxsize=16)  # the arms of a question set have the same questions

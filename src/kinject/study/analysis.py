@@ -31,20 +31,18 @@ from kinject.results import (
     fewest_for,
 )
 from kinject.scaling import Scaling, ScalingFit, ScalingPoint
-from kinject.stats import (
-    CorrectnessMatrix,
-    aligned,
+from kinject.stats.comparisons import make_contrast, trend
+from kinject.stats.intervals import (
     bounded_accuracy,
     bounded_mean,
     chance_p,
     difference_estimate,
     equivalence_p,
     fit_line,
-    holm,
-    make_contrast,
     near_chance_p,
-    trend,
 )
+from kinject.stats.matrix import CorrectnessMatrix, aligned
+from kinject.stats.tests import holm
 from kinject.study.arms import BASE, RAG, Arm, value_label
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus

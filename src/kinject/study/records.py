@@ -27,7 +27,8 @@ from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.recipe import EvalRecipe
 from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Subject
-from kinject.stats import CorrectnessMatrix, family_variances
+from kinject.stats.intervals import family_variances
+from kinject.stats.matrix import CorrectnessMatrix
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.types import Answer, Passage, Question
 
