@@ -33,7 +33,10 @@ FILES = {
 
 @dataclass
 class Outcome:
-    """The counts of one file. `facts` are those of its documents, `covered` those in five accepted texts or more."""
+    """The counts of one file. `facts` are those of its documents, `covered` those in five accepted texts or more.
+
+    `carried` counts each fact once for each accepted text that has it.
+    """
 
     answers: int = 0
     accepted_answers: int = 0
@@ -44,6 +47,7 @@ class Outcome:
     kept: float = 0.0
     facts: int = 0
     covered: int = 0
+    carried: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     repairs: Counter[str] = field(default_factory=Counter)
     refused: list[str] = field(default_factory=list)
@@ -69,6 +73,7 @@ def measure(documents: list[dict[str, Any]], answers: list[dict[str, Any]], styl
             _check(answer, document, style_name, checker, coverage, outcome)
         outcome.facts += len(coverage.facts)
         outcome.covered += sum(n >= QUOTA for n in coverage.counts)
+        outcome.carried += sum(coverage.counts)
     return outcome
 
 
@@ -117,7 +122,7 @@ def main() -> None:
         if not (arguments.data / f"{name}.jsonl").exists():
             continue
         outcome = measure(documents, read_rows(arguments.data / f"{name}.jsonl"), style)
-        per_fact = outcome.tokens / outcome.covered if outcome.covered else float("inf")
+        per_fact = QUOTA * outcome.tokens / outcome.carried if outcome.carried else float("inf")
         reasons = ", ".join(f"{reason} {n}" for reason, n in outcome.reasons.most_common(5))
         print(
             f"| {name} as {style}: {outcome.answers} | {outcome.accepted_answers / outcome.answers:.1%} | {outcome.texts} "

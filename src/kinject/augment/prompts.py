@@ -6,7 +6,7 @@ Their text is part of every variant's id and seed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -66,24 +66,10 @@ def language_line(text: str) -> str:
     return render(shared_texts()["language"], Source("", text), {})
 
 
+@lru_cache(maxsize=1024)
 def describe(source: Source, name: str) -> Any:
     """Return the value of a variable of `VARIABLES` for a passage."""
-    return _describe(source, (name,))[name]
-
-
-def _describe(source: Source, names: Iterable[str]) -> Mapping[str, Any]:
-    """Return the values of `names` for a passage, and those that were computed before."""
-    values = _values(source)
-    for name in names:
-        if name not in values:
-            values[name] = VARIABLES[name](source)
-    return values
-
-
-@lru_cache(maxsize=256)
-def _values(source: Source) -> dict[str, Any]:
-    """Return the mapping that keeps the values for a passage."""
-    return {}
+    return VARIABLES[name](source)
 
 
 def has_quotations(text: str) -> bool:
@@ -181,7 +167,9 @@ def render(template: str, source: Source, others: Mapping[str, Any]) -> str:
     compiled, names, constant = _compiled(template)
     if constant is not None:
         return constant
-    return str(compiled.render({**_describe(source, names & VARIABLES.keys()), **others})).strip()
+    return str(
+        compiled.render({name: describe(source, name) for name in names & VARIABLES.keys()} | dict(others))
+    ).strip()
 
 
 @lru_cache(maxsize=1024)

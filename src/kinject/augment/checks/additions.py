@@ -34,10 +34,6 @@ _ALIKE = ({"lb", "sterling"}, {"degree", "celsius", "fahrenheit"}, {"ton", "tonn
 """Units that one word may mean: pounds, degrees."""
 
 
-_FEWEST_QUOTED = 2
-"""Words of a quotation that counts as a fact."""
-
-
 @dataclass(frozen=True, slots=True)
 class Addition:
     """A fact that a text has and its passage lacks: `reason` is a key of `REASONS`, `detail` the evidence."""
@@ -280,11 +276,7 @@ def facts_of(source: Facts) -> tuple[Fact, ...]:
         if not any(set(run) <= set(longer) for longer in named):
             named.append(run)
             facts.append(Fact("name", " ".join(run), " ".join(source.names.spelling[word] for word in run)))
-    facts += [
-        Fact("quotation", form, text)
-        for form, text in source.quotations.items()
-        if form.count(" ") + 1 >= _FEWEST_QUOTED
-    ]
+    facts += [Fact("quotation", form, text) for form, text in source.quotations.items() if " " in form]
     return tuple(facts)
 
 

@@ -29,7 +29,11 @@ REFUSAL = re.compile(
     re.IGNORECASE,
 )
 """The beginning of an answer that declines."""
-_TAG = re.compile(r"<[/!]?([a-z]{1,12}[1-6]?)\b(?=[\s/>])[^<>]{0,300}>|\bjavascript:", re.IGNORECASE)
+_TAG = re.compile(
+    r"<[/!]?(a|b|body|br|button|code|div|doctype|em|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta|object|ol|p|pre|script"
+    r"|span|strong|style|sub|sup|svg|table|tbody|td|th|thead|tr|u|ul|video)\b[^<>]{0,300}>|\bjavascript:",
+    re.IGNORECASE,
+)
 _MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
 
 MAX_OVERLAP = 0.7
