@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -236,19 +235,19 @@ def tracker_error(kind: type) -> str:
     return ""
 
 
-class EarlyStopping(TrainerCallback, ABC):  # type: ignore[misc]
+Reason = Callable[[Any, Sequence[Mapping[str, Any]]], str]
+"""(the trainer's arguments, its log) -> why the run stops now; "" if it continues."""
+
+
+class EarlyStopping(TrainerCallback):  # type: ignore[misc]
     """Stops a run as soon as `reason` returns one; it is added to `messages`.
 
     It decides from the trainer's own log, which checkpoints hold, so resuming changes nothing. A run that had stopped
     before it was interrupted takes no further step.
     """
 
-    def __init__(self, messages: list[str]) -> None:
-        self.messages = messages
-
-    @abstractmethod
-    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        """Return why the run stops now; "" if it continues."""
+    def __init__(self, reason: Reason, messages: list[str]) -> None:
+        self.reason, self.messages = reason, messages
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop if there is a reason."""
@@ -260,39 +259,35 @@ class EarlyStopping(TrainerCallback, ABC):  # type: ignore[misc]
     on_train_begin = on_evaluate
 
 
-class ProbeStopping(EarlyStopping):
-    """Stops a run when too much is forgotten."""
+def forgetting(section: ProbesSection) -> Reason:
+    """Return the reason to stop once a retention set fell by more than probes.max_forgetting."""
+    names = [name for name, item in section.sets().items() if item.role == "retention"]
 
-    def __init__(self, section: ProbesSection, messages: list[str]) -> None:
-        super().__init__(messages)
-        self.section = section
-        self.retention_sets = [name for name, item in section.sets().items() if item.role == "retention"]
-
-    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        """Return which retention set fell by more than probes.max_forgetting; "" without one."""
-        most = self.section.max_forgetting
-        for name in self.retention_sets if most is not None else ():
-            values = list(_by_step(history, f"eval_{name}_accuracy").values())
-            if values and values[0] - values[-1] > (most or 0.0):
+    def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        for name in names if section.max_forgetting is not None else ():
+            key = f"eval_{name}_accuracy"
+            by_step = {row["step"]: row[key] for row in history if row.get(key) is not None and math.isfinite(row[key])}
+            values = list(by_step.values())
+            if values and values[0] - values[-1] > (section.max_forgetting or 0.0):
                 return (
                     f"{name} is down from {values[0]:.3f} to {values[-1]:.3f}, more than probes.max_forgetting: "
-                    f"{most:g}; the run stops."
+                    f"{section.max_forgetting:g}; the run stops."
                 )
         return ""
 
+    return reason
 
-class PatienceStopping(EarlyStopping):
-    """Stops a run after `evaluations` without a better metric: the validation loss if the recipe names none."""
 
-    def __init__(self, evaluations: int, messages: list[str]) -> None:
-        super().__init__(messages)
-        self.evaluations = evaluations
+def patience(evaluations: int) -> Reason:
+    """Return the reason to stop after `evaluations` without a better metric, the validation loss if the recipe names none."""
 
-    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        """Return that no evaluation since the best one is better."""
-        metric = args.metric_for_best_model or "loss"
+    def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:
         greater = args.greater_is_better if args.metric_for_best_model is not None else False
-        return no_improvement(history, (metric, greater), self.evaluations, "techniques.patience")
+        return no_improvement(
+            history, (args.metric_for_best_model or "loss", greater), evaluations, "techniques.patience"
+        )
+
+    return reason
 
 
 def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool], patience: int, key: str) -> str:
@@ -313,8 +308,3 @@ def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool
     if since < patience:
         return ""
     return f"{name} has not been better than {best:.3f} for {since} evaluations ({key}); the run stops."
-
-
-def _by_step(history: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
-    """Return step -> the last value logged for it; values that are not finite are none."""
-    return {row["step"]: row[key] for row in history if row.get(key) is not None and math.isfinite(row[key])}

@@ -32,7 +32,6 @@ from kinject.disk import (
     open_to_read,
     read_bytes,
     read_json,
-    unwritable,
     write_json,
     write_sha256sums,
 )
@@ -80,34 +79,19 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def remove_incomplete(checkpoint: Path) -> None:
-    """Delete a checkpoint that is not complete, before another is written with its name. Raises `DiskError`."""
-    if checkpoint.exists() and not is_complete(checkpoint):
-        try:
-            shutil.rmtree(checkpoint)
-        except OSError as error:
-            raise unwritable(checkpoint, error, "deleted") from error
-
-
 def mark_extra(checkpoint: Path) -> None:
     """Record that an uninterrupted run would not have this checkpoint, so that it goes as soon as it is not needed."""
     write_json(checkpoint.parent / _EXTRA, {"checkpoint": checkpoint.name})
 
 
 def remove_extra(run_dir: Path, newest: Path | None = None) -> None:
-    """Delete the checkpoint of `mark_extra`, if there is one and it is not the `newest` itself.
-
-    Raises `DiskError`, and `InputError` if the record is damaged.
-    """
+    """Delete the checkpoint of `mark_extra`, if there is one and it is not the `newest` itself."""
     path = run_dir / _EXTRA
     if not path.exists():
         return
     extra = run_dir / Path(str(read_json(path, "Delete it.").get("checkpoint"))).name
     if _NAME.match(extra.name) and extra.exists() and extra != newest:
-        try:
-            shutil.rmtree(extra)
-        except OSError as error:
-            raise unwritable(extra, error, "deleted") from error
+        shutil.rmtree(extra)
     path.unlink()
 
 
@@ -296,8 +280,8 @@ class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
         check_weights(self)
         self._save_state()
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            remove_incomplete(checkpoint)
+        if self.args.should_save and checkpoint.exists() and not is_complete(checkpoint):
+            shutil.rmtree(checkpoint)
         self.accelerator.wait_for_everyone()
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:

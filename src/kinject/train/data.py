@@ -48,7 +48,6 @@ REPLAY = "replay"
 PROJECTION_TOKENS = 60_000
 """Tokens of the texts to keep, drawn at random, that the inputs of layers are measured on."""
 
-_MOST_ROWS = 1.25  # rows over the least that hold as many tokens, before a run warns that they are not full
 _REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",)}
 
 
@@ -79,13 +78,10 @@ class TrainingCorpus(CorpusFile):
         return CorpusFile(self.path, sha256=self._sha256)
 
     def __iter__(self) -> Iterator[CorpusRow]:
-        """Yield every row. Raises `RecipeError` for one that does not fit `method`, after faulty lines."""
+        """Yield every row. Raises `RecipeError` for one that does not fit `method`."""
         refused = _REFUSED_SHAPES.get(self.recipe.method or "", ())
-        rows = super().__iter__()
-        for row in rows:
+        for row in super().__iter__():
             if row.shape in refused:
-                for _ in rows:  # faulty lines further on are reported first
-                    pass
                 content = "prompt and completion" if row.shape == "completion" else row.shape
                 raise self.recipe.error(
                     "method",
@@ -352,23 +348,6 @@ def check_positions(recipe: TrainRecipe, config: Any, data: TrainingData) -> int
         fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
         raise recipe.error("trainer.max_length", fault)
     return limit
-
-
-def note_fill(rows: PackedRows, packing: PackingConfig) -> list[str]:
-    """Return a note if separating paraphrases leaves packed rows emptier than packing alone would."""
-    packs = packing.strategy in ("bfd", "bfd_split")
-    if not packs or not packing.apart or packing.block is None:
-        return []
-    n_tokens = int(rows.lengths().sum())
-    least = -(-n_tokens // packing.block)
-    if len(rows) <= _MOST_ROWS * least:
-        return []
-    return [
-        "corpus.order: some documents have more texts than there are rows for them, so rows are "
-        f"only {n_tokens / (len(rows) * packing.block):.0%} full ({len(rows):,} rows; {least:,} would hold as many tokens). "
-        "Interleaved texts of one document never share a row. A smaller trainer.max_length, more documents, or "
-        "corpus.order: shuffled fills them."
-    ]
 
 
 @dataclass(frozen=True)

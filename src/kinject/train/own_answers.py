@@ -23,9 +23,8 @@ from kinject.disk import (
     content_id,
     file_hash,
     is_file,
-    parse_row,
     read_json,
-    read_lines,
+    read_jsonl,
     write_json,
     write_jsonl,
 )
@@ -104,7 +103,11 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         requests = list(writer.requests(rows, documents))
         key = _key(part)
         if not requests:
-            raise InputError(f"{source}: {key}: {_unanswerable(section)}")
+            raise InputError(
+                f"{source}: {key}: no row can be answered. Rows need prompt and completion, or messages without tools; with "
+                "without_context below 1 a document_id whose document is in the corpus (origin: original) or in "
+                "answers.documents; and half of the model's window for the answer."
+            )
         device = writer.model.device.type
         began = work_seconds(device)
         answers, fates = writer.answer(requests)
@@ -112,7 +115,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         if not answers:
             raise InputError(
                 f"{path}: {key}: keeps none of its {len(requests):,} answers to {source}: {fates['endless']:,} do not end "
-                f"within {writer.most} tokens, {fates['wrong']:,} do not hold the given answer."
+                f"within {writer.generator.max_tokens} tokens, {fates['wrong']:,} do not hold the given answer."
             )
         requested = {request.index for request in requests}
         n_rows = write_jsonl(out, _merged(Path(source), requested, answers))
@@ -131,19 +134,6 @@ def _hash_of(path: str | None) -> str | None:
     return file_hash(Path(path)) if path is not None and is_file(Path(path)) else path
 
 
-def _unanswerable(section: AnswersSection) -> str:
-    reads = section.without_context < 1
-    document = (
-        " a document_id, and their documents in the main corpus (origin: original) or in answers.documents;"
-        if reads
-        else ""
-    )
-    return (
-        f"no row can be answered. Rows need prompt and completion, or messages without tools;{document} and a prompt that "
-        "leaves half of the model's window for the answer."
-    )
-
-
 def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) -> str:
     n_requested = counts["kept"] + counts["endless"] + counts["wrong"]
     return (
@@ -155,9 +145,7 @@ def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) 
 
 def _merged(source: Path, requested: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
     """Yield the rows of `source` with the new answers, by index; without those that were requested and are not answered."""
-    lines = ((number, line) for number, line in read_lines(source) if line.removeprefix(b"\xef\xbb\xbf").strip())
-    for index, (number, line) in enumerate(lines):
-        row = parse_row(line.removeprefix(b"\xef\xbb\xbf"), f"{source}:{number}")
+    for index, (_, row) in enumerate(read_jsonl(source)):
         if index not in requested:
             yield row
         elif index in answers and "messages" in row:
@@ -201,11 +189,6 @@ class _Writer:
     part: str
 
     @property
-    def most(self) -> int:
-        """Most tokens of an answer."""
-        return self.generator.max_tokens
-
-    @property
     def reads_document(self) -> bool:
         """Whether a document is shown before the prompt."""
         return self.section.without_context < 1
@@ -228,7 +211,7 @@ class _Writer:
             if turns is None:
                 continue
             prompt = self._encode(row, turns, context) if context else alone
-            if self.window is not None and max(len(prompt), len(alone)) + self.most > self.window:
+            if self.window is not None and max(len(prompt), len(alone)) + self.generator.max_tokens > self.window:
                 continue
             breaks = not in_chat and "\n" not in corpus_answer.strip()
             yield _Request(index, row.id, prompt, alone, corpus_answer.strip(), in_chat, breaks)
@@ -257,32 +240,25 @@ class _Writer:
 
     def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], dict[str, int]]:
         """Return the answers that are kept, by row, how many are not (endless, wrong), and the tokens of all."""
-        section, answers, fates = self.section, dict[int, str](), dict[int, str]()
-        draws = 0 < section.without_context < 1
-        waiting, n_tokens = list(requests), 0
-        label = f"{self.part} answers".strip()
-        with Progress(label, len(requests), "rows") as progress:
-            for attempt in range(_ATTEMPTS if draws else 1):
+        section, answers = self.section, dict[int, str]()
+        waiting, n_tokens, n_endless, n_wrong = list(requests), 0, 0, 0
+        with Progress(f"{self.part} answers".strip(), len(requests), "rows") as progress:
+            for attempt in range(_ATTEMPTS if 0 < section.without_context < 1 else 1):
                 failed: list[_Request] = []
+                n_endless = n_wrong = 0
                 for request, text, n_written in self._written(waiting, attempt):
                     n_tokens += n_written
-                    fate = "endless" if text is None else "kept"
-                    if text is not None and section.correct_only and not matches(text, [request.corpus_answer]):
-                        fate = "wrong"
-                    if fate == "kept" and text is not None:
+                    is_wrong = text is not None and section.correct_only and not matches(text, [request.corpus_answer])
+                    if text is None or is_wrong:
+                        failed.append(request)
+                        n_endless, n_wrong = n_endless + (text is None), n_wrong + is_wrong
+                    else:
                         answers[request.index] = text
                         progress.advance()
-                    else:
-                        failed.append(request)
-                        fates[request.index] = fate
-                        progress.set_status(f"attempt {attempt + 1}")
                 waiting = failed
                 if not waiting:
                     break
-        counts = {"endless": 0, "wrong": 0, "written_tokens": n_tokens}
-        for request in waiting:
-            counts[fates[request.index]] += 1
-        return answers, counts
+        return answers, {"endless": n_endless, "wrong": n_wrong, "written_tokens": n_tokens}
 
     def _written(self, requests: Sequence[_Request], attempt: int) -> Iterator[tuple[_Request, str | None, int]]:
         """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts of similar length."""

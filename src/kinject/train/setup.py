@@ -17,12 +17,7 @@ from kinject.errors import Problem
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
-from kinject.train.callbacks import (
-    Histograms,
-    PatienceStopping,
-    ProbeStopping,
-    Screen,
-)
+from kinject.train.callbacks import EarlyStopping, Histograms, Screen, forgetting, patience
 from kinject.train.config import make_configs
 from kinject.train.data import (
     REPLAY,
@@ -33,7 +28,6 @@ from kinject.train.data import (
     TrainingCorpus,
     TrainingData,
     check_positions,
-    note_fill,
     open_corpora,
     tokenize_and_pack,
 )
@@ -166,7 +160,7 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
     """Return lines for the log on the rows, the batch, and what trains if that is not all."""
     batch = effective_batch(config, tokenized.train)
     notes = [
-        *tokenized.notes, _describe_run(trainer, tokenized), *note_fill(tokenized.train.rows, tokenized.packing),
+        *tokenized.notes, _describe_run(trainer, tokenized),
         f"effective batch: {batch['rows_per_device']} rows x {batch['accumulation']} accumulated x {batch['devices']} "
         f"device{'s' * (batch['devices'] != 1)} = {batch['rows']} rows an update, about {batch['tokens']:,} tokens",
     ]  # fmt: skip
@@ -227,9 +221,9 @@ def _assemble(
         _check_packing(model, parts.train)
     callbacks: list[Any] = [Screen(effective_batch(config, parts.data)["tokens"])]
     if recipe.probes is not None:
-        callbacks.append(ProbeStopping(recipe.probes, guard.warnings))
+        callbacks.append(EarlyStopping(forgetting(recipe.probes), guard.warnings))
     if techniques.patience is not None:
-        callbacks.append(PatienceStopping(techniques.patience, guard.warnings))
+        callbacks.append(EarlyStopping(patience(techniques.patience), guard.warnings))
     try:
         trainer = KnowledgeTrainer(
             parts, model=model, args=config, processing_class=tokenizer, peft_config=adapter, run_dir=recipe.run_dir,
