@@ -182,15 +182,6 @@ def test_thinking_is_learned_or_masked(name: str, tokenizer: Any) -> None:
     assert text.count("In Farrow, as entry") == 2
 
 
-def test_thinking_in_an_unknown_form_cannot_be_masked(tokenizer: Any) -> None:
-    tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{% generation %}({{ m.reasoning_content }}){{ m.content }}"
-        "{% endgeneration %}{% endfor %}"
-    )
-    with pytest.raises(InputError, match=r"message 2: its thinking: .* cannot be masked"):
-        _tokens(tokenizer, conversation(1, thinking=True), ChatFormat(True, thinking="mask"))
-
-
 @pytest.mark.parametrize(
     ("name", "tools", "thinking", "lost"),
     [
@@ -222,14 +213,6 @@ def test_text_that_a_template_leaves_out_is_refused_or_counted(
         assert account.source == len(tokens.input_ids) + tokens.n_left_out
         assert account.trained == sum(tokens.learned)
         assert account.source == account.trained + account.masked + account.truncated + account.dropped
-
-
-def test_the_thinking_of_an_earlier_turn_is_refused_where_a_template_drops_it(tokenizer: Any) -> None:
-    chat = _set(tokenizer, "gptoss")
-    row = conversation(2, thinking=True)
-    row["messages"][1]["reasoning_content"] = "An older register comes first."
-    with pytest.raises(InputError, match=r"message 2: its thinking\. It drops the thinking of earlier turns"):
-        _tokens(tokenizer, row, ChatFormat(True, chat.template))
 
 
 def test_every_row_that_does_not_fit_is_named(tokenizer: Any) -> None:

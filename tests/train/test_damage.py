@@ -15,9 +15,8 @@ from faulty import FaultyDisk
 from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl, write_manifest
-from kinject.errors import DiskError, InputError, KinjectError, TrainingError
+from kinject.errors import DiskError, InputError, TrainingError
 from kinject.recipe import Recipe
-from kinject.report.runs import write_run_report
 from kinject.train import run as stage
 from kinject.train import train
 from kinject.train.checkpoints import newest_complete
@@ -98,25 +97,11 @@ def test_a_flipped_bit_in_a_finished_model_is_found_and_named_and_resume_makes_i
     assert outcome(interrupted) == wanted
 
 
-def test_a_merged_model_has_sums_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    folder = merge(str(tiny_model), str(tiny_model), [0.5], tmp_path / "merged")[0.5]
-    assert "model.safetensors" in (folder / "SHA256SUMS").read_text()
-
-
 def test_a_run_without_its_manifest_is_not_thrown_away(interrupted: Recipe) -> None:
     (interrupted.run_dir / "manifest.json").unlink()
     with pytest.raises(TrainingError, match=r"holds checkpoints or a model, but no manifest\.json, .* --resume"):
         train(interrupted)
     assert {path.name for path in interrupted.run_dir.glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-4"}
-
-
-def test_a_changed_log_is_not_drawn(interrupted: Recipe) -> None:
-    train(interrupted, resume=True)
-    write_run_report(interrupted.run_dir)
-    log = interrupted.run_dir / "log.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"loss": ', b'"loss": 1', 1))
-    with pytest.raises(InputError, match=r"log\.jsonl: its bytes are not those that were written"):
-        write_run_report(interrupted.run_dir)
 
 
 def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(make_recipe: MakeRecipe, corpus: Path) -> None:
@@ -126,36 +111,6 @@ def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(make_recipe: MakeRe
     corpus.write_bytes(corpus.read_bytes().replace(b"Lowmere", b"Lowmepe", 1))
     with pytest.raises(InputError, match=r"corpus\.jsonl: its bytes are not .* Run kinject augment again"):
         train(make_recipe(corpus={"path": str(corpus)}))
-
-
-def test_damaged_tokens_are_made_again(
-    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def run() -> Any:
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        return outcome(make_recipe(trainer={"max_steps": 1}))
-
-    ground = Ground(tmp_path / "tokens", run)
-    bad, n_mended = [], 0
-    files = {path.name: path for path in ground.files()}
-    assert files.keys() == {
-        "ids.bin",
-        "learned.bin",
-        "ends.bin",
-        "left_out.bin",
-        "unread.bin",
-        "documents.bin",
-        "documents.json",
-        "SHA256SUMS",
-    }
-    for number, path in enumerate(files.values()):
-        damages = sample(path, 4, 1, 1)
-        faults, mended, refused = ground.faults(path, [damages[number % 5]])
-        bad, n_mended = bad + faults, n_mended + mended
-        assert refused == 0
-    assert bad == []
-    assert n_mended == len(files)
-    assert ".bin: its bytes are not those that were written (SHA256SUMS beside it). It is made again" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -179,19 +134,6 @@ def test_a_run_goes_on_to_the_same_weights_after_a_call_was_refused(
         ):
             train(recipe)
         assert outcome(recipe) == wanted
-
-
-def test_a_run_folder_that_vanishes_half_way_is_told(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from kinject.train import checkpoints
-
-    def vanish(checkpoint: Path) -> None:
-        shutil.rmtree(checkpoint.parent)
-
-    monkeypatch.setattr(checkpoints, "mark_complete", vanish)
-    with pytest.raises(KinjectError, match=r"run: the disk refuses a file of training \(the run folder is missing\)"):
-        train(make_recipe(trainer=SAVE))
 
 
 def test_a_run_that_was_ended_after_its_last_checkpoint_takes_no_step_more(make_recipe: MakeRecipe) -> None:

@@ -69,17 +69,6 @@ def test_each_line_is_parsed_once_and_none_in_a_rerun(make_recipe: MakeRecipe, f
     assert set(counts.values()) == {0}
 
 
-def test_row_weights_are_read_in_the_same_pass(make_recipe: MakeRecipe, files: dict[str, Path]) -> None:
-    sections = {**_sections(files), "techniques": {"row_weights": {"column": "weight"}}}
-    with _counting_parses(*files.values()) as counts:
-        first = train(make_recipe(**sections))
-    assert set(counts.values()) == {1}
-    with _counting_parses(files["corpus"]) as counts:  # the tokens are cached, the weights are not
-        again = train(make_recipe(**sections), overwrite=True)
-    assert set(counts.values()) == {1}
-    assert again.final_loss == first.final_loss
-
-
 @pytest.mark.parametrize("name", ["corpus", "replay", "validation"])
 def test_all_faulty_lines_of_a_corpus_are_reported_before_a_model_loads(
     make_recipe: MakeRecipe, files: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch

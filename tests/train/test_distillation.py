@@ -17,12 +17,10 @@ from kinject.corpus.rows import CorpusFile
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.models import load_model
-from kinject.recipe import DistillationSection, Recipe
+from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.loss import Predictions, divergence, log_probs_of
-from kinject.train.objectives import TrainingLoss
+from kinject.train.loss import divergence, log_probs_of
 from kinject.train.objectives import distillation as teacher
-from kinject.train.objectives.distillation import Distillation
 from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
 
@@ -206,20 +204,6 @@ def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], lis
     return {name: weight.detach() for name, weight in model.named_parameters()}, losses
 
 
-def test_all_entries_of_the_vocabulary_give_the_divergence_of_whole_distributions() -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits, of_teacher = (torch.randn(5, 9, generator=generator, dtype=torch.float64) for _ in range(2))
-    ids, labels = of_teacher.topk(9).indices, torch.arange(5)
-    has_target = torch.tensor([True, False, True, True, False])
-    loss = TrainingLoss(objectives=(Distillation(DistillationSection()),))
-    actual = loss.by_token(logits, labels, teacher=Predictions(has_target, log_probs_of(of_teacher, ids), ids))
-    whole = divergence(logits, of_teacher.log_softmax(-1))
-    assert torch.allclose(actual[has_target], whole[has_target], atol=1e-12)
-    plain = F.cross_entropy(logits, labels, reduction="none")
-    assert torch.equal(actual[~has_target], plain[~has_target])
-    assert not torch.isclose(actual[has_target], plain[has_target]).any()
-
-
 def test_a_shared_head_gives_the_predictions_of_a_pass_over_the_whole(
     make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path
 ) -> None:
@@ -272,20 +256,6 @@ def test_a_second_run_makes_no_prediction_and_reads_the_same_bits(
     for changed in ({"context": "both"}, {"top_k": 5}, {"temperature": 2.0}):
         with pytest.raises(TypeError):
             make_trainer(make_recipe(method="distill", corpus=paraphrases, distillation=changed))
-
-
-def test_the_predictions_belong_to_the_weights(
-    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path
-) -> None:
-    first = make_trainer(make_recipe(method="distill", corpus=paraphrases))
-    loaded = load_model(str(sharp_model))
-    with torch.no_grad():
-        next(iter(loaded.model.parameters())).mul_(1.1)
-    loaded.model.save_pretrained(sharp_model)
-    second = make_trainer(make_recipe(method="distill", corpus=paraphrases))
-    numbers = torch.arange(int(first.teacher.starts[-1]))
-    one, two = (made.teacher.predictions(numbers) for made in (first, second))
-    assert not torch.allclose(one.log_probs, two.log_probs, atol=1e-3)
 
 
 def test_with_an_adapter_the_teacher_is_the_base_without_it(
@@ -395,24 +365,6 @@ def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(
     assert positions == sorted(positions)  # in the order of the document
     assert -1 not in positions
     assert len(heads[100][0]) > len(heads[64][0])
-
-
-def test_every_token_of_a_split_text_is_counted(
-    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path
-) -> None:
-    del paraphrases["replay"]
-    accounts = {
-        context: make_trainer(
-            make_recipe(method="distill", distillation={"context": context}, corpus=paraphrases)
-        ).training_data.account
-        for context in ("document", "beginning")
-    }
-    for account in accounts.values():
-        assert account.source == account.trained + account.masked + account.lost
-    whole, split = accounts["document"], accounts["beginning"]
-    assert whole.source == split.source
-    assert whole.lost == split.lost == 0
-    assert 0.2 * whole.trained < split.trained < 0.8 * whole.trained
 
 
 def test_documents_held_out_keep_each_row_with_its_own_predictions(

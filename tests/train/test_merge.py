@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from kinject.train import train
 from kinject.train.merge import add_difference, apply_adapter, merge, merge_adapter
 
 MakeRecipe = Callable[..., Recipe]
-WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
 
 
 def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
@@ -127,19 +126,6 @@ def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--alpha: found 1\.5"):
         merge(str(tiny_model), str(other), [1.5], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-
-
-def test_the_command_says_where_each_average_lies(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("logging.basicConfig", lambda **_: None)  # it would outlive this test
-    out = tmp_path / "merged"
-    assert (
-        main(["export", str(tiny_model), "--average-with", str(tiny_model), "--alpha", "0.5", "--out", str(out)]) == 0
-    )
-    assert capsys.readouterr().out == f"alpha 0.5: {out / 'alpha-0.5'}\n"
-    assert main(["export", str(tmp_path / "absent"), "--average-with", str(tiny_model)]) == 2
-    assert "no *.safetensors" in capsys.readouterr().err
 
 
 def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
-from kinject.disk import read_jsonl
 from kinject.models import model_hash
 from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
@@ -83,27 +82,6 @@ def test_instruction_rows_among_documents_are_learned_where_they_answer(
     assert counts["fractions"] == {"qa": pytest.approx(0.3, abs=0.002)}
     assert result.account["masked"] > 400  # the questions, and the first token of every text
     assert any("qa: 30." in note or "qa: 29.9" in note for note in result.notes)
-
-
-def test_a_rerun_takes_the_tokens_from_the_cache(
-    make_recipe: MakeRecipe, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = {"path": str(files["corpus"]), "replay": {"path": str(files["replay"]), "fraction": 0.3}}
-    first = train(make_recipe(corpus=corpus))
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("tokenised again")
-
-    monkeypatch.setattr("kinject.train.data.tokenize_rows", refuse)
-    again = train(make_recipe(corpus=corpus), overwrite=True)
-    assert again.account == first.account
-    losses = [
-        [row["loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "loss" in row]
-        for result in (first, again)
-    ]
-    assert losses[0] == losses[1]
-    with pytest.raises(AssertionError, match="tokenised again"):
-        train(make_recipe(corpus={**corpus, "eos": False}), overwrite=True)
 
 
 @pytest.mark.parametrize("order", [("questions", "documents"), ("documents", "questions")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -108,33 +107,6 @@ def test_in_bfloat16_the_update_is_that_of_torch_to_the_bit(
         ours_optimizer.step()
         torchs_optimizer.step()
         assert torch.equal(ours, torchs)
-
-
-def test_a_restored_state_continues_to_the_bit() -> None:
-    torch.manual_seed(0)
-    model = _Model()
-    optimizer = _optimizer(model)
-
-    def update(one: Any, its: Any) -> None:
-        one.zero_grad()
-        torch.nn.functional.cross_entropy(one(torch.arange(7)), torch.arange(7).flip(0)).backward()
-        its.step()
-
-    update(model, optimizer)
-    other = _Model()
-    other.load_state_dict(model.state_dict())
-    restored = _optimizer(other)
-    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for _ in range(2):
-        update(model, optimizer)
-        update(other, restored)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert sorted(len(state) for state in optimizer.state.values()) == [
-        1,
-        3,
-        3,
-        3,
-    ]  # momentum alone; AdamW's two and a step
 
 
 def _weights(make_recipe: MakeRecipe, run: Path, resume: bool = False, **sections: Any) -> dict[str, torch.Tensor]:

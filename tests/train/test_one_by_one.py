@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import subprocess
 import sys
 import types
@@ -127,46 +125,6 @@ trainer.training_step = lambda *a, **k: (torch.rand(1 + rank()), step(*a, **k))[
 trainer.train()
 torch.save({n: w.detach() for n, w in trainer.model.named_parameters()}, f"{sys.argv[2]}/{rank()}.pt")
 """
-
-
-def _process(number: int, address: str, out: str) -> None:
-    """Train a layer in one of two processes, whose global random numbers differ, on half of the rows."""
-    torch.set_num_threads(1)  # a fork has none of the threads that its parent computed with, and would wait for them
-    torch.distributed.init_process_group("gloo", init_method=f"file://{address}", rank=number, world_size=2)
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(64, 64).bfloat16()
-    rows, wanted = torch.randn(2, 8, 64).bfloat16(), torch.randn(2, 8, 64).bfloat16()
-    model = torch.nn.parallel.DistributedDataParallel(layer)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
-    updates = [0]
-    OneByOne(optimizer, lambda: updates[0], 3)
-    gradients = []
-    for updates[0] in range(4):
-        torch.rand(1 + number)
-        optimizer.zero_grad()
-        (model(rows[number]) - wanted[number]).square().mean().backward()
-        gradients.append(layer.weight.grad.clone())
-        optimizer.step()
-    torch.save({"weight": layer.weight.detach(), "gradients": gradients}, f"{out}/{number}.pt")
-    torch.distributed.barrier()
-    os._exit(0)  # destroying the group waits for threads, in a fork now and then for ever
-
-
-def test_ddp_keeps_exchanging_gradients_and_both_processes_round_alike(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    processes = [
-        context.Process(target=_process, args=(rank, str(tmp_path / "store"), str(tmp_path))) for rank in (0, 1)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    for process in processes:
-        process.kill()  # one that hangs would keep the tests from ending
-    assert [process.exitcode for process in processes] == [0, 0]
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    assert all(torch.equal(a, b) for a, b in zip(first["gradients"], second["gradients"], strict=True))
-    assert torch.equal(first["weight"], second["weight"])
 
 
 @pytest.mark.soak

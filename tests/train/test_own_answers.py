@@ -17,7 +17,6 @@ from kinject.models.generate import ends_of, generate
 from kinject.recipe import AnswersSection, GeneratorSection, Recipe
 from kinject.train import train
 from kinject.train.own_answers import write_own_answers
-from kinject.train.run import hash_inputs
 
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -66,32 +65,6 @@ def test_a_mixture_is_drawn_token_by_token_whatever_the_batch(
     wanted = [by_hand(model, with_context[i], alone[i], i, weight, temperature, ends) for i in seeds]
     assert together == single == wanted
     assert len({tuple(row) for row in wanted}) > 1
-
-
-def test_two_tokens_as_close_as_rounding_are_decided_by_the_text_alone(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = load_model(str(tiny_model), device="cpu", dtype="float32")
-    rows = [loaded.tokenizer(text)["input_ids"] for text in BEHIND]
-    section = GeneratorSection(kind="transformers", model="", temperature=0.0, max_tokens=4)
-    ends = ends_of(loaded.model, loaded.tokenizer, "tiny")
-    monkeypatch.setattr("kinject.models.generate._CLOSE", 1e9)  # every choice counts as close
-    n_alone, forward = [0], loaded.model.forward
-
-    def count(*arguments: Any, **options: Any) -> Any:
-        ids = options.get("input_ids", arguments[0] if arguments else None)
-        n_alone[0] += len(ids) == 1
-        return forward(*arguments, **options)
-
-    monkeypatch.setattr(loaded.model, "forward", count)
-    together = generate(loaded.model, section, rows, [0] * 4, ends)
-    assert n_alone[0] >= 4
-    assert together == [generate(loaded.model, section, [row], [0], ends)[0] for row in rows]
-
-
-@pytest.fixture(autouse=True)
-def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.train.own_answers.MOST_TOKENS", 8)
 
 
 @pytest.fixture
@@ -216,17 +189,3 @@ def test_what_cannot_be_answered_is_a_fault_at_once(
     part = {"path": str(rows), "fraction": 0.2, "answers": {"without_context": 1.5}}
     with pytest.raises(RecipeError, match=r"recipe.yaml:\d+: corpus.mix.asked.answers.without_context: found 1.5"):
         make_recipe(corpus={"path": str(corpus), "mix": {"asked": part}})
-
-
-def test_the_documents_of_the_answers_are_inputs_of_the_run(
-    make_recipe: MakeRecipe, write_rows: WriteRows, corpus: Path
-) -> None:
-    part = {
-        "path": str(corpus),
-        "fraction": 0.2,
-        "answers": {"documents": str(write_rows("d.jsonl", corpus_rows()[:4]))},
-    }
-    before = hash_inputs(make_recipe(corpus={"path": str(corpus), "mix": {"asked": part}}))
-    write_rows("d.jsonl", corpus_rows()[:3])
-    after = hash_inputs(make_recipe(corpus={"path": str(corpus), "mix": {"asked": part}}))
-    assert before["fingerprint"] != after["fingerprint"]

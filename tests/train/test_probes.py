@@ -158,13 +158,6 @@ def test_a_resumed_run_asks_and_decides_as_an_undisturbed_one(
     assert rows[0] == rows[1]
 
 
-def test_a_damaged_question_is_told_before_a_model_loads(make_recipe: MakeRecipe, write_rows: WriteRows) -> None:
-    bad = write_rows("bad.jsonl", [{"question": "Who?", "choices": ["a"], "answer": 0}])
-    recipe = make_recipe(probes={"questions": {"new": str(bad)}}, trainer=EVERY, model={"path": "no/such-model"})
-    with pytest.raises(InputError, match=r"bad\.jsonl:1: choices: found 1"):
-        train(recipe)
-
-
 def test_long_questions_are_cut_from_the_left_to_the_window(tiny_model: Path, write_rows: WriteRows) -> None:
     loaded = load_model(str(tiny_model))
     path = write_rows("q.jsonl", [{"question": "where " * 99, "choices": ["Farrow", "Kelm"], "answer": 0}])

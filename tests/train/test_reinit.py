@@ -43,40 +43,6 @@ def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(make_recipe: MakeReci
     assert any(text.startswith(note) for text in manifest["counts"]["notes"])
 
 
-def test_thawed_weights_go_on_as_under_a_fresh_optimizer(
-    make_recipe: MakeRecipe, tiny_model: Path, by_hand: Any
-) -> None:
-    """AdamW by hand: moments of held weights begin at the thaw, and only what trains is clipped together."""
-    options = {
-        "packing": False, "max_steps": 5, "per_device_train_batch_size": 8, "train_sampling_strategy": "sequential",
-        "lr_scheduler_type": "constant", "weight_decay": 0.1, "max_grad_norm": 0.2, "optim": "adamw_torch",
-    }  # fmt: skip
-    recipe = make_recipe(trainer=options, **NORMS)
-    hand = by_hand(recipe, 8)
-    named = dict(hand.model.named_parameters())
-    moments = {name: (torch.zeros_like(w), torch.zeros_like(w), 0) for name, w in named.items()}
-    for step in range(5):
-        losses = [
-            x for row in hand.rows_of(step) for _, x in hand.losses(row, lambda p, ids: -p.gather(1, ids[:, None]))
-        ]
-        names = [name for name in named if step >= 3 or ".layers.1." in name or name == "model.norm.weight"]
-        gradients = torch.autograd.grad(torch.cat(losses).mean(), [named[name] for name in names])
-        norm = sum((g**2).sum() for g in gradients) ** 0.5
-        for name, gradient in zip(names, gradients, strict=True):
-            g = gradient * min(1.0, 0.2 / (float(norm) + 1e-6))
-            m, v, t = moments[name]
-            m, v, t = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2, t + 1
-            moments[name] = (m, v, t)
-            with torch.no_grad():
-                if named[name].ndim > 1:
-                    named[name].mul_(1 - 1e-3 * 0.1)
-                named[name].sub_(1e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8))
-    actual = dict(load_model(train(recipe).model_dir).model.named_parameters())
-    base = dict(load_model(str(tiny_model)).model.named_parameters())
-    for name, weight in actual.items():
-        assert (weight - named[name]).norm() < 1e-3 * (named[name] - base[name]).norm(), name
-
-
 def test_a_run_resumed_before_the_thaw_ends_bitwise_as_an_undisturbed_one(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:

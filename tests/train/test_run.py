@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import shutil
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -28,7 +25,6 @@ from kinject.train import train
 from kinject.train.checkpoints import is_complete, newest_complete
 from kinject.train.data import Collator, CorpusPacker, RowDataset
 from kinject.train.run import hash_inputs
-from kinject.train.setup import effective_batch
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -296,26 +292,6 @@ def test_notes_and_manifest_hold_the_effective_batch(make_recipe: MakeRecipe) ->
     assert batch == {"rows_per_device": 3, "accumulation": 2, "devices": 1, "rows": 6, "tokens": round(n_tokens)}
     expected = f"3 rows x 2 accumulated x 1 device = 6 rows an update, about {round(n_tokens)} tokens"
     assert any(expected in note for note in result.notes)
-
-
-def test_processes_that_share_rows_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 16 processes that split each layer in 2 and each row in 4, two read rows of their own."""
-    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
-    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "4")
-    config = types.SimpleNamespace(per_device_train_batch_size=3, gradient_accumulation_steps=5, world_size=16, n_gpu=1)
-    rows = types.SimpleNamespace(lengths=lambda: np.array([100, 50]))
-    batch = effective_batch(config, types.SimpleNamespace(rows=rows))  # type: ignore[arg-type]
-    assert (batch["devices"], batch["rows"], batch["tokens"]) == (2, 30, 30 * 75)
-
-
-def test_what_was_chosen_is_said(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="kinject.train.run"):
-        result = train(make_recipe(trainer={"warmup_ratio": 0.1}))
-    logged = "\n".join(caplog.messages)
-    assert "warmup_ratio is called warmup_steps today" in logged
-    assert "sdpa attention, on cpu" in logged
-    assert "in float32" in logged
-    assert tuple(caplog.messages) == result.notes
 
 
 @pytest.mark.parametrize("key", sorted({item.name for item in dataclasses.fields(Sections)} - NOT_TRAINING))

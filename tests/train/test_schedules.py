@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError, TrainingError
-from kinject.recipe import Recipe, read_recipe
-from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_arguments, schedule_names
+from kinject.recipe import Recipe
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
 from kinject.train import train
 from kinject.train.schedules import Schedule, planned_curve
 
@@ -287,16 +286,6 @@ def test_a_wrong_schedule_is_told_with_its_line(
     assert key.rpartition(".")[2] in Path(path).read_text("utf-8").splitlines()[int(line) - 1]
 
 
-def test_all_faults_of_a_schedule_are_told_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    kwargs = {"steps": 3, "gamma": 7}
-    trainer = {"lr_scheduler_type": "step_decay", "lr_scheduler_kwargs": kwargs, "warmup_ratio": 1}
-    path.write_text(yaml.safe_dump({"run_dir": "runs/x", "trainer": trainer}))
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(path)
-    assert len(caught.value.problems) == 4
-
-
 @pytest.mark.parametrize("name", ["polynomial", "one_cycle", "flat_then_cosine", "warmup_stable_decay"])
 def test_a_warm_up_that_leaves_no_room_is_refused(make_recipe: MakeRecipe, name: str) -> None:
     kwargs = {"num_decay_steps": 0.2} if name == "warmup_stable_decay" else {}
@@ -315,9 +304,3 @@ def test_the_width_of_noam_is_the_models_or_as_said(make_recipe: MakeRecipe, tin
     read = planned_curve(_recipe(make_recipe, "noam", {}, 3, sections=wide), N, PER_EPOCH)
     curve = planned_curve(_recipe(make_recipe, "noam", {"d_model": 64}, 3), N, PER_EPOCH)
     assert read == curve == pytest.approx([rate * (WIDTH / 64) ** 0.5 for rate in _noam(3)])
-
-
-def test_arguments_that_other_recipe_lines_give_are_not_taken() -> None:
-    for name in schedule_names():
-        taken = schedule_arguments(name).keys()
-        assert not taken & {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "mode", "max_lr"}

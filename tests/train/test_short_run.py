@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from kinject.recipe import TrainRecipe, read_recipe
-from kinject.train import short_run
 from kinject.train.short_run import LongestRows, last_log_line, read_timing, run_process, short_recipe
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -88,12 +87,6 @@ def test_a_fault_is_the_last_line_of_the_log(make_recipe: MakeRecipe, tmp_path: 
     assert last_log_line(tmp_path / "short").startswith(f"{tmp_path / 'corpus.jsonl'}:1: ")
 
 
-def test_a_row_that_was_being_written_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "timing.jsonl").write_text('{"step": 1}\n{"step": 2, "sec')
-    assert read_timing(tmp_path) == [{"step": 1}]
-    assert read_timing(tmp_path / "none") == []
-
-
 def test_longest_rows_come_first_and_repeat_if_there_are_few() -> None:
     class Rows:
         rows = type("Lengths", (), {"lengths": staticmethod(lambda: np.array([3, 9, 5]))})
@@ -104,13 +97,6 @@ def test_longest_rows_come_first_and_repeat_if_there_are_few() -> None:
     rows = LongestRows(Rows(), 5)
     assert [rows[i] for i in range(len(rows))] == [9, 5, 3, 9, 5]
     assert list(rows) == [9, 5, 3, 9, 5]
-
-
-def test_its_own_fields_are_trainer_fields() -> None:
-    from trl import SFTConfig
-
-    fields = SFTConfig.__dataclass_fields__
-    assert short_run.short_fields(3).keys() <= fields.keys()
 
 
 def test_it_ends_when_the_process_that_started_it_is_gone(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from transformers import Trainer
-
 from kinject.disk import read_jsonl
 from kinject.recipe import Recipe
 from kinject.train import train
-
-
-def test_tokens_are_counted_where_transformers_does_not(
-    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Trainer, "_get_num_items_in_batch", lambda *_: None)
-    result = train(make_recipe(trainer={"max_steps": -1, "num_train_epochs": 1}))
-    rows = [row for _, row in read_jsonl(Path(result.run_dir) / "timing.jsonl")]
-    assert rows[-1]["learned_tokens"] == result.account["trained"]
 
 
 def test_tokens_of_an_epoch_are_those_of_the_account_however_batches_are_split(

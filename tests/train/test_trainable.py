@@ -17,7 +17,7 @@ from kinject.train import train
 from kinject.train.merge import merge_adapter
 from kinject.train.setup import check_training
 from kinject.train.trainable import check_trainable
-from kinject.train.updates.layers import rate_factor, summarize_names
+from kinject.train.updates.layers import rate_factor
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
@@ -141,11 +141,6 @@ def test_an_adapter_merged_at_the_end_is_a_plain_model_with_the_same_answers(
     assert torch.allclose(one, two, atol=1e-5)
 
 
-def test_names_are_joined_by_layer() -> None:
-    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1, 2, 5)] + ["lm_head.weight"]
-    assert summarize_names(names) == ["model.layers.{0,1,2,5}.mlp.up_proj.weight", "lm_head.weight"]
-
-
 @pytest.mark.parametrize(
     ("name", "fraction"),
     [("lm_head.weight", 1.0), ("model.norm.weight", 1.0), ("model.layers.3.mlp.up_proj.weight", 1.0),
@@ -198,14 +193,6 @@ def test_what_the_libraries_would_refuse_is_one_line_before_a_model_loads(
         check_training(make_recipe(**sections))
     lines = str(caught.value).splitlines()
     assert [fault in line for fault, line in zip(faults, lines, strict=True)] == [True] * len(faults), lines
-
-
-def test_fp16_by_the_launcher_is_refused_on_a_cpu_as_well(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(RecipeError, match=r"trainer\.fp16: float16 .* needs a GPU"):
-        check_training(make_recipe(trainer={"use_cpu": True}))
 
 
 def test_a_model_that_reads_later_tokens_does_not_train(

@@ -219,6 +219,8 @@ TRAIN_ROWS = (
              "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."),
     Conflict("{0}", lambda r, f: _on(r, "hard_example_mining", "row_weights") if _terms(r, "kl") else [],
              "regularization.kl is in units of the loss of a token, all weighted equally. Keep one."),
+    Conflict("techniques.loss_tile", lambda r, f: _on(r, "loss_tile") and _terms(r, "kl"),
+             "regularization.kl needs the logits of whole rows. Keep one."),
     Conflict("{0}", lambda r, f: _terms(r, "kl", "ewc") if r.corpus.replay is None else [],
              "is measured on replay. Set corpus.replay."),
     Conflict("regularization.kl", lambda r, f: _terms(r, "kl") and f["packing"] and f["packing_strategy"] == "wrapped",

@@ -89,15 +89,9 @@ class TeacherRows:
 
     def count_read(self) -> int:
         """Return the tokens that the teacher reads once, a head that rows share counted once."""
-        shared: set[bytes] = set()
-        n = 0
-        for index in range(len(self)):
-            if self.has_teacher(index):
-                head = np.asarray(self.heads[index].input_ids)
-                digest = hashlib.sha256(head.tobytes()).digest()
-                n += self.heads[index].n_left_out + (0 if digest in shared else len(head))
-                shared.add(digest)
-        return n
+        read = [index for index in range(len(self)) if self.has_teacher(index)]
+        heads = {np.asarray(self.heads[index].input_ids).tobytes(): len(self.heads[index].input_ids) for index in read}
+        return sum(self.heads[index].n_left_out for index in read) + sum(heads.values())
 
     def head(self, index: int) -> list[int]:
         """Return the tokens that only the teacher reads."""
@@ -281,9 +275,4 @@ def describe_heads(read: TeacherRows) -> str:
     """Return how many rows have a teacher, as a line to print."""
     n = sum(read.has_teacher(index) for index in range(len(read)))
     line = f"distillation: the teacher reads a context before {n:,} of {len(read):,} rows"
-    if n == len(read):
-        return line
-    return (
-        f"{line}; the other {len(read) - n:,} are learned by cross-entropy (no document, no other text of a document that "
-        "is a row itself, or more tokens than the model's window)"
-    )
+    return line if n == len(read) else f"{line}; the others are learned by cross-entropy"

@@ -11,7 +11,7 @@ from kinject import models
 from kinject.corpus.chat import ChatFormat, conversation_texts, kwargs_fault, training_template
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, read_bytes
-from kinject.errors import InputError, KinjectError, RecipeError
+from kinject.errors import KinjectError, RecipeError
 from kinject.process import is_fsdp_launch, is_yes
 from kinject.recipe import TokenizerSection, TrainRecipe
 
@@ -160,18 +160,14 @@ def is_sharded(config: SFTConfig) -> bool:
 
 
 def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:
-    """Switch `model` from sdpa to the fastest attention that works if `attention` is ``auto``; return notes.
-
-    Each is tried on a short row of the model first (`kinject.models.try_attention`); if none works, sdpa stays.
-    """
+    """Switch `model` from sdpa to the fastest attention that works on a short row of it, if `attention` is ``auto``."""
     if attention != "auto" or model.config._attn_implementation != "sdpa":
         return []
+    if is_fsdp_launch() or not models.is_runnable(model):
+        return []  # it cannot be tried on weights that are in parts, or will be
     notes: list[str] = []
     for name in models.fastest_attention(device):
-        if is_fsdp_launch() or not models.is_runnable(model):
-            reason = "it is not tried on weights that are in parts, or will be"
-        else:
-            reason = models.try_attention(model, name)
+        reason = models.try_attention(model, name)
         if not reason:
             return [*notes, f"attention: {model.config._attn_implementation}"]
         notes.append(f"attention: {name} is not used ({reason})")
@@ -232,16 +228,12 @@ def set_chat_template(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -
 
 def _read_chat_template(recipe: TrainRecipe, path: str) -> str:
     """Return a chat template from a Jinja file, or from the tokenizer in a folder or on the hub."""
-    if path.endswith((".jinja", ".j2")):
-        try:
-            return read_bytes(Path(path)).decode("utf-8-sig")
-        except (KinjectError, UnicodeDecodeError) as error:
-            fault = str(error) if isinstance(error, KinjectError) else f"{path}: not UTF-8 ({error})."
-            raise recipe.error("trainer.chat_template_path", fault) from error
     try:
+        if path.endswith((".jinja", ".j2")):
+            return read_bytes(Path(path)).decode("utf-8-sig")
         template = models.load_tokenizer(path).chat_template
-    except InputError as error:
-        raise InputError(f"trainer.chat_template_path: {error}") from error
+    except (KinjectError, UnicodeDecodeError) as error:
+        raise recipe.error("trainer.chat_template_path", f"{path}: {error}") from error
     if not isinstance(template, str):
         raise recipe.error("trainer.chat_template_path", f"the tokenizer in {path} has no chat template.")
     return template

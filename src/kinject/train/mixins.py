@@ -133,7 +133,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         read = {key: inputs[key] for key in ("input_ids", "position_ids")}
         teacher = self._predictions(inputs)
         if self.loss_tile is not None:
-            sum_loss = functools.partial(self._total_in_tiles, training_loss, model, inputs, teacher)
+            sum_loss = functools.partial(self._total_in_tiles, training_loss, inputs, teacher)
             total = model(**read, use_cache=False, score=sum_loss)
         else:
             logits = model(**read, use_cache=False).logits.float()
@@ -163,7 +163,6 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     def _total_in_tiles(
         self,
         training_loss: TrainingLoss,
-        model: Any,
         inputs: dict[str, Any],
         teacher: Predictions | None,
         hidden: torch.Tensor,
@@ -183,8 +182,6 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         losses = in_tiles(score, tile, states, targets, *more)
         by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
         total = training_loss.total_of(by_token, inputs)
-        if self.model.training and (pull := self._pull) is not None:
-            total = total + pull.strengths.kl * pull.divergence_in_tiles(model, inputs, hidden, project, tile)
         self._note_token_metrics(states.detach(), targets, project)
         return total
 

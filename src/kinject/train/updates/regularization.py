@@ -25,7 +25,7 @@ from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.recipe import RegularizationSection
-from kinject.train.loss import Project, add_hidden_states, divergence, in_tiles
+from kinject.train.loss import divergence
 from kinject.train.optimizers import UpdateInputs, UpdateRule
 
 if TYPE_CHECKING:
@@ -81,12 +81,10 @@ class Regularizer(UpdateRule):
         return cls(section, inputs.model, adapter=inputs.recipe.adapter is not None, load_base=inputs.load_base)
 
     def start(self, trainer: Any) -> None:
-        """Measure the Fisher information on replay; with a loss in tiles, let the frozen base return its hidden states."""
+        """Measure the Fisher information on replay."""
         if self.strengths.ewc:
             replayed = (_replay_only(row) for row in trainer.train_dataset.rows if any(row.replayed))
             self.measure_fisher(trainer.model, list(islice(replayed, FISHER_ROWS)))
-        if trainer.loss_tile is not None and self._frozen is not None:
-            add_hidden_states(self._frozen)
 
     def measure_fisher(self, model: Any, rows: Sequence[TrainingRow]) -> None:
         """Set the diagonal of the empirical Fisher information, the mean of a token, from `rows` of replay.
@@ -145,26 +143,6 @@ class Regularizer(UpdateRule):
                 input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False
             ).logits
         return divergence(logits[marked], logits_of_base[:, :-1][marked].float().log_softmax(-1)).sum()
-
-    def divergence_in_tiles(
-        self, model: Any, inputs: dict[str, Any], hidden: torch.Tensor, project: Project, tile: int
-    ) -> torch.Tensor:
-        """Return the same from `hidden` [batch, length, width], with the logits of `tile` tokens in memory at once."""
-        marked = inputs["replayed"][:, 1:]
-        if not bool(marked.any()):
-            return hidden.sum() * 0.0
-        with self.base_of(model, hidden.device) as base, torch.no_grad():
-            of_base, project_base = base(
-                input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False,
-                score=lambda states, project: (states, project),
-            )  # fmt: skip
-
-        def score(states: torch.Tensor, states_of_base: torch.Tensor) -> torch.Tensor:
-            with self.base_of(model, hidden.device), torch.no_grad():
-                target = project_base(states_of_base)
-            return divergence(project(states), target.log_softmax(-1)).sum()
-
-        return torch.stack(in_tiles(score, tile, hidden[:, :-1][marked], of_base[:, :-1][marked])).sum()
 
     @contextlib.contextmanager
     def base_of(self, model: Any, device: torch.device) -> Iterator[Any]:
