@@ -289,13 +289,6 @@ def test_a_rate_that_moves_no_weight_and_one_that_dies_early_are_said(make_recip
     train(make_recipe(trainer={**small, "max_steps": 8}, guards={"vanishing_rate": "stop"}), overwrite=True)
 
 
-def test_a_tokenizer_that_pads_with_its_end_is_said(make_recipe: MakeRecipe, tiny_model: Path) -> None:
-    tokenizer = load_model(str(tiny_model)).tokenizer
-    tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.save_pretrained(tiny_model)
-    assert any("pads with its end-of-text token" in note for note in train(make_recipe()).notes)
-
-
 def test_a_corpus_longer_than_the_steps_is_said_with_the_number_that_reads_it_once(make_recipe: MakeRecipe) -> None:
     short = {"packing": False, "max_steps": 4}  # 16 of 40 rows
     note = next(note for note in train(make_recipe(trainer=short)).notes if "reads 16 of 40 rows" in note)

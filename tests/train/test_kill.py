@@ -126,6 +126,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
     one, two = ([{k: v for k, v in row.items() if "runtime" not in k and "per_second" not in k}
                  for _, row in read_jsonl(run / "log.jsonl")] for run in runs)  # fmt: skip
     assert one == two
-    assert {path.name for path in runs[0].glob("*checkpoint*")} == {path.name for path in runs[1].glob("*checkpoint*")}
-    weights, others = (load_file(run / "model" / "model.safetensors") for run in runs)
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    kept, others = ({path.name for path in run.glob("*checkpoint*")} for run in runs)
+    assert kept >= others if strategy == "steps" else kept == others == set()
+    weights, straight = (load_file(run / "model" / "model.safetensors") for run in runs)
+    assert all(torch.equal(weights[name], straight[name]) for name in weights)

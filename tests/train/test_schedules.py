@@ -117,6 +117,10 @@ def _recipe(make_recipe: MakeRecipe, name: str, kwargs: dict[str, Any], warmup: 
     return make_recipe(**sections, trainer=trainer)
 
 
+def _planned(recipe: Recipe) -> list[float]:
+    return planned_curve(recipe.trainer, recipe.model, N, PER_EPOCH)
+
+
 def _applied(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, **options: bool) -> list[float]:
     """Train, and return the rate that the optimizer had at each update."""
     rates: list[float] = []
@@ -136,7 +140,7 @@ def _applied(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, **options: bool) -
 def test_a_planned_curve_is_its_formula(
     make_recipe: MakeRecipe, name: str, kwargs: dict[str, Any], warmup: float, expected: list[float]
 ) -> None:
-    rates = planned_curve(_recipe(make_recipe, name, kwargs, warmup), N, PER_EPOCH)
+    rates = _planned(_recipe(make_recipe, name, kwargs, warmup))
     assert rates == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
@@ -159,7 +163,7 @@ def test_the_trainer_applies_the_formula(
     logged = [row["learning_rate"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "learning_rate" in row]
     assert logged == rates
     read = recipe if name != "constant" else _recipe(make_recipe, "constant_with_warmup", {}, warmup)
-    assert planned_curve(read, N, PER_EPOCH) == rates
+    assert _planned(read) == rates
 
 
 def test_every_schedule_is_held_to_a_formula() -> None:
@@ -290,17 +294,17 @@ def test_a_wrong_schedule_is_told_with_its_line(
 def test_a_warm_up_that_leaves_no_room_is_refused(make_recipe: MakeRecipe, name: str) -> None:
     kwargs = {"num_decay_steps": 0.2} if name == "warmup_stable_decay" else {}
     with pytest.raises(TrainingError, match="steps of warm-up"):
-        planned_curve(_recipe(make_recipe, name, kwargs, N), N, PER_EPOCH)
+        _planned(_recipe(make_recipe, name, kwargs, N))
 
 
 def test_a_share_of_decay_is_a_share_of_all_steps(make_recipe: MakeRecipe) -> None:
     kwargs = {"num_decay_steps": 0.4, "decay_type": "linear"}
-    curve = planned_curve(_recipe(make_recipe, "warmup_stable_decay", kwargs, 2), N, PER_EPOCH)
+    curve = _planned(_recipe(make_recipe, "warmup_stable_decay", kwargs, 2))
     assert curve == pytest.approx(_expected("", _wsd(4, 0.0), 2))
 
 
 def test_the_width_of_noam_is_the_models_or_as_said(make_recipe: MakeRecipe, tiny_config: dict[str, Any]) -> None:
     wide = {"model": {"new": {**tiny_config, "hidden_size": 64}, "tokenizer": {"vocab_size": 300}}}
-    read = planned_curve(_recipe(make_recipe, "noam", {}, 3, sections=wide), N, PER_EPOCH)
-    curve = planned_curve(_recipe(make_recipe, "noam", {"d_model": 64}, 3), N, PER_EPOCH)
+    read = _planned(_recipe(make_recipe, "noam", {}, 3, sections=wide))
+    curve = _planned(_recipe(make_recipe, "noam", {"d_model": 64}, 3))
     assert read == curve == pytest.approx([rate * (WIDTH / 64) ** 0.5 for rate in _noam(3)])

@@ -118,6 +118,9 @@ def test_a_gpu_without_bfloat16_trains_in_float16(make_recipe: MakeRecipe, monke
 
     monkeypatch.setattr(config.models, "choose_precision", lambda device: "fp16")
     recipe = make_recipe()
-    assert config._precision(recipe, "cuda") == {"bf16": False, "fp16": True}
+    assert config._precision(recipe.regularization, "cuda") == {"bf16": False, "fp16": True}
     recipe = make_recipe(regularization={"l2": 0.1})
-    assert config._precision(recipe, "cuda") == {"bf16": False, "fp16": False}  # its gradients must be unscaled
+    assert config._precision(recipe.regularization, "cuda") == {
+        "bf16": False,
+        "fp16": False,
+    }  # its gradients must be unscaled

@@ -170,18 +170,20 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     way, changes = choose(step, devices)
     length = _count_length(recipe, devices.count, notes)
     timing = _calibrate(recipe, options, devices, devices.fits(memory.peak), length, notes)
-    n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
+    n_steps = length.steps if length is not None else max(trainer_field(recipe.trainer, "max_steps"), 0)
     per_epoch = updates_per_epoch(recipe, length.n_rows, devices.count) if length is not None else 0
     follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
     is_drawn = 0 < n_steps <= _DRAWN_STEPS and (per_epoch > 0 or not follows_epochs)
-    advice = describe_batch(step, devices, trainer_field(recipe, "learning_rate"), trainer_field(recipe, "max_steps"))
+    advice = describe_batch(
+        step, devices, trainer_field(recipe.trainer, "learning_rate"), trainer_field(recipe.trainer, "max_steps")
+    )
     return Plan(
         recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, shapes=shapes,
         memory=memory, devices=devices, changes=tuple(changes), way=way, length=length,
         disk=estimate_disk(recipe, shapes, length), timing=timing,
         seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
         step_flops=count_flops(step, shapes), batch_advice=tuple(advice), notes=tuple(notes),
-        rates=tuple(planned_curve(recipe, n_steps, per_epoch)) if is_drawn else None,
+        rates=tuple(planned_curve(recipe.trainer, recipe.model, n_steps, per_epoch)) if is_drawn else None,
     )  # fmt: skip
 
 
@@ -195,7 +197,8 @@ def _uncounted(recipe: TrainRecipe) -> list[str]:
     """Return a note on the parts of the recipe whose memory is not counted."""
     parts = {
         "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
-        "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",
+        "evaluation and probes, which have batches of their own": str(trainer_field(recipe.trainer, "eval_strategy"))
+        != "no",
     }
     names = [name for name, used in parts.items() if used]
     return [f"memory not counted: {'; '.join(names)}."] if names else []
@@ -208,21 +211,21 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
 
     model, trainer, techniques, section = recipe.model, recipe.trainer, recipe.techniques, recipe.regularization
     config = _model_config(recipe)
-    block, limit = trainer_field(recipe, "max_length"), window_of(config)
+    block, limit = trainer_field(recipe.trainer, "max_length"), window_of(config)
     if block is None or (limit is not None and not trainer.get("packing") and limit < block):
         block = limit
     if block is None:
         raise recipe.error("trainer.max_length", "missing. Without it the length of a row is unknown before training.")
     is_changed = any(kind.is_on(name, recipe) for name, kind in OBJECTIVES.items())
-    is_changed = is_changed or bool(trainer_field(recipe, "label_smoothing_factor"))
+    is_changed = is_changed or bool(trainer_field(recipe.trainer, "label_smoothing_factor"))
     has_mean_loss = not is_changed and not (section is not None and section.kl)
     return Step(
         model=config, device=devices.kind, dtype=_dtype(recipe, devices), mixed=_mixed(recipe, devices),
-        batch=int(trainer_field(recipe, "per_device_train_batch_size")), block=int(block),
-        accumulation=int(trainer_field(recipe, "gradient_accumulation_steps")),
-        checkpointing=bool(trainer_field(recipe, "gradient_checkpointing")),
-        offloading=bool(trainer_field(recipe, "activation_offloading")), eager=model.attention == "eager",
-        fused=devices.kind != "cpu" and has_mean_loss, optim=str(trainer_field(recipe, "optim")),
+        batch=int(trainer_field(recipe.trainer, "per_device_train_batch_size")), block=int(block),
+        accumulation=int(trainer_field(recipe.trainer, "gradient_accumulation_steps")),
+        checkpointing=bool(trainer_field(recipe.trainer, "gradient_checkpointing")),
+        offloading=bool(trainer_field(recipe.trainer, "activation_offloading")), eager=model.attention == "eager",
+        fused=devices.kind != "cpu" and has_mean_loss, optim=str(trainer_field(recipe.trainer, "optim")),
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
         muon=techniques.muon is not None, rounding=techniques.stochastic_rounding,
         loss_tile=techniques.loss_tile,
@@ -299,7 +302,7 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
     lengths = data.rows.lengths()
     exposures: dict[str, Any] = summarize_exposures(data.exposures, epochs)
     texts = exposures.get("rows")
-    block = trainer_field(recipe, "max_length") if recipe.trainer.get("packing") else int(lengths.max())
+    block = trainer_field(recipe.trainer, "max_length") if recipe.trainer.get("packing") else int(lengths.max())
     return RunLength(
         n_rows=n_rows, steps=steps, epochs=epochs, tokens=round((data.account.source - data.account.lost) * epochs),
         learned=round(data.account.trained * epochs), documents=exposures["documents"],
@@ -311,19 +314,19 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 def count_steps(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, float]:
     """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts them."""
     steps_per_epoch = updates_per_epoch(recipe, n_rows, n_devices)
-    max_steps = trainer_field(recipe, "max_steps")
+    max_steps = trainer_field(recipe.trainer, "max_steps")
     if max_steps > 0:
         return max_steps, max_steps / steps_per_epoch
-    epochs = float(trainer_field(recipe, "num_train_epochs"))
+    epochs = float(trainer_field(recipe.trainer, "num_train_epochs"))
     return math.ceil(epochs * steps_per_epoch), epochs
 
 
 def updates_per_epoch(recipe: TrainRecipe, n_rows: int, n_devices: int) -> int:
     """Return the optimizer steps of an epoch over `n_rows`, as transformers' Trainer counts them."""
-    rows_per_batch = trainer_field(recipe, "per_device_train_batch_size") * n_devices
-    drop_last = trainer_field(recipe, "dataloader_drop_last")
+    rows_per_batch = trainer_field(recipe.trainer, "per_device_train_batch_size") * n_devices
+    drop_last = trainer_field(recipe.trainer, "dataloader_drop_last")
     n_batches = n_rows // rows_per_batch if drop_last else -(-n_rows // rows_per_batch)
-    return int(max(-(-n_batches // trainer_field(recipe, "gradient_accumulation_steps")), 1))
+    return int(max(-(-n_batches // trainer_field(recipe.trainer, "gradient_accumulation_steps")), 1))
 
 
 def _calibrate(
@@ -354,7 +357,7 @@ def _calibrate(
 
 def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
     """Return the timing of real steps, or the reason for having none: they failed, or took longer than `seconds`."""
-    accumulation = int(trainer_field(recipe, "gradient_accumulation_steps"))
+    accumulation = int(trainer_field(recipe.trainer, "gradient_accumulation_steps"))
     timed_accumulation = min(accumulation, _MAX_ACCUMULATION)
     if recipe.method == "distill":  # the teacher would read the whole corpus first
         raw = {key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")}
@@ -381,22 +384,22 @@ def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
 def estimate_disk(recipe: TrainRecipe, shapes: Shapes, length: RunLength | None) -> Disk:
     """Return the size of checkpoints (with the optimizer unless save_only_model) and model; of an adapter, only the adapter."""
     model = shapes.trained if recipe.adapter is not None else shapes.weights
-    checkpoint = model + (0 if trainer_field(recipe, "save_only_model") else shapes.state)
+    checkpoint = model + (0 if trainer_field(recipe.trainer, "save_only_model") else shapes.state)
     final = shapes.weights if recipe.adapter is not None and recipe.adapter.get("merge") else model
-    n_written, limit = _count_checkpoints(recipe, length), trainer_field(recipe, "save_total_limit")
+    n_written, limit = _count_checkpoints(recipe, length), trainer_field(recipe.trainer, "save_total_limit")
     at_once = n_written if limit is None else min(n_written, limit + 1)  # an old one is deleted after the new one
     folder = next(path for path in (recipe.run_dir, *recipe.run_dir.absolute().parents) if path.is_dir())
     return Disk(checkpoint, at_once, final, at_once * checkpoint + final, shutil.disk_usage(folder).free)
 
 
 def _count_checkpoints(recipe: TrainRecipe, length: RunLength | None) -> int:
-    strategy = str(trainer_field(recipe, "save_strategy"))
-    limit = trainer_field(recipe, "save_total_limit") or 1
+    strategy = str(trainer_field(recipe.trainer, "save_strategy"))
+    limit = trainer_field(recipe.trainer, "save_total_limit") or 1
     if strategy == "no":
         return 0
     if length is None or strategy == "best":
         return int(limit) + 1
     if strategy == "epoch":
         return max(round(length.epochs), 1)
-    every = float(trainer_field(recipe, "save_steps"))
+    every = float(trainer_field(recipe.trainer, "save_steps"))
     return max(length.steps // max(int(every * length.steps) if every < 1 else int(every), 1), 1)

@@ -22,7 +22,6 @@ from kinject.process import is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
 from kinject.signals import deferred, interruption
 from kinject.terminal import Progress, show
-from kinject.train.checkpoints import mark_extra
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
@@ -109,7 +108,8 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         if self.progress is not None:
             self.progress.advance()
             rate = f"{self.progress.rate * self.tokens_per_step:,.0f} tokens/s"
-            self.progress.set_status("  ".join(word for word in (self.loss, rate, _memory_text()) if word))
+            memory = f"{peak_memory(args.device.type) / 2**30:.1f} GiB"
+            self.progress.set_status("  ".join(word for word in (self.loss, rate, memory) if word))
 
     def close(self) -> None:
         """Release the terminal, also after an error."""
@@ -117,25 +117,16 @@ class Screen(TrainerCallback):  # type: ignore[misc]
             self.progress.close()
 
 
-def _memory_text() -> str:
-    """Return the peak memory of this process as text: the GPU's if there is one, else the machine's."""
-    if torch.cuda.is_available():
-        return f"{peak_memory('cuda') / 2**30:.1f} GiB GPU"
-    return f"{peak_memory() / 2**30:.1f} GiB"
-
-
 class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
     """Saves a checkpoint at the end of the step in which a signal was `received`, then raises the signal's exception.
 
-    The checkpoint goes as soon as the next one is whole, or the run is finished. At the end of an epoch its evaluation and log
-    come first, since a resumed run begins with the next epoch. Of several processes each may receive the signal in another
-    step, so they agree at each.
+    At the end of an epoch its evaluation and log come first, since a resumed run begins with the next epoch. Of several
+    processes each may receive the signal in another step, so they agree at each.
     """
 
     def __init__(self, received: Sequence[int], trainer: Any) -> None:
         self.received, self.trainer = received, trainer
-        self.number = 0
-        self.is_requested = self.is_extra = False
+        self.number, self.is_requested = 0, False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Request a checkpoint, unless the epoch or the run ends with this step."""
@@ -153,8 +144,7 @@ class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
 
     def _request_checkpoint(self, control: Any) -> None:
         if self.number and not control.should_training_stop:
-            self.is_requested, self.is_extra = True, not control.should_save
-            control.should_save = True
+            self.is_requested = control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """If there was a signal, end the run in all processes, once the checkpoint is whole.
@@ -163,10 +153,8 @@ class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
         """
         if not self.is_requested:
             return
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero:
-            if self.is_extra and Path(state.best_model_checkpoint or "").name != checkpoint.name:
-                mark_extra(checkpoint)
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             show(f"{checkpoint} is written", file=sys.stderr, flush=True)
         self.trainer.accelerator.wait_for_everyone()
         raise interruption(self.number)

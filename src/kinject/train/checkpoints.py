@@ -31,7 +31,6 @@ from kinject.disk import (
     is_system_failure,
     open_to_read,
     read_bytes,
-    read_json,
     write_json,
     write_sha256sums,
 )
@@ -44,7 +43,6 @@ from kinject.train.loss import MeanLoss
 log = logging.getLogger(__name__)
 
 _MARKER = "complete.json"
-_EXTRA = "extra-checkpoint.json"
 _DISK_MESSAGES = {
     "No space left": "No space left on device", "File too large": "File too large", "quota exceeded": "Disk quota exceeded",
     "PytorchStreamWriter failed": "a file could not be written whole",
@@ -79,22 +77,6 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def mark_extra(checkpoint: Path) -> None:
-    """Record that an uninterrupted run would not have this checkpoint, so that it goes as soon as it is not needed."""
-    write_json(checkpoint.parent / _EXTRA, {"checkpoint": checkpoint.name})
-
-
-def remove_extra(run_dir: Path, newest: Path | None = None) -> None:
-    """Delete the checkpoint of `mark_extra`, if there is one and it is not the `newest` itself."""
-    path = run_dir / _EXTRA
-    if not path.exists():
-        return
-    extra = run_dir / Path(str(read_json(path, "Delete it.").get("checkpoint"))).name
-    if _NAME.match(extra.name) and extra.exists() and extra != newest:
-        shutil.rmtree(extra)
-    path.unlink()
-
-
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of every checkpoint folder, complete or not, newest first."""
     matches = ((_NAME.match(path.name), path) for path in run_dir.glob("checkpoint-*"))
@@ -126,20 +108,16 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = _disk_fault(error)
-        if reason is None and not run_dir.is_dir():
-            reason = "the run folder is missing"
         if reason is None:
             raise
         incomplete = [path for _, path in checkpoints(run_dir) if not is_complete(path)] if is_first_process() else []
         for path in (*incomplete, run_dir / ".model.part"):
             shutil.rmtree(path, ignore_errors=True)
         newest = newest_complete(run_dir)
-        newest_text = (
-            f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint yet"
-        )
         raise DiskError(
-            f"{run_dir}: the disk refuses a file of training ({reason}). {newest_text}. Fix that, then run again with "
-            "--resume; trainer.save_total_limit keeps fewer checkpoints."
+            f"{run_dir}: the disk refuses a file of training ({reason}). The newest complete checkpoint is "
+            f"{newest.name if newest else 'none'}. Fix that, then run again with --resume; trainer.save_total_limit keeps fewer "
+            "checkpoints."
         ) from error
 
 
@@ -291,7 +269,6 @@ class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             mark_complete(checkpoint)
-            remove_extra(checkpoint.parent, checkpoint)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 

@@ -12,7 +12,7 @@ from kinject import models
 from kinject.errors import InputError, Problem
 from kinject.hub import upload_fault
 from kinject.process import context_parallel_size, is_launched, tensor_parallel_size
-from kinject.recipe import TrainRecipe
+from kinject.recipe import RegularizationSection, TrainRecipe
 from kinject.recipe.check import Conflict, suggestion
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.library_fields import (
@@ -83,7 +83,7 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
     if isinstance(values["report_to"], tuple):
         values["report_to"] = list(values["report_to"])
     if not values.get("fp16") and values.get("bf16") is None:
-        values.update(_precision(recipe, device))
+        values.update(_precision(recipe.regularization, device))
     schedule = values.get("lr_scheduler_type")
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         values["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only
@@ -93,9 +93,9 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
     return config
 
 
-def _precision(recipe: TrainRecipe, device: str) -> dict[str, bool]:
+def _precision(section: RegularizationSection | None, device: str) -> dict[str, bool]:
     """Return bf16 or fp16 for a recipe that names neither; none where l2 or ewc would need unscaled gradients."""
-    precision, section = models.choose_precision(device), recipe.regularization
+    precision = models.choose_precision(device)
     if precision == "fp16" and section is not None and (section.l2 or section.ewc):
         precision = "no"
     return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
@@ -186,7 +186,7 @@ def _launch(recipe: TrainRecipe, config: SFTConfig | None, device: str) -> Launc
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
     zero = getattr(config.deepspeed_plugin, "zero_stage", 0)
     return dataclasses.replace(
-        launch, fp16=config.mixed_precision == "fp16", splits=what_splits(recipe, config), is_sharded=is_sharded(config),
+        launch, fp16=config.mixed_precision == "fp16", splits=what_splits(section.quantization, config), is_sharded=is_sharded(config),
         in_parts=sharding is not None or zero == 3, has_deepspeed=config.deepspeed_plugin is not None,
     )  # fmt: skip
 
@@ -215,11 +215,11 @@ def _about_trackers(config: SFTConfig | None) -> list[Problem]:
     return problems
 
 
-def trainer_field(recipe: TrainRecipe, name: str) -> Any:
-    """Return `name` of the recipe's trainer section, else SFTConfig's default. Raises `KeyError` for no such field."""
+def trainer_field(trainer: Mapping[str, Any], name: str) -> Any:
+    """Return `name` of a trainer section, else SFTConfig's default. Raises `KeyError` for no such field."""
     from trl import SFTConfig
 
-    if name in recipe.trainer:
-        return recipe.trainer[name]
+    if name in trainer:
+        return trainer[name]
     field = {field.name: field for field in dataclasses.fields(SFTConfig)}[name]
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -30,7 +30,7 @@ from kinject.corpus.tokenize import (
 )
 from kinject.disk import content_id
 from kinject.documents import document_hashes, read_documents
-from kinject.recipe import DistillationSection, TrainRecipe
+from kinject.recipe import DistillationSection, DocumentsSection, TrainRecipe
 from kinject.types import Document
 
 if TYPE_CHECKING:
@@ -214,12 +214,12 @@ def teacher_rows(
         return None
     section, path = section_of(recipe), recipe.model.path
     window = models.window_of(models.load_config(path, recipe.model.revision)) if path is not None else None
-    reads = section.context, section.context_tokens, document_inputs(recipe, teacher_documents(recipe))
+    reads = section.context, section.context_tokens, document_inputs(teacher_documents(recipe), recipe.documents)
     key = entry_key(corpus.cache_key, tokenizer, tokenization, "teacher", _FORMAT, window, *reads)
 
     def make() -> Iterator[TokenRow]:
         reads_documents = section.context != "beginning"
-        documents = document_texts(recipe, section.documents, corpus) if reads_documents else {}
+        documents = document_texts(section.documents, recipe.documents, corpus) if reads_documents else {}
         others = _other_texts(corpus) if reads_documents else {}
         return HeadWriter(section, tokenizer, tokenization, window, documents, others).heads(corpus, tokens)
 
@@ -246,15 +246,15 @@ def teacher_documents(recipe: TrainRecipe) -> str | None:
     return section.documents if section.context != "beginning" else None
 
 
-def document_inputs(recipe: TrainRecipe, path: str | None) -> dict[str, str]:
+def document_inputs(path: str | None, settings: DocumentsSection) -> dict[str, str]:
     """Return the hashes of the documents at `path`, a key of the recipe; {} for those of the corpus itself (None)."""
-    return document_hashes(Path(path), recipe.documents) if path is not None else {}
+    return document_hashes(Path(path), settings) if path is not None else {}
 
 
-def document_texts(recipe: TrainRecipe, path: str | None, corpus: CorpusFile) -> dict[str, str]:
+def document_texts(path: str | None, settings: DocumentsSection, corpus: CorpusFile) -> dict[str, str]:
     """Return the texts of the documents at `path` by id; without a path those of the corpus (origin: original)."""
     if path is not None:
-        return {document.id: document.text for document in read_documents(Path(path), recipe.documents)}
+        return {document.id: document.text for document in read_documents(Path(path), settings)}
     documents: dict[str, str] = {}
     for row in corpus:
         if row.shape == "text" and row.document_id and row.origin == "original":

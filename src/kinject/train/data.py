@@ -267,8 +267,8 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     permission.
     """
     corpus, trainer = recipe.corpus, recipe.trainer
-    strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
-    packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.order)
+    strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
+    packing = PackingConfig(trainer_field(trainer, "max_length"), strategy, corpus.order)
     chat, chat_note = set_chat_template(recipe, tokenizer)
     second_part = recipe.method == "distill" and section_of(recipe).context != "document"
     bos = begins_with_bos(tokenizer, corpus.bos)

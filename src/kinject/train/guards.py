@@ -235,19 +235,13 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 
 
 def check_start(
-    reactions: GuardsSection, tokenizer: Any, model: Any, n_rows: int, config: Any, *, rounds_up: bool = False
+    reactions: GuardsSection, model: Any, n_rows: int, config: Any, *, rounds_up: bool = False
 ) -> list[str]:
     """Return the warnings that can be given before the first step; raises `TrainingError` for those whose reaction is stop.
 
     `n_rows` are the training rows of one epoch and `config` the SFTConfig; `rounds_up`: weights are rounded stochastically.
     """
     warnings: list[str] = []
-    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
-        warnings += react(
-            "warn",
-            f"the tokenizer pads with its end-of-text token {tokenizer.eos_token!r}. kinject still learns where texts "
-            "end, but tools that mask padding by its id do not. Give the tokenizer a pad token of its own.",
-        )
     for note in single_process_notes():
         warnings += react("warn", f"{note}. The global batch is that of this process.")
     n_devices = config.world_size // processes_per_row()

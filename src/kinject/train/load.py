@@ -13,7 +13,7 @@ from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, read_bytes
 from kinject.errors import KinjectError, RecipeError
 from kinject.process import is_fsdp_launch, is_yes
-from kinject.recipe import TokenizerSection, TrainRecipe
+from kinject.recipe import ModelSection, TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -137,7 +137,7 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
     return None
 
 
-def what_splits(recipe: TrainRecipe, config: SFTConfig) -> str:
+def what_splits(quantization: str, config: SFTConfig) -> str:
     """Return the reason why kinject has no access to weights and gradients in this launch, "" if it has.
 
     DeepSpeed's engine keeps them, and so does accelerate for a model that it shards. `accelerate launch` shows in the
@@ -146,9 +146,7 @@ def what_splits(recipe: TrainRecipe, config: SFTConfig) -> str:
     if config.deepspeed_plugin is not None:
         return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
     is_fsdp = bool(config.fsdp) or is_fsdp_launch()
-    if is_fsdp and (
-        recipe.model.quantization != "none" or models.read_sharding(config.fsdp_config, bf16=False) is None
-    ):
+    if is_fsdp and (quantization != "none" or models.read_sharding(config.fsdp_config, bf16=False) is None):
         return "accelerate shards them after the base is read (quantized, offloaded or in context parallel). Use DDP."
     return ""
 
@@ -197,14 +195,14 @@ def widen_adapter(model: Any) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def precision_warnings(recipe: TrainRecipe, config: SFTConfig) -> list[str]:
+def precision_warnings(section: ModelSection, config: SFTConfig) -> list[str]:
     """Log and return a warning if training is in fp16 and the weights were saved in bfloat16, whose range fp16 lacks."""
-    if config.mixed_precision != "fp16" or recipe.model.path is None:
+    if config.mixed_precision != "fp16" or section.path is None:
         return []
-    if str(models.load_config(recipe.model.path, recipe.model.revision).dtype) != "torch.bfloat16":
+    if str(models.load_config(section.path, section.revision).dtype) != "torch.bfloat16":
         return []
     message = (
-        f"trainer.fp16: {recipe.model.path} was saved in bfloat16; activations beyond 65,504 overflow. Use bf16: true if the "
+        f"trainer.fp16: {section.path} was saved in bfloat16; activations beyond 65,504 overflow. Use bf16: true if the "
         "hardware has it."
     )
     log.warning(message)

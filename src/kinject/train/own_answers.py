@@ -88,7 +88,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         kind="transformers", model=path, temperature=0.0, max_tokens=MOST_TOKENS, concurrency=_BATCH
     )
     identity = content_id(
-        "own answers", _FORMAT, rows.cache_key, document_inputs(recipe, section.documents) or main.cache_key,
+        "own answers", _FORMAT, rows.cache_key, document_inputs(section.documents, recipe.documents) or main.cache_key,
         generator_identity(generator),
         section.without_context, section.correct_only,
         recipe.model.revision, recipe.model.dtype, recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
@@ -99,7 +99,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     if not out.exists() or not counts_path.exists():
         writer = _load_writer(recipe, part, section, generator)
         reads = writer.reads_document
-        documents = document_texts(recipe, section.documents, main) if reads else {}
+        documents = document_texts(section.documents, recipe.documents, main) if reads else {}
         requests = list(writer.requests(rows, documents))
         key = _key(part)
         if not requests:

@@ -31,7 +31,7 @@ from kinject.hub import find_source
 from kinject.models import check_files, check_model, model_hash
 from kinject.process import is_first_process, made_by_first_process, work_seconds
 from kinject.recipe import TrainRecipe
-from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
+from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.contexts import document_inputs, teacher_documents
 from kinject.train.data import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
@@ -105,7 +105,8 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
     if is_first_process():
         exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
         write_json(recipe.run_dir / "exposures.json", exposures)
-        remove_extra(recipe.run_dir)
+        for _, path in checkpoints(recipe.run_dir) if trainer.args.save_strategy == "no" else ():
+            shutil.rmtree(path)  # a signal's
     _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
 
@@ -159,7 +160,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
     for documents in (teacher_documents(recipe), *(answers.documents for answers in corpus.own_answers().values())):
-        inputs |= {f"document {name}": digest for name, digest in document_inputs(recipe, documents).items()}
+        inputs |= {f"document {name}": digest for name, digest in document_inputs(documents, recipe.documents).items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)
@@ -209,13 +210,12 @@ def _check_folder(
                 f"{folder}: holds an unfinished run (newest checkpoint: {checkpoints(folder)[0][1].name}). Continue with "
                 "--resume, or start over with --overwrite."
             )
-    if manifest is None and not resume and not overwrite and (checkpoints(folder) or (folder / "model").exists()):
+    elif not resume and not overwrite and (checkpoints(folder) or (folder / "model").exists()):
         raise TrainingError(
-            f"{folder}: holds checkpoints or a model, but no manifest.json, so its run is unknown. Continue with --resume if it "
-            "is this one, or start over with --overwrite."
+            f"{folder}: holds checkpoints or a model, but no manifest.json. Continue with --resume, or start over "
+            "with --overwrite."
         )
     if not resume and is_first_process():
-        remove_extra(folder)
         for path in (*(path for _, path in checkpoints(folder)), folder / "model"):
             if path.exists():
                 shutil.rmtree(path)

@@ -20,7 +20,7 @@ from kinject.models import load_config
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, TORCH_SCHEDULES
 
 if TYPE_CHECKING:
-    from kinject.recipe import TrainRecipe
+    from kinject.recipe import ModelSection
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
     return Schedule(name, args.lr_scheduler_kwargs or {}, args.warmup_steps, width, higher_is_better, steps_per_epoch)
 
 
-def planned_curve(recipe: TrainRecipe, n_steps: int, steps_per_epoch: int) -> list[float]:
-    """Return the learning rate of each of the `n_steps` updates that `recipe` would make, without a model or training.
+def planned_curve(trainer: Mapping[str, Any], model: ModelSection, n_steps: int, steps_per_epoch: int) -> list[float]:
+    """Return the learning rate of each of the `n_steps` updates of a recipe's sections, without loading or training.
 
     They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A schedule that
     follows a metric (reduce_lr_on_plateau, greedy) is drawn as if every evaluation were better than the last. `noam`
@@ -138,11 +138,10 @@ def planned_curve(recipe: TrainRecipe, n_steps: int, steps_per_epoch: int) -> li
     """
     from trl import SFTConfig
 
-    trainer = recipe.trainer
     rate = float(trainer.get("learning_rate", SFTConfig.__dataclass_fields__["learning_rate"].default))
     name = trainer.get("lr_scheduler_type", "linear")
     kwargs = trainer.get("lr_scheduler_kwargs") or {}
-    width = _width(recipe) if name == "noam" and not kwargs.get("d_model") else None
+    width = _width(model) if name == "noam" and not kwargs.get("d_model") else None
     schedule = Schedule(name, kwargs, trainer.get("warmup_steps", 0), width, steps_per_epoch=steps_per_epoch)
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
@@ -157,11 +156,10 @@ def planned_curve(recipe: TrainRecipe, n_steps: int, steps_per_epoch: int) -> li
     return rates
 
 
-def _width(recipe: TrainRecipe) -> int:
-    """Return the hidden size of the recipe's model from its config."""
+def _width(section: ModelSection) -> int:
+    """Return the hidden size of a recipe's model from its config."""
     from transformers import AutoConfig
 
-    section = recipe.model
     if section.new is not None:
         fields = dict(section.new)
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)

@@ -147,10 +147,10 @@ def _make_trainer(
     check_trainable(trainer.model, recipe)
     for rule in rules:
         rule.start(trainer)
-    trainer.guard.warnings += precision_warnings(recipe, config)
+    trainer.guard.warnings += precision_warnings(recipe.model, config)
     rounds_up = recipe.techniques.stochastic_rounding
     trainer.guard.warnings += check_start(
-        recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config, rounds_up=rounds_up
+        recipe.guards, trainer.model, len(tokenized.train.rows), config, rounds_up=rounds_up
     )
     trainer.notes += [*notes, *_notes(trainer, config, tokenized), *_describe_techniques(inputs, rules)]
     return trainer
@@ -303,14 +303,10 @@ def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
 
 
 def _describe_techniques(inputs: UpdateInputs, rules: Sequence[UpdateRule]) -> list[str]:
-    notes, mining = [rule.note() for rule in rules], inputs.recipe.techniques.hard_example_mining
+    notes = [rule.note() for rule in rules]
     if inputs.reinitialized:
         names = ", ".join(summarize_names(inputs.reinitialized))
         notes.insert(0, f"techniques.reinitialize_last_layers: new weights for {names}")
-    if mining is not None:
-        notes.append(
-            f"techniques.hard_example_mining: learns from the {mining.fraction:.0%} of {mining.unit} with the highest loss"
-        )
     return [note for note in notes if note]
 
 
