@@ -171,7 +171,7 @@ def test_an_editor_is_told_what_a_key_is_for(schema: dict[str, Any]) -> None:
     assert trainer["evaluation_strategy"]["deprecationMessage"] == (
         "evaluation_strategy is called eval_strategy today; read as that."
     )
-    assert schema["properties"]["adapter"]["then"]["properties"]["r"] == {
+    assert schema["properties"]["adapter"]["properties"]["r"] == {
         "description": "Lora attention dimension.", "default": 8, "type": "integer", "minimum": 1, "maximum": 65536,
     }  # fmt: skip
     about = schema["definitions"]["ModelSection"]["properties"]["dtype"]

@@ -337,7 +337,7 @@ def test_a_prompt_and_a_conversation_are_read_behind_the_document(
     assert [read.has_teacher(n) for n in range(len(read))] == [True] * 4 + [False] * 2
     numbers = read.numbers(2)
     assert (numbers >= 0).tolist() == np.asarray(read.rows[2].learned).tolist()
-    assert any("before 4 of 6 rows; the other 2 are learned by cross-entropy" in note for note in made.notes)
+    assert any("before 4 of 6 rows; the others are learned by cross-entropy" in note for note in made.notes)
 
 
 def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(

@@ -184,7 +184,7 @@ def test_what_cannot_be_answered_is_a_fault_at_once(
     with pytest.raises(InputError, match=r"corpus.answers: no row can be answered\. Rows need prompt"):
         train(make_recipe(corpus={"path": str(corpus), "answers": "own"}))
     rows = write_rows("alone.jsonl", [row for row in corpus_rows() if "prompt" in row])
-    with pytest.raises(InputError, match=r"a document_id, and their documents .* in answers\.documents"):
+    with pytest.raises(InputError, match=r"a document_id whose document is .* in answers\.documents"):
         train(make_recipe(corpus={"path": str(rows), "answers": {}}))
     part = {"path": str(rows), "fraction": 0.2, "answers": {"without_context": 1.5}}
     with pytest.raises(RecipeError, match=r"recipe.yaml:\d+: corpus.mix.asked.answers.without_context: found 1.5"):

@@ -17,7 +17,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 from kinject.disk import read_bytes, write_text
 from kinject.recipe.check import is_required
 from kinject.recipe.library_fields import (
-    ADAPTER_KEYS,
     ADAPTER_REFUSED,
     RANGES,
     REFUSED,
@@ -221,10 +220,8 @@ def _adapter() -> Schema:
         "description": "Fold the adapter into the base weights when training ends.",
         "default": False,
     }
-    return {
-        "if": {"properties": {"type": {"const": "lora"}}}, "then": {"properties": properties, "additionalProperties": False},
-        "else": {"properties": {name: properties[name] for name in ADAPTER_KEYS}},
-    }  # fmt: skip
+    only = {"if": {"properties": {"type": {"const": "lora"}}}, "then": {"propertyNames": {"enum": sorted(properties)}}}
+    return {"properties": properties, **only}
 
 
 def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:

@@ -186,7 +186,8 @@ def _launch(recipe: TrainRecipe, config: SFTConfig | None, device: str) -> Launc
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
     zero = getattr(config.deepspeed_plugin, "zero_stage", 0)
     return dataclasses.replace(
-        launch, fp16=config.mixed_precision == "fp16", splits=what_splits(section.quantization, config), is_sharded=is_sharded(config),
+        launch, fp16=config.mixed_precision == "fp16", splits=what_splits(section.quantization, config),
+        is_sharded=is_sharded(config),
         in_parts=sharding is not None or zero == 3, has_deepspeed=config.deepspeed_plugin is not None,
     )  # fmt: skip
 
