@@ -7,11 +7,13 @@ import io
 import json
 import random
 import sys
+import tarfile
 import zipfile
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pypdf
 import pytest
 
@@ -77,7 +79,8 @@ def test_cells_of_tables_stand_under_their_headers(name: str) -> None:
     [
         ("a.txt", b"%PDF-1.7\n", "pdf"), ("a.pdf", b"<!DOCTYPE html><html><p>x", "html"), ("a.txt", b"\xff\xd8\xff\xe0", "image"),
         ("a.xml", b'<?xml version="1.0"?>\n<!-- x -->\n<mediawiki xml:lang="en">', "mediawiki"), ("a.jpg", b"PAR1..", "parquet"),
-        ("entities.xml", b"<?xml version='1.0'?><hibernate-generic datetime='x'>", "confluence"), ("README", b"Read me.", "text"),
+        ("a.txt", b"{\\rtf1\\ansi", "rtf"), ("README", b"Read me.", "text"), ("a.tar.xz", b"\xfd7zXZ", "tar"),
+        ("a.msg", b"\xd0\xcf\x11\xe0", "msg"), ("grep.info", b"This is grep.info\n\n\x1f\nFile: grep.info,  Node: Top\n", "text"),
         ("mail", b"From: a@b.c\nTo: d@e.f\nSubject: x\nDate: y\n\nText", "mail"), ("a.md", b"<html> is a tag", "markdown"),
         ("inbox", b"From a@b.c Mon Jun 01 10:00:00 2009\nFrom: a@b.c\n", "mailbox"), ("a.py", b"import os", "code"),
         ("a.txt", "\ufeffx".encode("utf-16-le"), "text"), ("a", b"\x1f\x8b\x08", "gzip"), ("b.txt", b"BM is a shop.", "text"),
@@ -256,23 +259,91 @@ def test_articles_of_a_mediawiki_export_have_headings_tables_and_lists() -> None
     )
 
 
-def test_current_pages_of_a_confluence_export_are_read_with_their_code() -> None:
-    body = (
-        '<p>See.</p><ac:structured-macro ac:name="code"><ac:parameter ac:name="language">sql</ac:parameter>'
-        "<ac:plain-text-body><![CDATA[select <1>]] ></ac:plain-text-body></ac:structured-macro>"
+ODF = """<office:document-content xmlns:office="o" xmlns:text="t" xmlns:table="b"><office:body><office:text>
+<text:h text:outline-level="1">Leave</text:h><text:p>Thirty<text:s/>days<text:note><text:note-citation>1</text:note-citation>
+<text:note-body><text:p>a year</text:p></text:note-body></text:note>.</text:p><text:list><text:list-item><text:p>one</text:p>
+<text:list><text:list-item><text:p>two</text:p></text:list-item></text:list></text:list-item></text:list><table:table><table:table-row>
+<table:table-cell><text:p>City</text:p></table:table-cell><table:table-cell><text:p>Year</text:p></table:table-cell>
+<table:table-cell table:number-columns-repeated="1000"/></table:table-row><table:table-row>
+<table:table-cell table:number-columns-repeated="2"><text:p>7</text:p></table:table-cell></table:table-row></table:table>
+</office:text></office:body></office:document-content>"""
+RTF = r"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The ferry of M\'e4la costs \u8364?3.\par "
+RTF += r"Bring a coat.\par City\cell Year\cell\row Kelm\cell 1929\cell\row}"
+
+
+def test_open_document_and_rich_text_keep_headings_lists_notes_and_tables() -> None:
+    odt = only("a.odt", zipped({"mimetype": b"application/vnd.oasis.opendocument.text", "content.xml": ODF.encode()}))
+    assert odt.title == "Leave"
+    assert odt.text == (
+        "# Leave\n\nThirty days (a year).\n\n- one\n  - two\n\n| City | Year |\n| --- | --- |\n| 7 | 7 |"
     )
-    page = '<object class="Page"><id name="id">{}</id><property name="title"><![CDATA[How to]]></property>{}</object>'
-    export = (
-        '<?xml version="1.0"?><hibernate-generic>'
-        + page.format(7, '<property name="contentStatus">current</property>')
-        + page.format(8, '<property name="originalVersion"><id>7</id></property>')
-        + f'<object class="BodyContent"><id>1</id><property name="body"><![CDATA[{body}]]></property>'
-        '<property name="content" class="Page"><id name="id">7</id></property></object></hibernate-generic>'
-    ).replace("]] >", "]]]]><![CDATA[>")
-    ((location, document),) = read("entities.xml", export.encode())
-    assert isinstance(document, Document)
-    assert location == "entities.xml: page 7"
-    assert document.text == "# How to\n\nSee.\n\n```sql\nselect <1>\n```"
+    text = only("a.rtf", RTF.encode()).text
+    assert text == "The ferry of Mäla costs €3.\nBring a coat.\n| City | Year |\n| --- | --- |\n| Kelm | 1929 |"
+
+
+def test_a_mail_of_outlook_gives_its_text_and_its_attachments(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = {
+        "__substg1.0_0037001F": "Ferry times", "__substg1.0_0C1A001F": "Mara Lind", "__substg1.0_1000001F": "It leaves at 7.\r\n",
+        "__attach_version1.0_#0/__substg1.0_3707001F": "note.txt",
+    }  # fmt: skip
+    data = {name: text.encode("utf-16-le") for name, text in streams.items()}
+    data["__attach_version1.0_#0/__substg1.0_37010102"] = b"No ferry on Sunday."
+
+    class File:
+        def __init__(self, _: Any) -> None: ...
+
+        def exists(self, name: str) -> bool:
+            return name in data
+
+        def openstream(self, name: str) -> io.BytesIO:
+            return io.BytesIO(data[name])
+
+        def listdir(self) -> list[list[str]]:
+            return [name.split("/") for name in data]
+
+    monkeypatch.setattr("olefile.OleFileIO", File)
+    (_, mail), (location, note) = read("a.msg", b"\xd0\xcf\x11\xe0" + b"0" * 600)
+    assert isinstance(mail, Document)
+    assert isinstance(note, Document)
+    assert (mail.title, mail.text, mail.meta) == (
+        "Ferry times",
+        "# Ferry times\n\nIt leaves at 7.",
+        {"author": "Mara Lind"},
+    )
+    assert (location, note.text) == ("a.msg/note.txt", "No ferry on Sunday.")
+
+
+@pytest.mark.parametrize("packing", ["", "gz", "xz"])
+def test_members_of_a_tar_are_read(packing: str) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=f"w:{packing}") as archive:
+        for name, content in (("sub/a.txt", b"A ferry."), (".hidden", b"x"), ("b.md", b"# B\n\nA bridge.")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    found = read(f"a.tar{packing and '.'}{packing}", out.getvalue())
+    assert [document.text for _, document in found if isinstance(document, Document)] == [
+        "A ferry.",
+        "# B\n\nA bridge.",
+    ]
+
+
+def test_formulas_without_values_are_told_and_navigation_is_left_out() -> None:
+    book = openpyxl.Workbook()
+    book.active.append(["price", 3])
+    book.active["B2"] = "=B1*2"
+    out = io.BytesIO()
+    book.save(out)
+    (_, sheet), (_, told) = read("a.xlsx", out.getvalue())
+    assert isinstance(sheet, Document)
+    assert "price" in sheet.text
+    assert "a.xlsx: formulas: 1 have no stored value" in str(told)
+    info = "\x1f\nFile: a.info,  Node: Top,  Next: Rules,  Up: (dir)\n\n1 Leave\n*******\n\nThirty days.\n"
+    info += "\x1f\nTag Table:\nNode: Top\x7f12\n"
+    assert only("a.info", info.encode()).text.strip() == "1 Leave\n*******\n\nThirty days."
+    page = "<html><title>T</title><body><div class='nav-panel'>Next: Rules</div><div class='titlepage'><h1>Leave</h1></div>"
+    page += "<p>Thirty days.</p></body>"
+    assert only("a.html", page.encode()).text == "# Leave\n\nThirty days."
 
 
 def test_restructured_text_includes_no_other_file(tmp_path: Path) -> None:

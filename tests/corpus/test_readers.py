@@ -12,7 +12,6 @@ import pytest
 
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.documents import document_hashes, is_hub_name, read_documents
-from kinject.documents.pdf import unwrap_lines
 from kinject.errors import DiskError, InputError
 
 ROWS = [
@@ -124,17 +123,6 @@ def test_a_pdf_that_cannot_be_read_or_holds_no_text_is_told(tmp_path: Path) -> N
     (tmp_path / "a.pdf").write_bytes(b"no pdf at all")
     with pytest.raises(InputError, match=r"a\.pdf: not a readable PDF: it holds plain text"):
         list(read_documents(tmp_path / "a.pdf"))
-
-
-def test_lines_of_a_page_are_joined_but_headings_and_paragraph_ends_stay() -> None:
-    page = (
-        "A Heading\nThis line goes on to the next, as it is as wide as the page, and\nends here.\nAnother para-\n"
-        "graph-like well-\nKnown line that is quite as long as the first line was, or more."
-    )
-    assert unwrap_lines(page) == (
-        "A Heading\nThis line goes on to the next, as it is as wide as the page, and ends here.\n"
-        "Another paragraph-like well-\nKnown line that is quite as long as the first line was, or more."
-    )
 
 
 def test_csv_parquet_and_saved_data_sets_hold_the_same_documents(tmp_path: Path) -> None:

@@ -277,16 +277,6 @@ def test_a_column_of_parquet_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
     assert ":1: not readable as Parquet" in refusal(ROWS["documents"], tmp_path / "d.parquet")
 
 
-def test_a_column_of_parquet_that_unpacks_to_a_thousandfold_is_refused_unread(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    bomb = pa.table({"text": pa.array(["a" * (66 << 20)])})
-    parquet.write_table(bomb, tmp_path / "d.parquet", compression="zstd", use_dictionary=False)
-    assert (tmp_path / "d.parquet").stat().st_size < 2**16
-    assert "unpacks from" in refusal(ROWS["documents"], tmp_path / "d.parquet")
-
-
 def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

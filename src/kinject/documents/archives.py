@@ -1,12 +1,13 @@
-"""Files of files: zip, gzip, and books (EPUB), whose chapters are web pages in a zip."""
+"""Files of files: zip, tar, gzip, and books (EPUB), whose chapters are web pages in a zip."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import posixpath
+import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -32,43 +33,62 @@ _MOST_IN_ALL = 16
 
 def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents in each member of a zip; hidden ones are left out, archives in it are errors."""
-    bytes_left = _MOST_IN_ALL * options.largest
     try:
         with zipfile.ZipFile(stream) as archive:
-            members = [member for member in archive.infolist() if not member.is_dir()]
+            members = sorted((one for one in archive.infolist() if not one.is_dir()), key=lambda one: one.filename)
             if len(members) > MOST_MEMBERS:
                 raise InputError(f"{path}: holds {len(members):,} files, allowed: {MOST_MEMBERS:,}. Split it.")
-            for member in sorted(members, key=lambda member: member.filename):
-                parts = [part for part in member.filename.split("/") if part not in ("", "..", ".")]
-                location = path.joinpath(*parts)
-                if any(part.startswith(".") for part in parts) or parts[:1] in ([], ["__MACOSX"]):
-                    continue
-                bytes_left -= member.file_size
-                if bytes_left < 0:
-                    size = format_size(_MOST_IN_ALL * options.largest)
-                    raise InputError(f"{path}: unpacks to more than {size}. Unpack it, and give the folder.")
+            for location, member in _wanted(path, ((one.filename, one.file_size, one) for one in members), options):
                 yield from _zip_member(archive, member, location, options)
     except DAMAGED_ARCHIVE as error:
         raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Pack it again.") from error
+
+
+def _wanted(path: Path, members: Iterable[tuple[str, int, Any]], options: ReadOptions) -> Iterator[tuple[Path, Any]]:
+    """Yield (location, member) of those that are not hidden. Raises `InputError` if they unpack to too much."""
+    bytes_left = _MOST_IN_ALL * options.largest
+    for name, size, member in members:
+        parts = [part for part in name.split("/") if part not in ("", "..", ".")]
+        if any(part.startswith(".") for part in parts) or parts[:1] in ([], ["__MACOSX"]):
+            continue
+        bytes_left -= size
+        if bytes_left < 0:
+            raise InputError(
+                f"{path}: unpacks to more than {format_size(_MOST_IN_ALL * options.largest)}. Unpack it, and give the folder."
+            )
+        yield path.joinpath(*parts), member
 
 
 def _zip_member(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, location: Path, options: ReadOptions
 ) -> Iterator[LocatedDocument]:
     fault = ""
+    data = b""
     if member.flag_bits & 1:
         fault = "locked with a password. Pack it without one."
     elif member.file_size > options.largest:
         fault = f"unpacks to {format_size(member.file_size)}, allowed: {format_size(options.largest)}. Split it."
+    else:
+        try:
+            data = archive.read(member)
+        except DAMAGED_ARCHIVE as error:
+            fault = f"damaged: cannot be unpacked ({str(error)[:100]}). Pack it again."
     if fault:
         yield str(location), InputError(f"{location}: {fault}")
-        return
+    else:
+        yield from read_member(location, data, options)
+
+
+def read_tar(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
+    """Yield the documents in each member of a tar, packed by gzip, bzip2, xz or not at all; hidden ones are left out."""
     try:
-        data = archive.read(member)
-    except DAMAGED_ARCHIVE as error:
-        yield str(location), InputError(f"{location}: damaged: cannot be unpacked ({str(error)[:100]}). Pack it again.")
-        return
-    yield from read_member(location, data, options)
+        with tarfile.open(fileobj=stream) as archive:
+            files = ((member.name, member.size, member) for member in archive if member.isfile())
+            for location, member in _wanted(path, files, options):
+                content = archive.extractfile(member)
+                yield from read_member(location, content.read() if content else b"", options)
+    except (tarfile.TarError, *DAMAGED_ARCHIVE) as error:
+        raise InputError(f"{path}: damaged: not a readable tar ({str(error)[:100]}). Pack it again.") from error
 
 
 def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:

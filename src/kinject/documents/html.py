@@ -48,6 +48,8 @@ _LONGEST_CELL = 2_000
 """Characters: where a cell holds more, the table lays out a page."""
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe object canvas"
 _SKIPPED = frozenset(_UNREAD.split())
+_NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
+"""Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next page."""
 _PARAGRAPHS = "p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article header figure hr"
 _LINES = "li tr br div dt dd caption figcaption"
 _BREAKS = {
@@ -92,6 +94,9 @@ def page_of(path: Path, source: str, *, whole_page: bool = False) -> tuple[str, 
         articles = tree.css("article")
         root = tree.css_first(f"main, {_WIKI_PAGE}") or (articles[0] if len(articles) == 1 else None)
         main = page_text(root) if root is not None else text
+    main_heading = tree.css_first(".titlepage h1, .titlepage h2")  # DocBook's, above authors and dates
+    if main_heading is not None and one_line(main_heading.text()) not in main[:2_000]:
+        main = f"# {one_line(main_heading.text())}\n\n{main}"
     heading = tree.css_first("title") or tree.css_first("h1")
     title = " ".join(heading.text().split()) if heading is not None else ""
     return title, main, _meta(tree)
@@ -239,6 +244,9 @@ class _Page:
 
 def _is_skipped(node: LexborNode, tag: str) -> bool:
     """Return whether the element holds no text of the page. A form around the whole page is none of its forms."""
+    names = set((node.attributes.get("class") or "").split()) & _NAVIGATION
+    if names and (names != {"header"} or node.text().lstrip().startswith(("Next:", "Previous:", "Up:"))):
+        return True
     return tag in _SKIPPED and not (tag == "form" and node.css_first("h1, h2, p, table") is not None)
 
 

@@ -7,26 +7,25 @@ import email.policy
 import email.utils
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kinject.disk import content_id, read_bytes, read_lines
 from kinject.documents.html import page_of
-from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
+from kinject.documents.readers import MOST_WITHIN, LocatedDocument, ReadOptions, read_member
 from kinject.documents.text import decode, library_errors
 from kinject.errors import InputError
 from kinject.types import Document
 
 _QUOTE = re.compile(r"^\s*>")
 _INTRODUCES = re.compile(r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE)
-_DEEPEST = 10
-"""Mails forwarded within mails."""
 
 
 def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a mail, then the documents of its attachments."""
-    yield from _mail(path, str(path), read_bytes(path, options.largest, stream), options, 0)
+    yield from _mail(path, str(path), read_bytes(path, options.largest, stream), options)
 
 
 def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -55,10 +54,10 @@ def _boxed(
     if n_dropped:
         yield location, InputError(f"{location}: a mail of more than {options.largest:,} bytes. Split the mailbox.")
     else:
-        yield from _mail(path, location, bytes(message), options, 0)
+        yield from _mail(path, location, bytes(message), options)
 
 
-def _mail(path: Path, location: str, data: bytes, options: ReadOptions, depth: int) -> Iterator[LocatedDocument]:
+def _mail(path: Path, location: str, data: bytes, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the mail in `data`; its attachments are read or reported one by one."""
     try:
         with library_errors(path, "mail", "Export it again."):
@@ -75,7 +74,7 @@ def _mail(path: Path, location: str, data: bytes, options: ReadOptions, depth: i
     if body or not attachments:
         yield location, Document(content_id(title or location, body), title or path.stem, body, location, meta)
     for index, attachment in enumerate(attachments, start=1):
-        yield from _attachment(path, location, attachment, index, options, depth)
+        yield from _attachment(path, location, attachment, index, options)
 
 
 def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
@@ -124,15 +123,17 @@ def _without_quotes(text: str) -> str:
 
 
 def _attachment(
-    path: Path, location: str, part: Message, index: int, options: ReadOptions, depth: int
+    path: Path, location: str, part: Message, index: int, options: ReadOptions
 ) -> Iterator[LocatedDocument]:
     """Yield the documents of an attachment: a mail that was forwarded, or a file."""
     name = Path(str(part.get_filename() or f"attachment-{index}")).name
     if part.get_content_type() == "message/rfc822":
         inner = part.get_payload()
         forwarded = inner[0] if isinstance(inner, list) and inner else None
-        if isinstance(forwarded, Message) and depth < _DEEPEST:
-            yield from _mail(path, f"{location}/{name}", forwarded.as_bytes(), options, depth + 1)
+        if isinstance(forwarded, Message) and options.within < MOST_WITHIN:
+            yield from _mail(
+                path, f"{location}/{name}", forwarded.as_bytes(), replace(options, within=options.within + 1)
+            )
         return
     data = part.get_payload(decode=True)
     if isinstance(data, bytes):

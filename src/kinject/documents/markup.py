@@ -1,9 +1,8 @@
-"""reStructuredText, notebooks, and the exports of wikis: MediaWiki's XML and Confluence's XML."""
+"""reStructuredText, notebooks, and MediaWiki's XML export."""
 
 from __future__ import annotations
 
 import html
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -198,46 +197,3 @@ def _cell(cell: str, parser: Any) -> tuple[str, int, int]:
     spans = [re.search(rf"{name}\s*=\s*[\"']?(\d{{1,3}})", attributes) for name in ("rowspan", "colspan")]
     text = one_line(_plain(content.strip(), parser).replace("\n", " "))
     return text, *(int(span[1]) if span else 1 for span in spans)  # type: ignore[return-value]
-
-
-def read_confluence(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the current pages of a Confluence XML export (its entities.xml), by their storage format."""
-    etree = import_extra("lxml.etree", path)
-    titles: dict[str, str] = {}
-    bodies: dict[str, tuple[str, str]] = {}
-    with library_errors(path, "Confluence export", "Export the space again."):
-        for _, entity in etree.iterparse(io.BytesIO(read_bytes(path, options.largest, stream)), tag="object",
-                                         resolve_entities=False, no_network=True):  # fmt: skip
-            kind = entity.get("class")
-            values = {element.get("name"): element for element in entity.iterchildren("property")}
-            name = entity.findtext("id") or ""
-            text = {key: "".join(element.itertext()) for key, element in values.items()}
-            if (
-                kind in ("Page", "BlogPost")
-                and text.get("contentStatus", "current") == "current"
-                and "originalVersion" not in text
-            ):
-                titles[name] = text.get("title", "")
-            elif kind == "BodyContent" and "content" in values:
-                bodies[(values["content"].findtext("id") or "").strip()] = name, text.get("body", "")
-            entity.clear()
-    for name, title in titles.items():
-        source = _storage_format(bodies.get(name, ("", ""))[1])
-        location = f"{path}: page {name}"
-        _, body, _ = page_of(path, f"<h1>{html.escape(title)}</h1>{source}", whole_page=True)
-        yield location, Document(content_id(title, body), title, body if source.strip() else "", location)
-
-
-def _storage_format(source: str) -> str:
-    """Return Confluence's storage format as HTML: code macros as <pre>, without the parameters of other macros."""
-
-    def code(match: re.Match[str]) -> str:
-        language = re.search(r'<ac:parameter ac:name="language">([\w+#-]+)<', match[1])
-        return (
-            f'<ac:macro{match[1]}<pre class="language-{language[1] if language else ""}">{html.escape(match[2])}</pre>'
-        )
-
-    source = re.sub(r"<ac:(?:structured-)?macro\b((?:(?!<ac:(?:structured-)?macro)(?s:.))*?)<ac:plain-text-body>\s*"
-                    r"<!\[CDATA\[((?s:.*?))\]\]>\s*</ac:plain-text-body>", code, source)  # fmt: skip
-    source = re.sub(r"<!\[CDATA\[((?s:.*?))\]\]>", lambda match: html.escape(match[1]), source)
-    return re.sub(r"<ac:parameter\b(?:[^<>]*/>|(?s:.*?)</ac:parameter>)|<ri:[^<>]*>", "", source)

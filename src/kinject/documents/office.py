@@ -27,14 +27,12 @@ from kinject.documents.text import (
     tables_of,
     whole_file,
 )
+from kinject.errors import InputError
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
 _OTHER_MAIN = re.compile(rb"application/[\w.-]*(?:macroEnabled|template|slideshow)[\w.-]*\.main\+xml", re.IGNORECASE)
-_MOST_CELLS = 5_000_000
-_LARGEST_SHEETS = 2**26
-"""Bytes of a workbook, unpacked, up to which merged cells are read: they need all of it in memory."""
 
 
 def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -173,12 +171,12 @@ class _Word:
             list_style = self._styles[style.get(f"{_W}val")]
             properties, name = list_style.element.find(f"{_W}pPr/{_W}numPr"), str(list_style.name or "").lower()
         if properties is None:
-            return "- " if name.startswith("list bullet") else ""
+            depth = int(name[-1]) - 1 if name[-1:].isdecimal() else 0
+            return "  " * depth + "- " if name.startswith("list bullet") else ""
         number, level = properties.find(f"{_W}numId"), properties.find(f"{_W}ilvl")
-        key = (
-            number.get(f"{_W}val") if number is not None else "",
-            int(level.get(f"{_W}val")) if level is not None else 0,
-        )
+        deeper_style = re.search(r" ([2-9])$", name)  # List Bullet 2
+        depth = int(level.get(f"{_W}val")) if level is not None else int(deeper_style[1]) - 1 if deeper_style else 0
+        key = number.get(f"{_W}val") if number is not None else "", depth
         if key[0] == "0":
             return ""
         for deeper in [other for other in self._counts if other[0] == key[0] and other[1] > key[1]]:
@@ -388,12 +386,12 @@ def _chart_text(chart: Any) -> str:
 def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a workbook: a heading for each visible sheet, then its lines and tables. `sheets` is in meta."""
     data = BytesIO(read_bytes(path, options.largest, stream))
-    unpacked = check_archive(path, data, options)
+    check_archive(path, data, options)
     openpyxl = import_extra("openpyxl", path)
     with library_errors(path, "workbook", "Save it again as .xlsx."):
-        book = openpyxl.load_workbook(data, read_only=unpacked > _LARGEST_SHEETS, data_only=True, keep_links=False)
+        book = openpyxl.load_workbook(data, data_only=True, keep_links=False)
         visible = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
-        texts = [(sheet.title, _sheet_text(sheet, unpacked > _LARGEST_SHEETS)) for sheet in visible]
+        texts = [(sheet.title, _sheet_text(sheet)) for sheet in visible]
         properties = book.properties
         date = properties.modified or properties.created
         meta = {"author": properties.creator or "", "date": date.date().isoformat() if date else ""}
@@ -403,27 +401,28 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     text, starts = joined(sheets)
     meta = {key: value for key, value in meta.items() if value and value != "openpyxl"}
     yield whole_file(path, title, text, {**meta, "sheets": starts, **({"hidden_sheets": hidden} if hidden else {})})
+    n_unknown = _formulas_without_values(data)
+    if n_unknown:
+        fix = "Open it in a spreadsheet program and save it, so that they are computed."
+        fault = f"{path}: formulas: {n_unknown:,} have no stored value and are not read. {fix}"
+        yield f"{path}: formulas", InputError(fault)
 
 
-def _sheet_text(sheet: Any, in_rows: bool) -> str:
-    """Return the lines and tables of a sheet. `in_rows`: it is read row by row, without its merged cells."""
+def _formulas_without_values(data: BytesIO) -> int:
+    with zipfile.ZipFile(data) as archive:
+        sheets = (archive.read(name) for name in archive.namelist() if name.startswith("xl/worksheets/sheet"))
+        return sum(len(re.findall(rb"</f>\s*(?:<v\s*/>|<v></v>|</c>)", sheet)) for sheet in sheets)
+
+
+def _sheet_text(sheet: Any) -> str:
+    """Return the lines and tables of a sheet."""
     cells: dict[int, dict[int, str]] = {}
     wide: set[int] = set()
-    rows = (
-        sheet.iter_rows()
-        if in_rows
-        else (sheet._cells.values(),)  # only the cells that are there: one far away costs nothing
-    )
-    n_cells = 0
-    for row in rows:
-        for cell in row:
-            text = _cell_text(cell.value, cell.number_format) if cell.value is not None else ""
-            if text:
-                n_cells += 1
-                cells.setdefault(cell.row, {})[cell.column] = text
-                if n_cells > _MOST_CELLS:
-                    raise ValueError(f"a sheet of more than {_MOST_CELLS:,} cells")
-    for area in () if in_rows else sheet.merged_cells.ranges:
+    for cell in sheet._cells.values():  # only the cells that are there: one far away costs nothing
+        text = _cell_text(cell.value, cell.number_format)
+        if text:
+            cells.setdefault(cell.row, {})[cell.column] = text
+    for area in sheet.merged_cells.ranges:
         text = cells.get(area.min_row, {}).get(area.min_col, "")
         if text and area.size["rows"] * area.size["columns"] <= 10_000:
             for number in range(area.min_row, area.max_row + 1):

@@ -331,22 +331,6 @@ def _cells(
     return rows, n_header
 
 
-def unwrap_lines(page: str) -> str:
-    """Return the lines of a page joined to paragraphs: a line ends one if it is short or ends a sentence early."""
-    lines = [line.strip() for line in page.splitlines()]
-    width = max((len(line) for line in lines), default=0)
-    text = ""
-    for line, following in zip(lines, [*lines[1:], ""], strict=False):
-        if re.search(r"[^\W\d_]-$", line) and following[:1].islower():
-            text += line[:-1]
-        elif not line or not following:
-            text += f"{line}\n"
-        else:
-            ends_paragraph = len(line) < 0.6 * width or (line[-1:] in ".!?:" and len(line) < 0.85 * width)
-            text += line + ("\n" if ends_paragraph else " ")
-    return re.sub(r"\n{3,}", "\n\n", text).strip()
-
-
 def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the text in an image, if `options.ocr` is set."""
     if not options.ocr:
@@ -375,4 +359,11 @@ def reader_of_images(path: Path) -> Callable[[Any], str]:
         raise InputError(
             f"{path}: `ocr: true` needs the program tesseract, which is not installed (Debian: apt-get install tesseract-ocr)."
         ) from error
-    return lambda image: unwrap_lines(tesseract.image_to_string(image, lang=languages, timeout=_OCR_SECONDS))
+
+    def read_image_text(image: Any) -> str:
+        text = tesseract.image_to_string(image, lang=languages, timeout=_OCR_SECONDS)
+        return re.sub(
+            r"(?<=[^\W\d_])-\n(?=[a-z])|(?<=\S)(\n)(?=[a-z])", lambda match: " " if match[1] else "", text
+        ).strip()
+
+    return read_image_text

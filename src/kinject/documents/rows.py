@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -38,8 +36,6 @@ _SAMPLE = 2**16
 _SNIFFED = 20
 """Rows from which the delimiter of a table is found."""
 _FIELDS = ("id", "title", "text", "source", "meta")
-_MOST_EXPANSION = 2_000
-"""How many times larger a table may be when it is unpacked: text packs about tenfold."""
 _ROWS = 16
 """Rows of a table in memory at once: each may hold a long document."""
 
@@ -214,20 +210,6 @@ def _delimiter(sample: str, default: str) -> str:
     return max(n_columns, key=lambda delimiter: n_columns[delimiter], default=default)
 
 
-def csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (first line, cell by column) of each row of a CSV file whose first row names the columns.
-
-    Raises `InputError` (file:line) as `csv_rows`, and if two columns have one name: a reader could not choose.
-    """
-    header: list[str] | None = None
-    for number, cells in csv_rows(path, "header"):
-        if header is not None:
-            yield number, dict(zip(header, cells, strict=True))
-        else:
-            header = cells
-            _check_header(path, header, number)
-
-
 def _check_header(path: Path, header: list[str], number: int = 1) -> None:
     """Raise `InputError` if two columns have one name: a reader could not choose."""
     repeated = next((name for name in header if header.count(name) > 1), None)
@@ -239,7 +221,7 @@ def csv_rows(path: Path, first: str = "first row") -> Iterator[tuple[int, list[s
     """Yield (first line, cells) of each row of a CSV file that is not blank.
 
     The file is read strictly (RFC 4180), so that a forgotten quote cannot join rows. Raises `InputError` (file:line) for
-    a quote that is left open, that is inside an unquoted cell or not followed by a comma, for a row that has more or
+    a quote that is left open or not followed by a comma, for a row that has more or
     fewer cells than the first (called `first` in the message), for a NUL character, and for a byte-order mark within.
     """
     for number, cells in _rows(path, first, _text_lines(path)):
@@ -276,7 +258,7 @@ def _rows(
             ) from error
         if cells is None:
             return
-        _check_record("".join(record_lines), location, delimiter)
+        _check_record("".join(record_lines), location)
         n_cells = n_cells or len(cells)
         if len(cells) not in (0, n_cells):
             fault = f"found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas."
@@ -290,18 +272,8 @@ def _unquoted(cell: str) -> str:
     return cell[1:-1].replace('""', '"') if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
 
 
-@functools.cache
-def _record_of(delimiter: str) -> re.Pattern[str]:
-    """Return the pattern of a record of RFC 4180 with this delimiter."""
-    cell = rf'(?:"(?:[^"]++|"")*+"|[^"{delimiter}\r\n]*+)'
-    return re.compile(rf"{cell}(?:[{delimiter}]{cell})*+(?:\r?\n|\r)?")
-
-
-def _check_record(text: str, location: str, delimiter: str) -> None:
-    """Raise `InputError` for faults that the csv module accepts: quotes inside unquoted cells, NUL, a byte-order mark."""
-    if '"' in text and delimiter != "\t" and not _record_of(delimiter).fullmatch(text):
-        fault = "a quote inside a cell that is not quoted. Quote the whole cell, and write each quote in it twice"
-        raise InputError(f"{location}: not CSV: {fault}.")
+def _check_record(text: str, location: str) -> None:
+    """Raise `InputError` for faults that the csv module accepts: NUL, a byte-order mark."""
     if "\0" in text:
         raise InputError(f"{location}: a NUL character. Is this UTF-16? Save the file as UTF-8.")
     if text.startswith("\ufeff"):
@@ -322,11 +294,10 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
-    number, packed = 0, stream.seek(0, os.SEEK_END)
-    stream.seek(0)
+    number = 0
     try:
         with parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20) as file:
-            check_parquet(path, file, packed)
+            _check_parquet(path, file)
             for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
@@ -337,22 +308,12 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
         ) from error
 
 
-def check_parquet(path: Path, file: Any, packed: int) -> None:
-    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` of `packed` bytes has two equal column names or unpacks to too much.
-
-    Only the sizes of row groups are read: on a damaged column pyarrow (26) ends the process.
-    """
+def _check_parquet(path: Path, file: Any) -> None:
+    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` has two equal column names."""
     names = file.schema_arrow.names
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise InputError(f"{path}: two columns are called {repeated!r:.80}. Give each a name of its own.")
-    groups = range(file.metadata.num_row_groups)
-    unpacked = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-    if unpacked > LONGEST_LINE and unpacked > _MOST_EXPANSION * packed:
-        raise InputError(
-            f"{path}: unpacks from {packed:,} bytes to {unpacked:,}, allowed: {_MOST_EXPANSION:,} times as much. Is this text? "
-            "Take it out."
-        )
 
 
 def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument:

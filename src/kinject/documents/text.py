@@ -23,6 +23,10 @@ from kinject.errors import InputError, KinjectError
 from kinject.types import Document
 
 _FRONT_MATTER = re.compile(r"---[ \t]*\n((?:(?!---|\.\.\.).*\n){1,200})(?:---|\.\.\.)[ \t]*(?:\n\s*|\Z)")
+_INFO = re.compile(
+    "\n?\x1f\n(?:File: [^\n]*\n|Tag Table:\n[^\x1f]*|Local Variables:\n[^\x1f]*|End Tag Table\n*|Indirect:\n[^\x1f]*)?|\x1f"
+)
+"""The navigation between the nodes of an info manual."""
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
 _CHARSETS = frozenset(codecs.lookup(name).name for name in (
     "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "ascii", "latin-1", "iso8859-2", "iso8859-3",
@@ -48,7 +52,7 @@ DAMAGED_ARCHIVE = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeErr
 def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the one document in a text file, named as the file."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
-    yield whole_file(path, "", text, meta)
+    yield whole_file(path, "", _INFO.sub("\n", text), meta)
 
 
 def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
