@@ -128,7 +128,7 @@ def _seeds(view: View) -> Iterator[str]:
         )
     elif n == 2:
         yield (
-            "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in six was found to "
+            "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in five was found to "
             "differ where nothing does (simulated). Three seeds bring it to one in fifteen."
         )
     else:
