@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import study_results
 
-from kinject.report.figures import accuracy, flips, frontier, sweep
+from kinject.report.figures import accuracy, frontier, sweep
 from kinject.report.view import View
 
 SEEDS = (0, 1)
-FIGURES: tuple[Callable[[View], Any], ...] = (accuracy, frontier, flips)
+FIGURES: tuple[Callable[[View], Any], ...] = (accuracy, frontier)
 _DIGITS = 9
 
 

@@ -14,11 +14,9 @@ from study_samples import first, make_evaluation, make_report, make_result, writ
 from kinject.errors import DiskError, InputError
 from kinject.report.figures import (
     accuracy,
-    flips,
     frontier,
     loss,
     numbers_of,
-    outcomes,
     positions,
     sweep,
     tick_label,
@@ -244,20 +242,13 @@ def test_the_frontier_has_every_arm_and_marked_sweep_at_what_was_kept_and_learne
     assert len(looks) == 36
 
 
-def test_flips_are_as_long_as_their_counts() -> None:
-    widths = sorted(round(patch.get_width()) for patch in flips(VIEW).axes[0].patches)
-    contrasts = [result.to_base for result in VIEW.shown("sandbox", "new") if result.to_base is not None]
-    assert widths == sorted([c.wrong_to_right for c in contrasts] + [-c.right_to_wrong for c in contrasts])
-
-
-@pytest.mark.parametrize("draw", [accuracy, outcomes, frontier, flips])
+@pytest.mark.parametrize("draw", [accuracy, frontier])
 def test_without_anything_to_draw_there_is_no_figure(draw: Any) -> None:
     assert draw(View(make_small(results=()))) is None
 
 
-@pytest.mark.parametrize("draw", [accuracy, flips])
-def test_several_models_have_panels_of_their_own(draw: Any) -> None:
-    titles = [panel.get_title(loc="left") for panel in draw(View(make_paper_study()), columns=1).axes]
+def test_several_models_have_panels_of_their_own() -> None:
+    titles = [panel.get_title(loc="left") for panel in accuracy(View(make_paper_study()), columns=1).axes]
     assert len(titles) == 18
     assert sum(title.startswith("Llama-2-7B\n") for title in titles) == 6
 

@@ -118,7 +118,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_promised_files_are_written_and_nothing_else(written: Path) -> None:
-    stems = ("accuracy", "flips", "frontier", "loss")
+    stems = ("accuracy", "frontier", "loss")
     names = {"report.md", "report.html", *(f"figures/{n}.{s}" for n in stems for s in ("png", "svg"))}
     assert set(all_files(written)) == names
 
@@ -348,7 +348,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_study_has_a_figure_for_each_sweep_and_keeps_no_figure_of_an_earlier_report(
     study: Path, tmp_path: Path
 ) -> None:
-    stems = ["accuracy", "flips", "frontier", "loss"]
+    stems = ["accuracy", "frontier", "loss"]
     stems += [f"sweep-{name}" for name in ("paraphrases", "learning-rate", "replay", "alpha", "lora", "style")]
     figures = {f"figures/{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
     assert set(all_files(study)) == {"report.md", "report.html"} | figures

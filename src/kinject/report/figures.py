@@ -1,5 +1,4 @@
-"""The figures of a report: accuracy, outcomes of written answers, changed questions, sweeps, learning against forgetting,
-and the curves of trainings.
+"""The figures of a report: accuracy, sweeps, learning against forgetting, and the curves of trainings.
 
 Each returns None if there is nothing to draw.
 """
@@ -7,7 +6,7 @@ Each returns None if there is nothing to draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from kinject.report.style import (
     LEARNING,
     LONGEST,
     MUTED,
-    OTHER,
     PAPER,
     RETENTION,
     RULE,
@@ -65,49 +63,25 @@ class _Panel:
         return f"{format_name(self.model, LONGEST)}\n{first}" if view.several_models else first
 
 
-def _arm_panels(view: View, n_formats: int | None = 1) -> list[_Panel]:
-    """Return one panel for each model, question set and prompt format (the first `n_formats`) with the report's own arms."""
-    return [_Panel(model, name, form, tuple(results)) for model, name, form, results in view.groups("", n_formats)]
-
-
-def _draw_rows(
-    drawn: Sequence[_Panel], columns: int, keep: Callable[[ArmResult], bool],
-    draw: Callable[[Axes, _Panel, dict[str, int]], None], view: View,
-) -> Figure:  # fmt: skip
-    """Return a figure with axes for each of `drawn` and a row for each arm, arms without context first."""
-    results = [result for panel in drawn for result in panel.results if keep(result)]
-    names = list(dict.fromkeys(arm_label(r) for r in sorted(results, key=lambda result: result.k > 0)))
-    figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
-    rows = {name: row for row, name in enumerate(names)}
-    for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
-        prepare_rows(panel, names, labelled=index % n_columns == 0)
-        draw(panel, shown, rows)
-        panel.set_title(shown.title(view), color=_ROLE_MARKS[shown.results[0].role][1], fontweight="bold")
-    return figure
-
-
 def accuracy(view: View, *, columns: int = 3) -> Figure | None:
     """Return accuracy with its interval and each seed's, one panel for each model and set, one row for each arm.
 
     An evaluation has a panel for each prompt format, a study for the headline alone. Learning is a blue
     circle, retention an orange square; a hollow mark has retrieved context.
     """
-    drawn = _arm_panels(view, 1 if view.is_study else None)
+    groups = view.groups("", 1 if view.is_study else None)
+    drawn = [_Panel(model, name, form, tuple(results)) for model, name, form, results in groups]
     if not drawn:
         return None
 
-    def draw(panel: Axes, shown: _Panel, rows: dict[str, int]) -> None:
-        panel.set_xlim(0, 1)
-        panel.set_xticks(*TICKS)
-        panel.axvline(shown.results[0].chance, **CHANCE, label="chance")
-        base = view.result(shown.model, view.base(shown.model), shown.question_set, 0, shown.format)
-        if base is not None:
-            panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
-        for result in shown.results:
-            _draw_accuracy(panel, rows[arm_label(result)], result)
-
     with style():
-        figure = _draw_rows(drawn, columns, lambda _: True, draw, view)
+        names = list(dict.fromkeys(arm_label(r) for r in sorted(
+            (result for shown in drawn for result in shown.results), key=lambda result: result.k > 0)))  # fmt: skip
+        figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
+        rows = {name: row for row, name in enumerate(names)}
+        for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
+            prepare_rows(panel, names, labelled=index % n_columns == 0)
+            _draw_panel(panel, shown, rows, view)
         roles = {shown.results[0].role for shown in drawn}
         marks = [line_mark(ROLES[role], marker=marker, color=colour, linestyle="none")
                  for role, (marker, colour) in _ROLE_MARKS.items() if role in roles]  # fmt: skip
@@ -121,6 +95,18 @@ def accuracy(view: View, *, columns: int = 3) -> Figure | None:
     return figure
 
 
+def _draw_panel(panel: Axes, shown: _Panel, rows: Mapping[str, int], view: View) -> None:
+    panel.set_xlim(0, 1)
+    panel.set_xticks(*TICKS)
+    panel.axvline(shown.results[0].chance, **CHANCE, label="chance")
+    base = view.result(shown.model, view.base(shown.model), shown.question_set, 0, shown.format)
+    if base is not None:
+        panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
+    for result in shown.results:
+        _draw_accuracy(panel, rows[arm_label(result)], result)
+    panel.set_title(shown.title(view), color=_ROLE_MARKS[shown.results[0].role][1], fontweight="bold")
+
+
 def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     marker, colour = _ROLE_MARKS[result.role]
     if len(result.by_seed) > 1:
@@ -132,79 +118,6 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     )  # fmt: skip
     margin_text(panel, row, f"{100 * result.accuracy:.1f}")
     add_tip(panel, result.accuracy, row, result_text(result))
-
-
-def outcomes(view: View, *, columns: int = 3) -> Figure | None:
-    """Return the fractions of written answers that are right, abstained and wrong: a panel for each set, a bar for each arm."""
-    drawn = [panel for panel in _arm_panels(view) if any(result.outcomes for result in panel.results)]
-    if not drawn:
-        return None
-
-    def draw(panel: Axes, shown: _Panel, rows: dict[str, int]) -> None:
-        panel.set_xlim(0, 1)
-        panel.set_xticks(*TICKS)
-        panel.grid(visible=False)
-        for result in shown.results:
-            _draw_outcomes(panel, rows[arm_label(result)], result)
-
-    with style():
-        figure = _draw_rows(drawn, columns, lambda _: True, draw, view)
-        colours = {"right": LEARNING, "abstained": OTHER, "wrong": RETENTION}
-        marks = [
-            line_mark(name, marker="s", color=colour, linestyle="none", markersize=7)
-            for name, colour in colours.items()
-        ]
-        add_legend(figure, marks, columns)
-    return figure
-
-
-def _draw_outcomes(panel: Axes, row: int, result: ArmResult) -> None:
-    abstained = result.abstained.rate if result.abstained is not None else 0.0
-    parts = (result.accuracy, abstained, max(0.0, 1 - result.accuracy - abstained))
-    starts = (0.0, parts[0], parts[0] + parts[1])
-    panel.barh([row] * 3, parts, left=starts, height=0.66, color=[LEARNING, OTHER, RETENTION], linewidth=0)
-    text = f"{arm_label(result)} on {format_name(result.question_set)}: right {format_percent(parts[0])}, "
-    add_tip(panel, 0.5, row, f"{text}abstained {format_percent(parts[1])}, wrong {format_percent(parts[2])}")
-    margin_text(panel, row, f"{100 * parts[0]:.0f} | {100 * parts[2]:.0f}")
-
-
-def flips(view: View, *, columns: int = 3) -> Figure | None:
-    """Return, for each arm, how many questions became right (to the right) and wrong (to the left) against base."""
-    drawn = [panel for panel in _arm_panels(view) if any(result.to_base is not None for result in panel.results)]
-    if not drawn:
-        return None
-
-    def draw(panel: Axes, shown: _Panel, rows: dict[str, int]) -> None:
-        contrasts = [(arm_label(r), r.to_base) for r in shown.results if r.to_base is not None]
-        for name, contrast in contrasts:
-            _draw_flips(panel, rows[name], contrast.wrong_to_right, contrast.right_to_wrong)
-            for n, words in ((contrast.wrong_to_right, "right"), (-contrast.right_to_wrong, "wrong")):
-                add_tip(panel, n / 2, rows[name], f"{name}: {abs(n):,} of {contrast.n:,} questions became {words}")
-        gained, lost = (
-            max(1, *(getattr(c, key) for _, c in contrasts)) for key in ("wrong_to_right", "right_to_wrong")
-        )
-        least = 0.3 * max(gained, lost)  # room for the number beside a short bar
-        panel.set_xlim(-1.3 * max(lost, least), 1.3 * max(gained, least))
-        panel.axvline(0, color=INK, linewidth=0.9)
-        panel.xaxis.set_major_formatter(lambda value, _: f"{abs(value):.0f}")
-        panel.locator_params(axis="x", nbins=5, integer=True)
-
-    with style():
-        figure = _draw_rows(drawn, columns, lambda result: result.to_base is not None, draw, view)
-        add_legend(figure, [
-            line_mark("became wrong (left)", marker="s", color=RETENTION, linestyle="none", markersize=7),
-            line_mark("became right (right)", marker="s", color=LEARNING, linestyle="none", markersize=7),
-        ], columns)  # fmt: skip
-    return figure
-
-
-def _draw_flips(panel: Axes, row: int, gained: int, lost: int) -> None:
-    panel.barh([row, row], [gained, -lost], height=0.6, color=[LEARNING, RETENTION], linewidth=0)
-    for value, side in ((gained, 1), (-lost, -1)):
-        panel.annotate(
-            f"{abs(value):,}", (value, row), xytext=(3 * side, 0), textcoords="offset points", fontsize=8.5, color=INK,
-            ha="left" if side > 0 else "right", va="center_baseline",
-        )  # fmt: skip
 
 
 def sweep(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Figure | None:

@@ -66,15 +66,6 @@ _CAPTIONS = {
         "Correct answers with 95% intervals; the number in the margin is the accuracy in percent. Ticks below a mark: single "
         "seeds. Dashed: guessing. Thin line: the base without passages.",
     ),
-    "outcomes": (
-        "Right, abstained and wrong answers by arm; the numbers are in the table of results",
-        "Written answers: right, abstained, wrong; in the margin the shares that are right and wrong. Where a question has no "
-        "answer, to abstain is right.",
-    ),
-    "flips": (
-        "Questions that became right and wrong by arm",
-        "Questions whose answer (the majority over seeds) changed against base.",
-    ),
     "frontier": (
         "Learning against forgetting; the numbers are in the tables",
         "Up: more learned. Right: more kept. A model better than another lies above and to the right of it. Thin lines: 95% "
@@ -303,12 +294,10 @@ def _details(
     report = view.report
     yield "What these data cannot tell", (Bullets(limitations(view)),)
     yield "Claims", (claims_table(report.claims),) if report.claims else ()
-    yield "Right, wrong and abstained", _figure("outcomes", plots)
     yield "Learning against forgetting", _figure("frontier", plots)
     for stem, name in _sweep_stems(report).items():
         yield f"Sweep: {format_name(name)}", _figure(stem, plots, "sweep")
-    changed = (FlipsBlock(flips),) if flips is not None else ()
-    yield "Answers that changed", (*_figure("flips", plots), *changed)
+    yield "Answers that changed", (FlipsBlock(flips),) if flips is not None else ()
     gone = (Bullets((f"The logs of {join_words(list(missing))} are missing: moved or deleted.",)),) if missing else ()
     yield "Training", (*_figure("loss", plots), *gone)
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
@@ -364,8 +353,7 @@ def _sweep_stems(report: Report) -> dict[str, str]:
 def _draw_figures(run_dir: Path, view: View, logs: Sequence[TrainingLog]) -> dict[str, Plot]:
     """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
     drawers: dict[str, Callable[..., Any]] = {
-        "accuracy": partial(figures.accuracy, view), "outcomes": partial(figures.outcomes, view),
-        "flips": partial(figures.flips, view), "frontier": partial(figures.frontier, view),
+        "accuracy": partial(figures.accuracy, view), "frontier": partial(figures.frontier, view),
         "loss": partial(figures.loss, logs),
     }  # fmt: skip
     for stem, name in _sweep_stems(view.report).items():
