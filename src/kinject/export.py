@@ -135,7 +135,7 @@ class _Source:
 
 def _read_source(folder: Path) -> _Source:
     """Return the source in `folder`, of a run or a model. Raises `InputError` if that is no finished model."""
-    from kinject.models import ADAPTER_CONFIG, base_of_adapter, check_complete, check_model, model_hash
+    from kinject.models import ADAPTER_CONFIG, base_of_adapter, check_model, model_hash
 
     run = folder if (folder / "manifest.json").is_file() else None
     manifest = (read_manifest(folder / "manifest.json") if run else None) or {}
@@ -150,8 +150,6 @@ def _read_source(folder: Path) -> _Source:
         raise InputError(f"{model}: no such folder. Give the run_dir of a finished kinject train, or a model folder.")
     check_model(model)
     adapter = model / ADAPTER_CONFIG
-    if not adapter.is_file():
-        check_complete(model)
     section = (manifest.get("recipe") or {}).get("model") or {}
     base = base_of_adapter(adapter) if adapter.is_file() else str(section.get("path") or "")
     return _Source(model, model_hash(model), base, adapter.is_file(), manifest)

@@ -66,6 +66,7 @@ def draw(random: Random) -> Fault:
         _weights,
         _index,
         _dtype,
+        _changed,
     )
     return random.choice(makers)(random)
 
@@ -273,6 +274,20 @@ def _weights(random: Random) -> Fault:
         return _put(path, struct.pack("<Q", len(text)) + text + data[8 + size :])
 
     return f"{WEIGHTS}: {fault}", put
+
+
+def _changed(random: Random) -> Fault:
+    name, bit = random.choice((*_OBJECTS, "tokenizer.json", WEIGHTS)), random.randrange(8)
+
+    def put(folder: Path) -> None:
+        from kinject.disk import write_sha256sums
+
+        write_sha256sums(folder)
+        data = bytearray((folder / name).read_bytes())
+        data[random.randrange(len(data))] ^= 1 << bit
+        _put(folder / name, bytes(data))
+
+    return f"{name}: one bit is another than in SHA256SUMS", put
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Broken model folders, given to eval and train: refused in one line that names the folder, or harmless to every number."""
+"""Broken model folders, given to each verb that reads one: refused in one line with the folder, or harmless to all numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from typing import Any
 import pytest
 from kinds import as_yaml
 from model_folders import draw
+from safetensors.numpy import load_file
 
+from kinject.api import export, merge
 from kinject.errors import KinjectError
+from kinject.eval.chat import ChatSetup, open_chat
 from kinject.eval.run import evaluate
-from kinject.recipe import read_recipe
+from kinject.plan.run import PlanOptions, plan
+from kinject.recipe import Recipe, read_recipe
 from kinject.train.run import run as train
 
-DRAWS = int(os.environ.get("KINJECT_DRAWS", "12"))
+DRAWS = int(os.environ.get("KINJECT_DRAWS", "10"))
 SEED = int(os.environ.get("KINJECT_SOAK_SEED", "2026"))
 SECONDS = 60
 
@@ -57,18 +61,53 @@ def log_probs(model: Path, work: Path) -> Any:
     return [json.loads(line)["log_probs"] for line in (work / "eval" / "answers.jsonl").read_text().splitlines()]
 
 
-def trained_weights(model: Path, work: Path) -> Any:
-    """Return the bytes of the weights after two steps from the model in a folder."""
+def training_recipe(model: Path, work: Path) -> Recipe:
+    """Return the recipe of two steps from the model in a folder."""
     trainer = {"max_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "max_length": 32, "save_strategy": "no",
                "logging_steps": 1, "lr_scheduler_type": "constant"}  # fmt: skip
     recipe = {"run_dir": str(work / "train"), "model": {"path": str(model), "device": "cpu"}, "trainer": trainer,
               "corpus": {"path": str(work / "c.jsonl"), "cache_dir": str(work / "tokens")}}  # fmt: skip
     (work / "train.yaml").write_bytes(as_yaml(recipe))
-    train(read_recipe(work / "train.yaml", verb="train"), resume=False, overwrite=False)
+    return read_recipe(work / "train.yaml", verb="train")
+
+
+def trained_weights(model: Path, work: Path) -> Any:
+    """Return the bytes of the weights after two steps."""
+    train(training_recipe(model, work), resume=False, overwrite=False)
     return (work / "train" / "model" / "model.safetensors").read_bytes()
 
 
-VERBS = {"eval": log_probs, "train": trained_weights}
+def planned(model: Path, work: Path) -> Any:
+    """Return the estimate of the peak memory."""
+    return plan(training_recipe(model, work), PlanOptions(calibration=False)).memory.peak
+
+
+def _weights(folder: Path) -> Any:
+    """Return the bytes of each tensor in a folder, of one file or several."""
+    tensors = {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+    return {name: value.tobytes() for name, value in tensors.items()}
+
+
+def merged(model: Path, work: Path) -> Any:
+    """Return the weights averaged with those of the whole model."""
+    return _weights(merge(work / "tiny-model", model, [0.5], work / "merge")[0.5])
+
+
+def exported(model: Path, work: Path) -> Any:
+    """Return the exported weights."""
+    return _weights(export(model, out=work / "export").parts["model"])
+
+
+def answer(model: Path, work: Path) -> Any:
+    """Return what the model says in a chat."""
+    parts: list[str] = []
+    open_chat(ChatSetup({"model": str(model)}, max_new_tokens=4)).answer("Where is Kelm?", parts.append)
+    return "".join(parts)
+
+
+VERBS = {
+    "eval": log_probs, "train": trained_weights, "plan": planned, "merge": merged, "export": exported, "chat": answer,
+}  # fmt: skip
 
 
 def fault_of(verb: str, model: Path, work: Path, expected: Any) -> tuple[str, str]:
@@ -87,7 +126,7 @@ def fault_of(verb: str, model: Path, work: Path, expected: Any) -> tuple[str, st
 
 
 @pytest.mark.filterwarnings("ignore")  # what libraries print about broken files is not the claim
-def test_a_broken_model_folder_is_refused_or_harmless_in_eval_and_train(
+def test_a_broken_model_folder_is_refused_or_harmless_in_every_verb(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logging.disable(logging.CRITICAL)

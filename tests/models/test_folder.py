@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kinject.errors import InputError
-from kinject.models import check_complete
+from kinject.models import check_model
 
 
 def _config(**values: object) -> Callable[[Path], None]:
@@ -45,17 +45,17 @@ def _tokenizer(folder: Path) -> None:
     [
         (_config(vocab_size=77), "embed_tokens.weight has the shape"),
         (_config(intermediate_size=24), "config.json asks for"),
-        (_config(num_hidden_layers=3), "the weights lack model.layers.2"),
+        (_config(num_hidden_layers=3), "weights missing for model.layers.2"),
         (_config(auto_map={"AutoConfig": "code.C"}), "auto_map: needs code"),
         (_weights("model.norm.weight", torch.ones(3)), "model.norm.weight has the shape"),
-        (_weights("model.norm.weight", None), "the weights lack model.norm.weight"),
-        (_tokenizer, "tokenizer.json: has no words"),
+        (_weights("model.norm.weight", None), "weights missing for model.norm.weight"),
+        (_tokenizer, "it makes no tokens"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(
     change: Callable[[Path], None], words: str, tiny_model: Path
 ) -> None:
-    check_complete(tiny_model)
+    check_model(tiny_model)
     change(tiny_model)
     with pytest.raises(InputError, match=words.replace("[", r"\\[")):
-        check_complete(tiny_model)
+        check_model(tiny_model)

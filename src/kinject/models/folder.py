@@ -1,7 +1,7 @@
 """The files of a model folder, checked before a library reads them: their kinds, config.json, the weights' headers.
 
-That reads a few kilobytes, needs no torch and allocates nothing of the model's size. `check_buffers` checks what a
-loaded model has computed from config.json.
+That reads a few kilobytes, needs no torch and allocates nothing of the model's size; `kinject.models.load.check_model` checks
+the whole folder. `check_buffers` checks what a loaded model has computed from config.json.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinject.disk import check_regular, file_hash, parse_json, path_exists, read_bytes, verified_hashes
+from kinject.disk import check_regular, file_hash, parse_json, read_bytes, verified_hashes
 from kinject.errors import InputError
-from kinject.gguf import converted_folder, gguf_file
+from kinject.gguf import gguf_file
 from kinject.models.sharded import own_part
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _SIZES = frozenset((
 ))  # fmt: skip
 _ABOVE_ZERO = frozenset(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "factor",
                          "original_max_position_embeddings", "rotary_emb_base"))  # fmt: skip
+_NUMBERS = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p", "num_beams", "repetition_penalty"))
+"""Of generation_config.json."""
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _DTYPES = ("auto", "float64", "float32", "float16", "bfloat16", "float", "half", "double")
 _FIX = "It must be a folder that save_pretrained wrote; make the model again."
@@ -61,63 +63,6 @@ Header = dict[str, StoredTensor]
 """The tensors of a file or a folder by name."""
 
 
-def check_model(path: str | Path) -> None:
-    """Raise `InputError` or `DiskError` unless the folder `path` can hold a model, or an adapter and its base.
-
-    Checked are the kinds of its files, the JSON ones, sizes and dtype in config.json, and the headers of the weights. A
-    name on the hub is not checked.
-    """
-    if not path_exists(Path(path)):
-        return
-    file = gguf_file(path)
-    folder = Path(path) if file is None else converted_folder(file)
-    check_files(folder)
-    if (folder / ADAPTER_CONFIG).exists():
-        check_model(base_of_adapter(folder / ADAPTER_CONFIG))
-    elif not (folder / CONFIG).exists():
-        raise InputError(f"{folder}: no {CONFIG} in this folder, so it is no model. {_FIX}")
-    else:
-        read_headers(folder)
-
-
-def check_complete(folder: Path) -> None:
-    """Raise `InputError` unless a model folder's weights are those that its config.json describes, and its tokenizer has words.
-
-    Names and shapes are compared with the model that transformers would build; nothing is loaded. Of weights that are stored
-    under other names (transformers renames some), and of quantised ones, only the tokenizer is checked.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = read_object(folder / CONFIG)
-    if config.get("auto_map"):
-        raise InputError(f"{folder / CONFIG}: auto_map: needs code of its author, which kinject does not run. {_FIX}")
-    tokenizer = folder / "tokenizer.json"
-    if tokenizer.exists() and not (read_object(tokenizer).get("model") or {}).get("vocab"):
-        raise InputError(f"{tokenizer}: has no words. Copy the tokenizer again.")
-    if config.get("quantization_config") is not None:
-        return
-    stored = read_headers(folder)
-    try:
-        settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
-    except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
-        raise InputError(f"{folder / CONFIG}: no model can be built from it ({first_line(error)}). {_FIX}") from error
-    expected = dict(model.named_parameters())  # tied ones once
-    for name in expected.keys() & stored.keys():
-        if list(expected[name].shape) != stored[name].shape:
-            raise InputError(
-                f"{stored[name].path}: {name} has the shape {stored[name].shape}, but {CONFIG} asks for "
-                f"{list(expected[name].shape)}. {_FIX}"
-            )
-    missing = sorted(expected.keys() - stored.keys())
-    if missing and stored.keys() <= model.state_dict().keys():
-        raise InputError(
-            f"{folder}: the weights lack {missing[0]} ({len(missing)} in all), which {CONFIG} asks for. {_FIX}"
-        )
-
-
 def check_files(folder: Path) -> None:
     """Raise `InputError` or `DiskError` if a file of a model or tokenizer in `folder` is no file, or no good JSON."""
     if not folder.is_dir():
@@ -129,6 +74,9 @@ def check_files(folder: Path) -> None:
             value = read_object(folder / name)
             if name == CONFIG:
                 _check_config(folder / name, value)
+            for key in _NUMBERS & value.keys() if name == GENERATION_CONFIG else ():
+                if value[key] is not None and type(value[key]) not in (int, float):
+                    raise InputError(f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. {_FIX}")
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -11,9 +11,9 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from kinject.bounds import check_cost
-from kinject.disk import path_exists
+from kinject.disk import path_exists, verified_hashes
 from kinject.errors import InputError
-from kinject.gguf import gguf_file
+from kinject.gguf import converted_folder, gguf_file
 from kinject.hub import find_source, local_folder
 from kinject.models.folder import (
     ADAPTER_CONFIG,
@@ -23,13 +23,14 @@ from kinject.models.folder import (
     check_buffers,
     check_files,
     check_finite_in,
-    check_model,
     first_line,
     not_finite,
     pickle_fix,
     read_header,
     read_headers,
+    read_object,
     saved_tensors,
+    weight_files,
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, emulated_bf16, quantization_config
 from kinject.models.sharded import Sharding, reading_parts, release_whole, shape_of, size_of, splitting, zero3_dtype
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 _MAX_LAYERS = 2_000
+_HASHED = 2**30
+"""Bytes of weights that `check_model` hashes."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,39 @@ class LoadedModel:
     attention: str
     device: str
     notes: tuple[str, ...]
+
+
+def check_model(path: str | Path) -> None:
+    """Raise `InputError` or `DiskError` unless `path` is a model folder that loads: the one check of every verb that reads one.
+
+    Checked are the kinds of its files, config.json, the tokenizer, the names and shapes of all weights, and whether these
+    three belong together. transformers reads the weights for it without their values, so an 8B model takes half a second and
+    no memory; of an adapter, its base is checked. Up to 1 GiB of weights are compared with SHA256SUMS, too, where the folder
+    has that file; train, eval, export and merge compare all, since they read all. A name on the hub is not checked.
+    """
+    if not path_exists(Path(path)):
+        return
+    file = gguf_file(path)
+    folder = Path(path) if file is None else converted_folder(file)
+    check_files(folder)
+    if (folder / ADAPTER_CONFIG).exists():
+        read_header(_adapter_weights(folder))
+        check_model(base_of_adapter(folder / ADAPTER_CONFIG))
+        return
+    if not (folder / CONFIG).exists():
+        raise InputError(f"{folder}: no {CONFIG} in this folder, so it is no model. {_fix(str(folder), 'model')}")
+    config = read_object(folder / CONFIG)
+    if config.get("auto_map"):
+        raise InputError(f"{folder / CONFIG}: auto_map: needs code of its author, which kinject does not run.")
+    read_headers(folder)
+    if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
+        verified_hashes(folder)
+    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
+    tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
+    if config.get("quantization_config") is None:
+        model = _load_full_model(str(folder), {"device_map": "meta"})
+        if tokenizer is not None:
+            _check_vocabulary(str(folder), model, tokenizer)
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -207,9 +243,15 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
     with _raising_input_error(path, "model"), splits:
         model, info = AutoModelForCausalLM.from_pretrained(
             path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
-            return_dict=True, output_hidden_states=False, output_attentions=False,
+            ignore_mismatched_sizes=True, return_dict=True, output_hidden_states=False, output_attentions=False,
         )  # fmt: skip
-    missing = sorted({*info["missing_keys"], *(str(key) for key in info.get("mismatched_keys", ()))})
+    for name, stored, needed in sorted(info["mismatched_keys"]):
+        raise InputError(
+            f"{path}: {name} has the shape {list(stored)}, but {CONFIG} asks for {list(needed)}. {_fix(path, 'model')}"
+        )
+    if model.config.is_encoder_decoder:
+        raise InputError(f"{path}: is_encoder_decoder: {CONFIG} declares an encoder. {_fix(path, 'model')}")
+    missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{path}: weights missing for {', '.join(missing[:3])}. {_fix(path, 'model')}")
     if header is not None and getattr(model.config, "quantization_config", None) is None:
@@ -258,14 +300,20 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
     return folder, source
 
 
+def _adapter_weights(folder: Path) -> Path:
+    """Return the weights of an adapter. Raises `InputError` without them: peft would load adapter_model.bin, a pickle."""
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():
+        fix = pickle_fix(folder) or _fix(str(folder), "adapter")
+        raise InputError(f"{folder}: no {weights.name} in this folder. {fix}")
+    return weights
+
+
 def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTrainedModel:
     """Return the adapter in `folder` on top of the model in `base`, a folder or a name on the hub."""
     from peft import PeftModel, get_peft_model_state_dict
 
-    weights = folder / "adapter_model.safetensors"
-    if not weights.is_file():  # peft would load adapter_model.bin, a pickle, instead
-        fix = pickle_fix(folder) or _fix(str(folder), "adapter")
-        raise InputError(f"{folder}: no adapter_model.safetensors in this folder. {fix}")
+    weights = _adapter_weights(folder)
     stored = read_header(weights).keys()
     model = _load_full_model(base, options)
     with _raising_input_error(str(folder), "adapter"), warnings.catch_warnings():
@@ -325,8 +373,7 @@ def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTo
 
     embedding.register_forward_pre_hook(refuse)
     names = ", ".join(repr(missing[number][:40]) for number in sorted(missing)[:3])
-    more = f" and {len(missing) - 3:,} more" if len(missing) > 3 else ""
-    return (f"{path}: added tokens without a row in the embedding, refused in texts: {names}{more}",)
+    return (f"{path}: {len(missing):,} added tokens have no row in the embedding and are refused in texts: {names}",)
 
 
 def _parameter_count(model: PreTrainedModel) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 
 from kinject.disk import path_exists
 from kinject.errors import InputError
-from kinject.models import first_line, load_config
+from kinject.models import check_model, first_line, load_config
 from kinject.recipe import is_model
 from kinject.train.config import adapter_config
 from kinject.train.updates.muon import is_muon_matrix
@@ -331,6 +331,8 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
     """
     if not is_model(path):
         raise InputError(f"{path}: there is no model yet. Run the recipe that makes it first, or check the path.")
+    if any(Path(path).glob("*.safetensors")):
+        check_model(path)
     try:
         return load_config(path, revision)
     except InputError as error:

@@ -25,7 +25,6 @@ from kinject.models import (
     CONFIG,
     INDEX,
     base_of_adapter,
-    check_complete,
     check_finite_in,
     check_model,
     load_config,
@@ -69,8 +68,6 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
                     f"{folder}: no *.safetensors: no such folder. Give folders that save_pretrained wrote."
                 )
             check_model(folder)
-            if not (folder / ADAPTER_CONFIG).exists():
-                check_complete(folder)
             verified_hashes(folder)
         tuned_dir = Path(tuned)
         if (tuned_dir / ADAPTER_CONFIG).exists():
