@@ -1,7 +1,7 @@
 """A learning rate and a batch size from short runs.
 
 `find_lr` is a range test (Smith, arXiv 1506.01186) with the recipe's own trainer: the rate rises by the same factor at every
-update, and the suggestion is the rate at which the smoothed loss falls fastest. `find_batch` tries smaller and smaller batches
+update, and the suggestion is the rate at which the smoothed loss is lowest. `find_batch` tries smaller and smaller batches
 until one fits.
 """
 
@@ -34,9 +34,9 @@ _DIVERGED = 1.5
 _SETTLED = 8
 """Updates before the running mean may stop the test."""
 _WINDOW = 0.5
-"""Half of the window, in powers of ten of the rate, over which a line is fitted to the loss."""
-_LEAST_FALL = 3.0
-"""Times its noise that the loss must fall in all, and standard errors by which its steepest line must."""
+"""Half of the window, in powers of ten of the rate, over which the loss is averaged."""
+_LEAST_FALL = 5.0
+"""Standard errors of that mean by which it must fall."""
 _UPDATES = 2
 """Of a batch that is tried: the first makes the optimizer's state, the second has it beside the gradients."""
 
@@ -153,18 +153,17 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") -> RangeTest:
-    """Return the rate at which the loss falls fastest over the logarithm of the rate, for losses at ascending rates.
+    """Return the rate at which the smoothed loss is lowest, for losses at ascending rates.
 
-    A line is fitted to the losses in a window around each update. Only whole windows count, up to the lowest smoothed loss, so
-    that no slope comes from a window cut at an edge. There is no suggestion if the loss did not fall beyond its noise, or falls
-    fastest in the first or last window: then the best rate may be outside.
+    The loss is averaged over a window of one power of ten of the rate around each update, so the mean rises well before the
+    loss itself does. Only whole windows count. There is no suggestion if the loss did not fall beyond its noise, or is lowest
+    in the last window: then the best rate may be outside.
     """
     n = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
     x, y = np.log10(np.asarray(rates[:n])), np.asarray(losses[:n], dtype=np.float64)
     half = max(3, round(_WINDOW / float(x[1] - x[0]))) if n > 1 else 3
-    windows = [slice(max(0, i - half), i + half + 1) for i in range(n)]
-    smoothed = [float(y[window].mean()) for window in windows]
-    padded = (*smoothed, *[math.nan] * (len(losses) - n))
+    smoothed = np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(n)])
+    padded = (*smoothed.tolist(), *[math.nan] * (len(losses) - n))
 
     def result(suggestion: float | None, reason: str = "") -> RangeTest:
         return RangeTest(tuple(rates), tuple(losses), padded, suggestion, reason, ended)
@@ -172,24 +171,15 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
     whole = range(half, n - half)
     if len(whole) < 3:
         return result(None, "the loss diverged at once: lower --low, or give more --steps")
-    fits = [np.polyfit(x[windows[i]], y[windows[i]], 1) for i in whole]
-    noise = float(
-        np.median([np.std(y[windows[i]] - np.polyval(fit, x[windows[i]])) for i, fit in zip(whole, fits, strict=True)])
-    )
     lowest = min(whole, key=lambda i: smoothed[i])
-    slopes = [float(fit[0]) for i, fit in zip(whole, fits, strict=True) if i <= lowest]
-    steepest = int(np.argmin(slopes))
-    error = noise / (float(np.std(x[windows[half]])) * math.sqrt(2 * half + 1))
-    fall = smoothed[half] - smoothed[lowest]
-    if fall <= _LEAST_FALL * noise / math.sqrt(2 * half + 1) or slopes[steepest] >= -_LEAST_FALL * error:
+    noise = float(np.std((y - smoothed)[half : n - half]))
+    if smoothed[half] - smoothed[lowest] <= _LEAST_FALL * noise / math.sqrt(2 * half + 1):
         return result(
             None, "the loss did not fall beyond its noise: use more --steps or a larger batch, or widen the range"
         )
-    if steepest == 0:
-        return result(None, "the loss falls fastest at the lowest rates: lower --low")
-    if lowest == whole[-1] and steepest == len(slopes) - 1:
-        return result(None, "the loss falls fastest at the highest rates: raise --high")
-    return result(float(f"{rates[whole[steepest]]:.1e}"))
+    if lowest == whole[-1]:
+        return result(None, "the loss is lowest at the highest rates: raise --high")
+    return result(float(f"{rates[lowest]:.1e}"))
 
 
 def render_range_test(result: RangeTest) -> str:
@@ -202,7 +192,9 @@ def render_range_test(result: RangeTest) -> str:
         )
     if result.suggestion is None:
         return "\n".join([*lines, f"no suggestion: {result.reason}."])
-    return "\n".join([*lines, "the loss falls fastest at:", "", f"trainer:\n  learning_rate: {result.suggestion:.1e}"])
+    return "\n".join(
+        [*lines, "the smoothed loss is lowest at:", "", f"trainer:\n  learning_rate: {result.suggestion:.1e}"]
+    )
 
 
 def draw(result: RangeTest) -> bytes:
@@ -217,9 +209,7 @@ def draw(result: RangeTest) -> bytes:
         panel.plot(result.rates, result.losses, color=OTHER, linewidth=1, label="loss of each batch")
         panel.plot(result.rates, result.smoothed, color=LEARNING, linewidth=2, label="smoothed")
         if result.suggestion is not None:
-            panel.axvline(
-                result.suggestion, color=RETENTION, linewidth=1.5, label=f"falls fastest {result.suggestion:.2g}"
-            )
+            panel.axvline(result.suggestion, color=RETENTION, linewidth=1.5, label=f"lowest {result.suggestion:.2g}")
         panel.grid(axis="y", color=RULE, linewidth=0.6)
         panel.set_xlabel("learning rate")
         panel.set_ylabel("loss")

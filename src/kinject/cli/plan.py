@@ -116,7 +116,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 _FIND_LR = """\
 Find a learning rate by a range test: the rate rises by the same factor at every update until the loss
-diverges; suggested is the rate at which it falls fastest. No file of the model changes. In run_dir/find-lr:
+diverges; suggested is the rate at which its mean is lowest. No file of the model changes. In run_dir/find-lr:
   lr.png, lr.csv     loss over rate, with the suggestion
 With --batch: the largest batch of a device that fits, and the accumulation that keeps the global batch.
 Exit code 0: a rate or batch is suggested; 1: none is, and the output says why.
