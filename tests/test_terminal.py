@@ -7,7 +7,9 @@ import importlib.util
 import io
 import json
 import logging
+import shutil
 import sys
+import traceback
 import types
 import unicodedata
 from collections.abc import Callable
@@ -15,10 +17,12 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from kinject.cli import main
-from kinject.terminal import _NOISE, Formatter, Progress, duration, printable, show
+from kinject.cli import program
+from kinject.terminal import _NOISE, Progress, duration, printable, show
 
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
 STEERING = "\x1b[2J\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\r\x08\x9b31m\x7f\u202egnp.exe\u2066\ud800\x00"
@@ -38,12 +42,33 @@ def test_nothing_that_steers_a_terminal_is_printable_and_all_else_stays(text: st
         assert after == ("\ufffd" if steers else before)
 
 
-def test_what_is_shown_and_logged_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def run_program(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A function that runs a command line as the program does, with its protected streams, and returns all that it prints."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+
+    def run(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["kinject", *map(str, words)])
+        program()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        captured = capfd.readouterr()
+        return captured.out + captured.err
+
+    return run
+
+
+def test_what_is_printed_logged_warned_or_raised_is_printable(run_program: Callable[..., str]) -> None:
+    run_program("--version")
     show(f"a{STEERING}b")
-    record = logging.LogRecord("x", logging.INFO, "f", 1, "%s", (f"a{STEERING}b",), None)
-    for line in (capsys.readouterr().out.rstrip("\n"), Formatter().format(record)):
-        assert line == f"a{printable(STEERING)}b"
-        assert "\x1b" not in line
+    sys.stdout.write(f"a{STEERING}b\n")
+    handler = logging.StreamHandler()
+    handler.emit(logging.LogRecord("x", logging.ERROR, "f", 1, "%s", (f"a{STEERING}b",), None))
+    traceback.print_exception(ValueError(f"a{STEERING}b"))
+    printed = run_program("--version").replace("\r", "")
+    assert printed.count("\ufffd") > 4 * 8
+    assert printable(printed) == printed
 
 
 def test_only_the_terminal_module_prints() -> None:
@@ -56,8 +81,8 @@ def test_only_the_terminal_module_prints() -> None:
     assert {location.partition(":")[0] for location in printing} == {"terminal.py"}
 
 
-def test_documents_and_recipes_cannot_steer_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], write_rows: Callable[..., Path]
+def test_documents_recipes_and_models_cannot_steer_the_terminal(
+    tmp_path: Path, run_program: Callable[..., str], write_rows: Callable[..., Path], tiny_model: Path
 ) -> None:
     hostile = STEERING.replace("\x00", "").replace("\ud800", "")
     row = {"id": hostile, "title": hostile, "text": f"Arden was born in Lowmere. {hostile}"}
@@ -73,15 +98,66 @@ def test_documents_and_recipes_cannot_steer_the_terminal(
         f"run_dir: {tmp_path}/eval\neval: {{models: {{base: {tmp_path}}}, questions: {{s: {questions}}}}}\n"
     )
     style = f"augment.styles={{{json.dumps(hostile)}: 1}}"
-    commands = [["augment", str(recipe), "--dry-run"], ["augment", str(recipe)], ["augment", str(recipe), style]]
-    commands += [["eval", str(tmp_path / "eval.yaml")], ["recipes", "check", str(tmp_path)]]
-    printed = ""
-    for command in commands:
-        main(command)
-        captured = capsys.readouterr()
-        printed += captured.out + captured.err
-    assert "\ufffd" in printed
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / f"{hostile.replace('/', '')}.md").write_text(f"# {hostile}\n\nArden was born in Lowmere. {hostile}")
+    corpus = write_rows("corpus.jsonl", [{"text": f"Arden {hostile}"}] * 4)
+    (tmp_path / "train.yaml").write_text(
+        f"run_dir: {tmp_path}/t\nmodel: {{path: {tiny_model}}}\ncorpus: {{path: {corpus}, cache_dir: {tmp_path}/c}}\n"
+        "trainer: {max_steps: 1, max_length: 32}\n"
+    )
+    commands = [["augment", recipe, "--dry-run"], ["augment", recipe], ["augment", recipe, style]]
+    commands += [["eval", tmp_path / "eval.yaml"], ["recipes", "check", tmp_path], ["try", folder], ["try", hostile]]
+    printed = "".join(run_program(*command) for command in commands)
+    n_marks = printed.count("\ufffd")
+    assert n_marks
+    for change in ({"model_type": hostile}, {"dtype": hostile}):
+        broken = tmp_path / "broken"
+        shutil.copytree(tiny_model, broken, dirs_exist_ok=True)
+        config = json.loads((tiny_model / "config.json").read_text())
+        (broken / "config.json").write_text(json.dumps(config | change))
+        for words in (["chat", broken], ["train", tmp_path / "train.yaml", f"model.path={broken}"],
+                      ["eval", tmp_path / "eval.yaml", f"eval.models.base={broken}"]):  # fmt: skip
+            said = run_program(*words)
+            assert "\ufffd" in said
+            printed += said
+    for name in ("x.weight", "model.layers.0.input_layernorm.weight"):
+        tensors = load_file(tiny_model / "model.safetensors")
+        tensors[hostile + name] = tensors.pop(name, torch.ones(2))
+        save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+        (broken / "config.json").write_text(json.dumps(config))
+        printed += run_program("chat", broken)
+    (broken / "chat_template.jinja").write_text("{{ raise_exception(" + json.dumps(hostile) + ") }}")
+    shutil.copy(tiny_model / "model.safetensors", broken)
+    printed += run_program("chat", broken) + run_program("train", tmp_path / "train.yaml", f"model.path={broken}")
+    printed = printed.replace("\r", "")
     assert printable(printed) == printed
+
+
+def test_odd_bytes_temperatures_settings_and_suffixes_are_one_line_or_harmless(
+    tmp_path: Path, run_program: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    def chat(*words: object) -> str:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n/quit\n")))
+        return run_program("chat", tiny_model, "--max-new-tokens", 4, *words)
+
+    plain = chat()
+    assert "> \ufffd\ufffd" in plain
+    assert chat("--temperature", "1e-38") == plain
+    settings = json.loads((tiny_model / "generation_config.json").read_text())
+    for key in ("top_k", "temperature"):
+        (tiny_model / "generation_config.json").write_text(json.dumps(settings | {key: "many", "do_sample": True}))
+        assert f"generation_config.json: {key}: found 'many', a number is needed" in chat()
+    (tiny_model / "generation_config.json").write_text(json.dumps(settings))
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "Arden"}\n')
+    (tmp_path / "train.yaml").write_text(
+        f"run_dir: {tmp_path}/t\nmodel: {{path: {tiny_model}}}\ncorpus: {{path: {corpus}, cache_dir: {tmp_path}/c}}\n"
+        "trainer: {max_steps: 1, max_length: 32}\n"
+    )
+    said = run_program("plan", tmp_path / "train.yaml", "--no-calibration", "--figure", tmp_path / "f.exe")
+    assert "allowed: a name that ends with .png, .svg or .pdf" in said
+    assert "Traceback" not in plain + said
 
 
 def test_without_a_terminal_lines_come_now_and_then(
@@ -213,7 +289,9 @@ def test_messages_of_libraries_that_help_nobody_are_dropped_and_no_others(librar
     spec = importlib.util.find_spec(library)
     assert spec is not None
     assert spec.origin is not None
-    assert beginning in Path(spec.origin).read_text("utf-8"), "the library no longer says so"
+    sources = (Path(spec.origin), Path(spec.origin).with_name("utils") / "loading_report.py")
+    texts = [path.read_text("utf-8") for path in sources if path.exists()]
+    assert any(beginning in text for text in texts), "the library no longer says so"
     shown: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]

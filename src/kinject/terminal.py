@@ -1,6 +1,7 @@
 """Text and progress on the terminal.
 
-Text from data is printed so that it cannot control the terminal, and without secrets. Progress goes to stderr: on a terminal
+Whatever a program prints, its libraries' warnings, logs and tracebacks included, passes `_Text`: it cannot control the
+terminal, and holds no secrets. `show` does the same in a notebook. Progress goes to stderr: on a terminal
 and in a notebook one line that is drawn again, with rate, ETA and a bar, else a new line every 15 seconds. `protect_streams`
 lets every print outlive a closed, full or broken stream.
 """
@@ -58,12 +59,29 @@ class _Screen(io.FileIO):
 
 
 class _Text(io.TextIOWrapper):
-    """Text for a stream, without secrets: tracebacks, warnings, argparse and the libraries write here, too."""
+    """Printable text without secrets: tracebacks, warnings, logs, argparse and the libraries write here, too.
+
+    A carriage return stays, for the bars of downloads.
+    """
 
     def write(self, text: str) -> int:
         """Write `text`; return its length."""
-        super().write(without_secrets(text))
+        super().write("\r".join(map(printable, without_secrets(text).split("\r"))))
         return len(text)
+
+
+class _Canvas:
+    """The same stream for what kinject draws itself, from text that is printable already."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write `text` as it is; return its length."""
+        return io.TextIOWrapper.write(self._stream, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def protect_streams() -> None:
@@ -80,6 +98,8 @@ def protect_streams() -> None:
             os.set_inheritable(number, True)
         if number == 0:
             sys.stdin = stream or open(target, encoding="utf-8", closefd=False)  # noqa: SIM115 (open to the end)
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(errors="replace")
             continue
         if stream is not None:
             stream.flush()
@@ -132,9 +152,10 @@ def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
 _NOISE = {
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",  # an optional kernel; the plain one works
     "transformers.trainer_utils": "The tokenizer has new PAD/BOS/EOS tokens",  # the config gets the tokenizer's ids
+    "transformers.modeling_utils": " LOAD REPORT",  # `kinject.models.check_model` says what it says in one line
     "transformers.training_args": "The speedups for torchdynamo mostly come",  # of a recipe's trainer.torch_compile
 }
-"""Logger of a library -> the beginning of its message that tells a user nothing to act on."""
+"""Logger of a library -> a part of its message that tells a user nothing to act on."""
 
 
 def leave_out_noise() -> None:
@@ -144,15 +165,7 @@ def leave_out_noise() -> None:
 
 
 def _is_useful(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(_NOISE[record.name])
-
-
-class Formatter(logging.Formatter):
-    """Formats messages of the log as `printable` text without secrets."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the message."""
-        return printable(without_secrets(super().format(record)))
+    return _NOISE[record.name] not in str(record.msg)
 
 
 class Progress:
@@ -251,7 +264,8 @@ class Progress:
             from rich.live import Live
             from rich.text import Text
 
-            console = Console(stderr=True)
+            canvas: Any = _Canvas(sys.stderr) if isinstance(sys.stderr, _Text) else None
+            console = Console(file=canvas, stderr=True)
             self._live = Live(
                 get_renderable=lambda: Text(self.line(console.width), no_wrap=True), console=console, transient=True
             )

@@ -16,7 +16,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from kinject.disk import read_jsonl
-from kinject.errors import RecipeError
+from kinject.errors import RecipeError, TrainingError
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.setup import check_training
@@ -96,6 +96,17 @@ def test_a_tracker_that_is_absent_is_an_error_that_names_it(make_recipe: MakeRec
     for line, name in zip(lines, sorted(missing), strict=True):
         assert f"trainer.report_to: {name} cannot run here: " in line
         assert "Install its package with pip install, or set none." in line
+
+
+def test_a_tracker_that_cannot_start_ends_the_run_in_one_line(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.delenv(name, raising=False)  # mlflow-skinny has no database
+    with pytest.raises(
+        TrainingError, match=r"^trainer\.report_to: MLflowCallback cannot start \(.*none, or mend it\.$"
+    ):
+        train(make_recipe(trainer={"report_to": "mlflow", "max_steps": 1}))
 
 
 @pytest.mark.parametrize("by_name", [True, False])

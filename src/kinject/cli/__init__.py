@@ -22,7 +22,7 @@ from kinject.disk import FoundRun, find_runs, fix_for, is_system_failure
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.process import check_environment, is_first_process, is_launched, is_shortage
 from kinject.signals import exit_code, handled_by, terminable
-from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
+from kinject.terminal import aligned, lost_output, protect_streams, show
 
 _GROUPS = {
     "do": {
@@ -126,6 +126,9 @@ def _report_errors(words: Sequence[str]) -> int:
         return _run(words)
     except KinjectError as error:
         show(f"kinject {_verb(words)}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+        paths = [path for path in re.findall(r"\bdata/[\w./-]+", str(error)) if not Path(path).exists()]
+        for command in dict.fromkeys(map(_fetching, paths)):
+            show(command, end="", file=sys.stderr)
     except Exception as error:
         fault = _disk_fault(error)
         if fault is not None:
@@ -142,6 +145,14 @@ def _report_errors(words: Sequence[str]) -> int:
             raise
         show(f"kinject {_verb(words)}: {message}", file=sys.stderr)
     return 2
+
+
+def _fetching(path: str) -> str:
+    """Return a line with the command that fetches public data at `path`, "" if it is none that a recipe names."""
+    from kinject.corpus.public_data import command_for
+
+    command = command_for(path)
+    return f"This public data is fetched by: {command}\n" if command else ""
 
 
 def _disk_fault(error: BaseException) -> OSError | None:
@@ -188,7 +199,6 @@ def _run(words: Sequence[str]) -> int:
 def _quieten_libraries() -> None:
     """Log kinject's messages to stderr, and only errors and useful warnings of the libraries."""
     on_screen = logging.StreamHandler(sys.stderr)
-    on_screen.setFormatter(Formatter())
     on_screen.setLevel(logging.INFO)  # bm25s sets its logger to debug when it is imported
     logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
     logging.getLogger("torch").setLevel(logging.WARNING)  # its import logs at its end

@@ -15,7 +15,7 @@ from kinject.eval.retrieval import make_retriever, read_passages
 from kinject.eval.retrievers import Retriever
 from kinject.gguf import gguf_file
 from kinject.models import LoadedModel, load_model, window_of
-from kinject.models.generate import end_tokens
+from kinject.models.generate import COLDEST, end_tokens
 from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
 
@@ -98,7 +98,9 @@ class Chat:
 
         ids = self._encode(loaded, history, question, passages)
         ends, pad = end_tokens(loaded.model, loaded.tokenizer), loaded.tokenizer.pad_token_id
-        sampling = {"do_sample": True, "temperature": self.setup.temperature} if self.setup.temperature else {}
+        sampling = (
+            {"do_sample": True, "temperature": self.setup.temperature} if self.setup.temperature >= COLDEST else {}
+        )
         config = GenerationConfig(
             max_new_tokens=self.setup.max_new_tokens, eos_token_id=ends or None, **({"do_sample": False} | sampling),
             pad_token_id=ends[0] if pad is None and ends else pad,

@@ -31,6 +31,8 @@ CONTEXT, CHOICE = "context", "choice"
 N_CONTEXT: Final = "n_context"
 """Role of the number of tokens of the context, where the parts are texts; else they are token ids as JSON."""
 
+_MOST = 1e30
+"""Size from which a log-prob is none."""
 _ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
 
 
@@ -142,7 +144,7 @@ class CompletionsEndpoint(Endpoint):
             raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
         part = slice(end - (usage.tokens_in - n_context), end)
         choice_log_probs = values[part]
-        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in choice_log_probs):
+        if not all(type(value) in (int, float) and abs(value) < _MOST for value in choice_log_probs):
             raise self._no_log_probs("tokens of the choice have none")
         tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
         tops = tops[part] if isinstance(tops, list) else []

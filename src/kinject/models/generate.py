@@ -22,6 +22,8 @@ OfStep = Callable[..., Any]
 """(tokens [rows, length], logits) -> a tensor: whether each row has ended [rows], or other logits."""
 _CLOSE = 1e-4
 """Of the largest logit: two tokens as close as this are decided by a pass over the text alone."""
+COLDEST = 1e-4
+"""A lower temperature is 0: the likeliest token. Divided by it, logits would leave the range of their dtype."""
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _SEARCH = (
     "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias",
@@ -149,7 +151,7 @@ def _draw(seeds: Sequence[int], settings: WritingSettings, device: str, weight: 
     warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
     temperature, sampling = settings.sampling_temperature, settings.extra_body or {}
     filters: list[Any] = []
-    if temperature:
+    if temperature and temperature >= COLDEST:
         filters = [TemperatureLogitsWarper(temperature)]
         filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
     return _Sampler(filters, seeds, device, weight)

@@ -136,6 +136,8 @@ def draw_rates(plan: Plan, path: Path) -> None:
     """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the steps are unknown."""
     if plan.rates is None:
         raise InputError("--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps.")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--figure: found {str(path)!r:.80}, allowed: a name that ends with .png, .svg or .pdf.")
     from matplotlib.figure import Figure
 
     with style():

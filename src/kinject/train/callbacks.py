@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from transformers.integrations import TensorBoardCallback, WandbCallback
+from transformers.integrations import INTEGRATION_TO_CALLBACK, TensorBoardCallback, WandbCallback
 
 from kinject.disk import write_jsonl
-from kinject.models import full_tensor
+from kinject.errors import TrainingError
+from kinject.models import first_line, full_tensor
 from kinject.process import is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
 from kinject.signals import deferred, interruption
@@ -209,6 +210,23 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
             elif isinstance(tracker, WandbCallback) and tracker._wandb is not None:
                 drawn = {n: tracker._wandb.Histogram(v.numpy()) for n, v in finite.items() if v.numel()}
                 tracker._wandb.log({**drawn, "train/global_step": step})
+
+
+def guard_trackers(callbacks: Sequence[Any]) -> None:
+    """Let a tracker that cannot start (no database, no account) end the run with its reason in one line."""
+    for callback in callbacks:
+        if isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values())) and hasattr(callback, "setup"):
+
+            def setup(*args: Any, tracker: Any = callback, begin: Any = callback.setup, **kwargs: Any) -> None:
+                try:
+                    begin(*args, **kwargs)
+                except Exception as error:  # each library raises its own
+                    reason = first_line(error)
+                    raise TrainingError(
+                        f"trainer.report_to: {type(tracker).__name__} cannot start ({reason}). Set report_to: none, or mend it."
+                    ) from error
+
+            callback.setup = setup
 
 
 def tracker_error(kind: type) -> str:

@@ -17,7 +17,7 @@ from kinject.errors import Problem
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
-from kinject.train.callbacks import EarlyStopping, Histograms, Screen, forgetting, patience
+from kinject.train.callbacks import EarlyStopping, Histograms, Screen, forgetting, guard_trackers, patience
 from kinject.train.config import make_configs
 from kinject.train.data import (
     REPLAY,
@@ -231,6 +231,7 @@ def _assemble(
         )  # fmt: skip
     except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
         raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
+    guard_trackers(trainer.callback_handler.callbacks)
     if techniques.histogram_steps is not None:
         trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
     _check_router_loss(trainer, recipe)
