@@ -169,7 +169,7 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
     runpy.run_path(str(ROOT / "benchmarks/sandbox/ship.py"), run_name="__main__")
     assert capsys.readouterr().out.count("] |\n") == 6
 
-    arguments = ["--arms", "replay 25%", "--limit", "8", "--set", "trainer.max_steps=2", "trainer.warmup_steps=0"]
+    arguments = ["trainer.max_steps=2", "trainer.warmup_steps=0", "--arms", "replay 25%", "--limit", "8"]
     monkeypatch.setattr(sys, "argv", ["forgetting.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/train/forgetting.py"), run_name="__main__")
     rows = re.findall(r"^\| .* \| [\d.]+ \| [\d.]+ \| -?[\d.]+ \| \d+ \|$", capsys.readouterr().out, re.MULTILINE)

@@ -1,6 +1,6 @@
 """Learning against forgetting in the sandbox: what each way of holding the base model costs and keeps.
 
-    python benchmarks/train/forgetting.py [--arms NAME ...] [--base RECIPE] [--set section.key=value ...] [--limit N]
+    python benchmarks/train/forgetting.py [--arms NAME ...] [--base RECIPE] [--limit N] [section.key=value ...]
 
 Trains recipes/cpt.yaml at a learning rate of 1e-3 once for each arm, asks every model the sandbox's questions on the new
 people and on the known ones (600 each), and prints the frontier: what was learned, how many points of what was known are
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--base", type=Path, default=Path("recipes/cpt.yaml"), help="recipe that the arms change")
-    parser.add_argument("--set", nargs="+", default=[], help="overrides for every arm")
+    parser.add_argument("overrides", nargs="*", help="overrides for every arm")
     parser.add_argument("--limit", type=int, help="only so many questions a set")
     parser.add_argument("--root", type=Path, default=Path("runs/forgetting"))
     arguments = parser.parse_args()
@@ -80,13 +80,13 @@ def main() -> None:
 
     models, seconds = {"base": "runs/sandbox/base/model"}, {"base": 0.0}
     for arm in arguments.arms:
-        models[arm], seconds[arm] = train_arm(arguments.base, arguments.root, arm, [*ARMS[arm], *arguments.set])
+        models[arm], seconds[arm] = train_arm(arguments.base, arguments.root, arm, [*ARMS[arm], *arguments.overrides])
     if AVERAGED[0] in models:
         done = merge(models["base"], models[AVERAGED[0]], AVERAGED[1], arguments.root / "averaged")
         for alpha, folder in done.items():
             models[f"{AVERAGED[0]}, {alpha:g} of it"] = str(folder)
     accuracies = evaluate_models(models, arguments.root, arguments.limit)
-    print(json.dumps({"recipe": str(arguments.base), "set": arguments.set}))
+    print(json.dumps({"recipe": str(arguments.base), "set": arguments.overrides}))
     print("| arm | new facts | known facts | known lost, points | seconds |\n|---|---|---|---|---|")
     for name in models:
         new, known = accuracies["new", name], accuracies["known", name]

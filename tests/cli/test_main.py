@@ -383,3 +383,20 @@ def test_a_panic_of_a_library_is_no_success(program: Any, capsys: pytest.Capture
 
     assert program(["train"], fail) == 70
     assert "Panic" in capsys.readouterr().err
+
+
+def test_missing_public_data_is_refused_with_the_command_that_fetches_it(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _recipe(here, eval={"models": {"base": "m"}, "questions": {"q": "data/mmlu/test/anatomy_test.csv"}})
+    assert main(["eval", path]) == 2
+    assert capsys.readouterr().err.endswith("This public data is fetched by: kinject recipes data get mmlu\n")
+
+
+def test_questions_are_counted_before_the_model_is_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = _rows(here / "d.jsonl", {"text": "Arden was born in Lowmere."}, {"text": "Kelm has a school."})
+    generator = {"kind": "openai", "model": "dear", "base_url": "http://127.0.0.1:9/v1"}
+    section = {"documents": documents, "n_questions": 3, "generator": generator}
+    assert main(["questions", _recipe(here, questions=section), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("2 documents, 2 passages: 6 questions, 2 requests or more go to dear for them")

@@ -96,5 +96,5 @@ def test_general_text_is_parted_and_nothing_is_written_over(
     assert names == [["p2", "p3", "p4", "p5", "p6"], ["p0", "p1"]]
     assert main(command) == 2
     assert "data/general.jsonl: is there already, and nothing is written over." in capsys.readouterr().err
-    assert main([*command, "--documents", "8", "--into", "more"]) == 2
+    assert main([*command, "--documents", "8", "--out", "more"]) == 2
     assert "holds fewer than 10 documents" in capsys.readouterr().err

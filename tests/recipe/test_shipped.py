@@ -75,7 +75,7 @@ def test_a_copy_brings_all_that_the_main_job_reads(here: Path, capsys: pytest.Ca
 
 
 def test_a_study_is_copied_with_its_shared_recipes_and_theirs(here: Path) -> None:
-    assert main(["recipes", "copy", "recipes/studies/paper-mmlu.yaml", "--into", "mine"]) == 0
+    assert main(["recipes", "copy", "recipes/studies/paper-mmlu.yaml", "--out", "mine"]) == 0
     study = read_yaml(here / "mine/recipes/studies/paper-mmlu.yaml").root["study"]
     for shared in (study["augment"], study["train"], study["eval"]):
         assert (here / "mine" / shared).exists()
@@ -97,7 +97,7 @@ def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str])
     assert main(["recipes", "copy", "cpt", "lora"]) == 2
     assert capsys.readouterr().err == (
         "kinject recipes: recipes/cpt.yaml: is there and differs from the shipped file. Move it away, or copy into another "
-        "folder: --into FOLDER.\n"
+        "folder: --out FOLDER.\n"
     )
     assert (here / "recipes/cpt.yaml").read_text() == "run_dir: mine\n"
     assert not (here / "recipes/lora.yaml").exists()  # all or nothing

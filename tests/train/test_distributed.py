@@ -188,6 +188,20 @@ def test_sharded_runs_learn_save_resume_and_export_as_whole_ones(
 
 
 @pytest.mark.usefixtures("forked")
+def test_two_processes_in_bf16_learn_what_one_learns_in_bf16(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    sizes = {"max_steps": 2, "per_device_train_batch_size": 2, "bf16": True, "use_cpu": True}
+    train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}))
+    recipe = make_recipe(run_dir=str(tmp_path / "two"), trainer=sizes)
+    command = ["-m", "accelerate.commands.launch", "--config_file", "recipes/distributed/ddp-cpu.yaml"]
+    words = [sys.executable, *command, "--num_processes", "2", "-m", "kinject.cli", "train", str(recipe.path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
+    assert all((ours[name] - theirs[name]).abs().max() < 5e-3 for name in ours)
+    assert {weight.dtype for weight in theirs.values()} == {torch.float32}
+
+
+@pytest.mark.usefixtures("forked")
 def test_processes_that_share_rows_learn_what_one_learns(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -179,7 +179,6 @@ def test_schedules_are_their_formulas(run_trainer: RunTrainer, options: dict[str
     assert _logged(trainer, "learning_rate") == pytest.approx([1e-3 * rate for rate in rates], abs=1e-9)
 
 
-@pytest.mark.soak
 def test_max_grad_norm_scales_the_update(run_trainer: RunTrainer, tiny_model: Path) -> None:
     def _update(limit: float) -> tuple[float, float]:
         trainer = run_trainer(
@@ -194,6 +193,34 @@ def test_max_grad_norm_scales_the_update(run_trainer: RunTrainer, tiny_model: Pa
     assert norm == same_norm
     assert free == pytest.approx(norm, rel=1e-4)  # SGD at rate 1 moves by the gradient
     assert clipped == pytest.approx(0.3, rel=1e-4)
+
+
+@pytest.mark.parametrize("decay", [1e-4, 1e-2])
+def test_decay_shrinks_matrices_by_rate_times_decay_and_no_norm(
+    run_trainer: RunTrainer, tiny_model: Path, decay: float
+) -> None:
+    options = {"optim": "adamw_torch", "lr_scheduler_type": "constant", "learning_rate": 0.1, "max_steps": 1}
+    before = dict(load_model(str(tiny_model)).model.named_parameters())
+    plain, decayed = (
+        {name: weight.detach() for name, weight in run_trainer(weight_decay=value, **options).model.named_parameters()}
+        for value in (0.0, decay)
+    )
+    for name, weight in plain.items():
+        shrunk = 0.1 * decay * before[name].detach() if weight.ndim == 2 else torch.zeros_like(weight)
+        assert (weight - decayed[name]).numpy() == pytest.approx(shrunk.numpy(), abs=3e-8)
+
+
+def test_processes_exchange_gradients_once_an_update(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+
+    kept_back: list[Any] = []
+    no_sync = Accelerator.no_sync
+    monkeypatch.setattr(Accelerator, "no_sync", lambda self, model: kept_back.append(model) or no_sync(self, model))
+    run_trainer(max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert len(kept_back) == 2 * 3  # of four backward passes all but the last
+    kept_back.clear()
+    run_trainer(max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=1)
+    assert kept_back == []
 
 
 def test_length_batches_and_accumulation_count_as_they_say(run_trainer: RunTrainer) -> None:
@@ -252,7 +279,6 @@ def test_group_by_length_puts_rows_of_a_length_together(run_trainer: RunTrainer,
     assert _spread(True) < _spread(False) / 2
 
 
-@pytest.mark.soak
 def test_gradient_checkpointing_recomputes_and_changes_no_loss(
     run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +331,6 @@ def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
     assert make_sft_config(make_recipe(trainer={"bf16": not fast})).bf16 is not fast
 
 
-@pytest.mark.soak
 def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options) or model)

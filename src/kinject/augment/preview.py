@@ -23,7 +23,7 @@ from kinject.documents import read_documents
 from kinject.errors import InputError
 from kinject.llm.cache import stored_usage
 from kinject.llm.limits import limits_of
-from kinject.recipe import AugmentRecipe, AugmentSection
+from kinject.recipe import AugmentRecipe, AugmentSection, QuestionsRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.sections import TokenTarget
 from kinject.types import Document, Message
@@ -109,6 +109,21 @@ def preview(recipe: AugmentRecipe) -> Preview:
         tokens_per_text=counts["all_out"] / n_texts if n_texts else None,
         tokens_per_fact=counts["all_out"] * QUOTA / per_passage / n_facts if n_facts and per_passage >= QUOTA else None,
     )  # fmt: skip
+
+
+def preview_questions(recipe: QuestionsRecipe) -> str:
+    """Return the documents, passages and planned questions of `recipe` in a line; nothing is sent or kept."""
+    section, model = recipe.questions, recipe.questions.generator.model or recipe.questions.generator.kind
+    numbers = [
+        len(split_passages(document, section.passage_tokens, word_spans))
+        for document in read_documents(Path(section.documents), recipe.documents)
+    ]
+    n_passages = sum(numbers)
+    return (
+        f"{len(numbers):,} documents, {n_passages:,} passages: {n_passages * section.n_questions:,} questions, "
+        f"{n_passages * len(section.kinds):,} requests or more go to {model} for them (each is also answered "
+        "with and without its passage)"
+    )
 
 
 def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str], judged: bool) -> None:

@@ -73,6 +73,7 @@ def add_questions(verbs: Any) -> None:
         help="part the questions of an evaluation (kinject eval) by whether its base knows them",
     )
     parser.add_argument("--retry", action="store_true", help="ask again about passages that have too few questions")
+    parser.add_argument("--dry-run", action="store_true", help="count passages and planned questions, then stop")
     parser.set_defaults(run=_questions)
 
 
@@ -80,6 +81,12 @@ def _questions(arguments: argparse.Namespace) -> int:
     if arguments.drop_known is not None:
         return _drop_known(arguments)
     from kinject.augment.questions import make_questions, render_questions
+
+    if arguments.dry_run:
+        from kinject.augment.preview import preview_questions
+
+        show(preview_questions(recipe_of(arguments, "questions")))
+        return 0
 
     gc.set_threshold(20_000, 10, 10)  # as in kinject augment
     result = make_questions(recipe_of(arguments, "questions"), retry=arguments.retry)

@@ -45,7 +45,7 @@ def add_recipes(verbs: Any) -> None:
     listing.set_defaults(run=_list)
     copy = actions.add_parser("copy", help="copy recipes and what they refer to; nothing is written over")
     copy.add_argument("names", nargs="+", metavar="NAME", help="recipes or folders of them")
-    copy.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="default: here")
+    copy.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     copy.set_defaults(run=_copy)
     add_check(actions)
     add_styles(actions)
@@ -62,7 +62,7 @@ def add_recipes(verbs: Any) -> None:
     )
     general.add_argument("--documents", type=int, default=20_000, metavar="N", help="to replay (default: %(default)s)")
     general.add_argument("--held-out", type=int, default=500, metavar="N", help="to watch (default: %(default)s)")
-    general.add_argument("--into", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
+    general.add_argument("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
     general.set_defaults(run=_general)
 
 
@@ -103,7 +103,7 @@ def _general(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option) < 1:
             raise InputError(f"--{option.replace('_', '-')}: found {getattr(arguments, option)}, allowed: 1 or more.")
     for path in write_general_text(
-        arguments.source or GENERAL_TEXT, arguments.into, arguments.documents, arguments.held_out
+        arguments.source or GENERAL_TEXT, arguments.out, arguments.documents, arguments.held_out
     ):
         show(path)
     return 0
@@ -118,9 +118,9 @@ def _copy(arguments: argparse.Namespace) -> int:
     def write(root: Path) -> list[Path]:
         return [*write_sandbox(root), *write_chat_questions(root)]
 
-    copied = copy_recipes(recipes, arguments.into, write)
+    copied = copy_recipes(recipes, arguments.out, write)
     for path in copied.written:
-        show(arguments.into / path)
+        show(arguments.out / path)
     if copied.unchanged:
         show(f"{len(copied.unchanged)} more {'was' if len(copied.unchanged) == 1 else 'were'} there already, the same")
     for recipe in recipes:
@@ -302,11 +302,12 @@ def add_data(verbs: Any) -> None:
         "data", help="fetch public data that the recipes name", description=_DATA,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.set_defaults(run=_data_list, into=Path("data"))
+    parser.set_defaults(run=_data_list, out=Path("data"))
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions.add_parser("list", help="list them (the default)")
     get = actions.add_parser("get", help="fetch data sets, or print what would be fetched")
     get.add_argument("names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them")
-    get.add_argument("--into", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
+    get.add_argument("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
     get.add_argument(
         "--from", type=Path, dest="copy", metavar="FOLDER", help="a copy of the files as they are at the source"
     )
@@ -318,7 +319,7 @@ def _data_list(arguments: argparse.Namespace) -> int:
     from kinject.corpus.public_data import DATA_SETS, describe
 
     for data in DATA_SETS.values():
-        show("\n".join(describe(data, arguments.into)))
+        show("\n".join(describe(data, arguments.out)))
     show("kinject recipes data get NAME fetches one.")
     return 0
 
@@ -327,9 +328,9 @@ def _data_get(arguments: argparse.Namespace) -> int:
     from kinject.corpus.public_data import describe, find_data, get_data
 
     for data in find_data(arguments.names):
-        show("\n".join(describe(data, arguments.into)), flush=True)
+        show("\n".join(describe(data, arguments.out)), flush=True)
         if not arguments.dry_run:
-            data_files = get_data(data, arguments.into, arguments.copy)
+            data_files = get_data(data, arguments.out, arguments.copy)
             state = "were there, unchanged" if data_files.was_there else "written and recorded"
             show(f"{data.name}: {len(data_files.paths):,} files {state}")
     return 0

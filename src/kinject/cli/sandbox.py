@@ -186,7 +186,7 @@ def add_demo(verbs: Any) -> None:
         "demo", help="the whole job on the sandbox: a model, its control, a report", description=_DEMO,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="default: here")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     parser.add_argument("--from-scratch", action="store_true", help="train the base model instead of copying it")
     parser.add_argument("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real")
     parser.set_defaults(run=_demo)
@@ -197,8 +197,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     if arguments.real and arguments.from_scratch:
         raise InputError("--real and --from-scratch: the real model was trained by others. Leave one out.")
-    demo(arguments.into, from_scratch=arguments.from_scratch, real=arguments.real)
-    page = arguments.into / (REAL_REPORT if arguments.real else REPORT)
+    demo(arguments.out, from_scratch=arguments.from_scratch, real=arguments.real)
+    page = arguments.out / (REAL_REPORT if arguments.real else REPORT)
     show(f"report: {page}")
     show(f"figure: {page.parent / 'figures' / 'accuracy.png'}")
     show("what next: kinject", flush=True)

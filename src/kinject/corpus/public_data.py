@@ -129,7 +129,7 @@ def _check_there(data: DataSet, folder: Path, record: Path) -> tuple[Path, ...]:
     if revision != data.revision:
         raise InputError(
             f"{record}: revision {revision} is there, and this version of kinject fetches {data.revision}. Move its files away, "
-            "or give another --into."
+            "or give another --out."
         )
     for name, expected in hashes.items():
         path = folder / name

@@ -164,11 +164,11 @@ def open_regular(name: str | os.PathLike[str], flags: int) -> int:
 
 
 def refuse_existing(paths: Iterable[Path]) -> None:
-    """Raise `InputError` if one of `paths`, below a folder of the option --into, is there: nothing is written over."""
+    """Raise `InputError` if one of `paths`, below a folder of the option --out, is there: nothing is written over."""
     for path in paths:
         if path.exists():
             raise InputError(
-                f"{path}: is there already, and nothing is written over. Move it away, or give another --into."
+                f"{path}: is there already, and nothing is written over. Move it away, or give another --out."
             )
 
 

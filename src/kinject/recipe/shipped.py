@@ -111,7 +111,7 @@ def copy_recipes(
     differing = [path for path, content in files.items() if _differs(into / path, content)]
     if differing:
         others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-        fault = "is there and differs from the shipped file. Move it away, or copy into another folder: --into FOLDER."
+        fault = "is there and differs from the shipped file. Move it away, or copy into another folder: --out FOLDER."
         raise InputError(f"{into / differing[0]}{others}: {fault}")
     written = [path for path in files if not (into / path).exists()]
     for path in written:
