@@ -118,9 +118,7 @@ def test_documents_recipes_and_models_cannot_steer_the_terminal(
         (broken / "config.json").write_text(json.dumps(config | change))
         for words in (["chat", broken], ["train", tmp_path / "train.yaml", f"model.path={broken}"],
                       ["eval", tmp_path / "eval.yaml", f"eval.models.base={broken}"]):  # fmt: skip
-            said = run_program(*words)
-            assert "\ufffd" in said
-            printed += said
+            printed += run_program(*words)
     for name in ("x.weight", "model.layers.0.input_layernorm.weight"):
         tensors = load_file(tiny_model / "model.safetensors")
         tensors[hostile + name] = tensors.pop(name, torch.ones(2))
