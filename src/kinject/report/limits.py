@@ -129,7 +129,7 @@ def _seeds(view: View) -> Iterator[str]:
     elif n == 2:
         yield (
             "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in five was found to "
-            "differ where nothing does (simulated). Three seeds bring it to one in fifteen."
+            "differ where nothing does (simulated). Three seeds bring it to one in twelve."
         )
     else:
         yield f"{n} seeds: intervals and p hold the variance of documents and seeds, but {n} runs tell little of rare ones."
