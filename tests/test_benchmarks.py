@@ -149,6 +149,35 @@ def test_retrieval(material: Path, run_here: Callable[..., str]) -> None:
             )
 
 
+def test_hostile_files(run_here: Callable[..., str]) -> None:
+    printed = run_here("hostile.py", "--templates", "2", "--links", "10", "--disks", "10", "--escapes", "40")
+    counts = re.findall(r"^(\w+): (\d+) of (\d+) held", printed, re.MULTILINE)
+    assert [name for name, *_ in counts] == ["templates", "links", "disks", "escapes"]
+    assert all(held == tried for _, held, tried in counts)
+
+
+def test_find_lr_beside_a_sweep(run_here: Callable[..., str], tmp_path: Path, tiny_model: Path) -> None:
+    _write_rows(tmp_path / "corpus.jsonl", [{"text": f"Person {i} was born in Kelm."} for i in range(24)])
+    recipe = {
+        "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model)}, "corpus": {"path": str(tmp_path / "corpus.jsonl")},
+        "trainer": {"per_device_train_batch_size": 4, "max_length": 64, "max_steps": 4},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    options = ("--seeds", "1", "--rates", "1e-3", "1e-1", "--sweep-seeds", "1")
+    printed = run_here("train/find_lr.py", tmp_path / "recipe.yaml", *options)
+    losses = {rate: float(loss) for rate, loss in re.findall(r"^rate (\S+): (\S+)$", printed, re.MULTILINE)}
+    assert f"best rate of the sweep: {min(losses, key=losses.__getitem__)}" in printed
+    assert re.search(r"^[01] of 1 suggestions outside a factor of three", printed, re.MULTILINE)
+
+
+def test_versions_of_documents_that_differ_in_one_fact(run_here: Callable[..., str], tmp_path: Path) -> None:
+    towns = ("Lowmere", "Farrow", "Kelm", "Arden")
+    for number, town in enumerate(towns):
+        rows = [f"In {1990 + line} the mill of {town} sold {17 * line + number} sacks to Bryn." for line in range(12)]
+        (tmp_path / f"{town}.txt").write_text("\n".join(rows))
+    assert "4 pairs: the newest kept 4, both kept 4" in run_here("documents/versions.py", tmp_path)
+
+
 @pytest.mark.skipif(not shutil.which("chromium"), reason="a browser prints the PDFs")
 def test_readers_of_documents(run_here: Callable[..., str]) -> None:
     printed = run_here("documents/readers.py", "2")

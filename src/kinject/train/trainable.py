@@ -88,6 +88,8 @@ def check_model(recipe: TrainRecipe) -> None:
         fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
         raise recipe.error("trainer.router_aux_loss_coef", fault)
     if recipe.adapter is not None:
+        if section.new is None or "vocab_size" in section.new:  # without it, the tokenizer decides
+            _check_tokens(recipe, empty)
         recipe.raise_any(build(functools.partial(_adapt, config), recipe.adapter, "adapter", "peft")[1])
 
 
@@ -150,6 +152,17 @@ def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error):  # what that device cannot compute is no fault
             raise
+
+
+def _check_tokens(recipe: TrainRecipe, empty: Any) -> None:
+    """Raise `RecipeError` for adapter.trainable_token_indices beyond the vocabulary, which peft takes until it trains."""
+    indices = (recipe.adapter or {}).get("trainable_token_indices")
+    n = empty.get_input_embeddings().num_embeddings
+    for tokens in indices.values() if isinstance(indices, Mapping) else [] if indices is None else [indices]:
+        if not isinstance(tokens, list) or any(not 0 <= token < n for token in tokens):
+            raise recipe.error(
+                "adapter.trainable_token_indices", f"found {tokens!r}, allowed: a list of tokens below {n:,}."
+            )
 
 
 def _check_adapter(trained: Sequence[str], adapter: Mapping[str, Any]) -> None:
