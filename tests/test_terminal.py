@@ -47,6 +47,8 @@ def run_program(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     """A function that runs a command line as the program does, with its protected streams, and returns all that it prints."""
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
+    # as in a program, where the library is imported after the streams are protected
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [logging.lastResort])
 
     def run(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["kinject", *map(str, words)])
@@ -82,8 +84,10 @@ def test_only_the_terminal_module_prints() -> None:
 
 
 def test_documents_recipes_and_models_cannot_steer_the_terminal(
-    tmp_path: Path, run_program: Callable[..., str], write_rows: Callable[..., Path], tiny_model: Path
-) -> None:
+    tmp_path: Path, run_program: Callable[..., str], write_rows: Callable[..., Path], tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     hostile = STEERING.replace("\x00", "").replace("\ud800", "")
     row = {"id": hostile, "title": hostile, "text": f"Arden was born in Lowmere. {hostile}"}
     documents = write_rows("documents.jsonl", [row])

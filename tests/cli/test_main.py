@@ -86,8 +86,12 @@ def test_bad_yaml_unknown_keys_and_bad_types_have_their_line(here: Path, capsys:
         "run_dir: a\nmodel: {path: no/where/x}\ncorpus: {path: no.jsonl}\ntrainer:\n  lerning_rate: 1\n  seed: x\n"
     )
     lines = _fails(capsys, ["train", "r.yaml"])
-    assert [line.split(":")[1] for line in lines] == ["2", "3", "5", "6"]
-    assert lines[2].endswith("unknown key. Did you mean learning_rate?")
+    assert [line.split(":")[1] for line in lines] == ["2", "3"]  # before the libraries load, which know the other keys
+    (here / "no.jsonl").write_text('{"text": "Kelm"}\n')
+    (here / "no" / "where" / "x").mkdir(parents=True)
+    lines = _fails(capsys, ["train", "r.yaml"])
+    assert [line.split(":")[1] for line in lines] == ["5", "6"]
+    assert lines[0].endswith("unknown key. Did you mean learning_rate?")
 
 
 @pytest.mark.parametrize(
@@ -187,8 +191,8 @@ def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[
         "questions:\n  documents: d.jsonl\n  generator: {kind: openai}\n"
     )
     lines = _fails(capsys, ["recipes", "check", "style.yaml"])
-    assert lines[0] == "style.yaml:5: augment.styles.paraphrse: unknown style. Did you mean paraphrase?"
-    assert lines[1].startswith("style.yaml:9: questions.generator: model is missing.")
+    assert lines[0].startswith("style.yaml:9: questions.generator: model is missing.")
+    assert lines[1] == "style.yaml:5: augment.styles.paraphrse: unknown style. Did you mean paraphrase?"
     assert "none-here: cannot be read" in _fails(capsys, ["recipes", "check", "none-here"])[0]
     (here / "empty").mkdir()
     assert "no recipes (*.yaml) there" in _fails(capsys, ["recipes", "check", "empty"])[0]

@@ -77,14 +77,6 @@ CORPORA: list[Any] = [
     [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "name": "x"}]}],
 ]
 CONTEXTS: list[Any] = [[{"question_id": "q1", "passages": ["text", {"text": "more", "id": "p", "document_id": "d"}]}]]
-SAMPLES: list[Any] = [
-    [
-        {"doc_id": n, "doc": {"id": f"q{n}", "subject": "s", "document_id": f"d{n}"}, "target": "1",
-         "arguments": {"gen_args_0": {"arg_0": "Q", "arg_1": " a"}, "gen_args_1": {"arg_0": "Q", "arg_1": " bc"}},
-         "filtered_resps": [["-1.5", "False"], [-0.5, "True"]], "doc_hash": "h", "acc": 1.0}
-        for n in range(4)
-    ]
-]  # fmt: skip
 ANSWERS: list[Any] = [
     [
         {"key": f"{n}{arm}", "question_id": f"q{n}", "question_set": "set", "arm": arm, "format": "texts", "shots": 0, "k": 0,
@@ -152,7 +144,7 @@ def read_some_contexts(path: Path) -> None:
 
 
 def compare_with_itself(path: Path) -> None:
-    """Compare a run or sample file with itself."""
+    """Compare a run with itself."""
     from kinject.eval.compare import compare_runs, read_run, render_comparison
 
     render_comparison(compare_runs([read_run(path), read_run(path)]))
@@ -302,7 +294,6 @@ def kinds() -> list[tuple[Kind, float]]:
         (Kind("contexts", "x.jsonl", from_trees(CONTEXTS, lines_of), read_some_contexts), 0.7),
         (Kind("rewritings", "g.jsonl", from_trees([DOCUMENTS[0]], lines_of), read_rewritings), 0.3),
         (Kind("row weights", "w.jsonl", from_trees(WEIGHTED, lines_of), read_row_weights), 0.5),
-        (Kind("harness samples", "samples_t.jsonl", from_trees(SAMPLES, lines_of), compare_with_itself), 1.5),
         (Kind("answers", "answers.jsonl", from_trees(ANSWERS, lines_of), compare_with_itself), 1),
     ]
 
@@ -326,6 +317,5 @@ def good_inputs() -> list[tuple[Kind, bytes]]:
         *((by_name["corpus"], lines_of(rows)) for rows in CORPORA),
         (by_name["contexts"], lines_of(CONTEXTS[0])),
         (by_name["row weights"], lines_of(WEIGHTED[0])),
-        (by_name["harness samples"], lines_of(SAMPLES[0])),
         (by_name["answers"], lines_of(ANSWERS[0])),
     ]

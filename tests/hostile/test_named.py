@@ -21,7 +21,7 @@ from kinject.corpus.templates import compile_template, render
 from kinject.disk import files
 from kinject.documents import document_hashes, pdf, read_documents
 from kinject.errors import InputError, KinjectError, RecipeError
-from kinject.eval.compare import read_run, read_samples
+from kinject.eval.compare import read_run
 from kinject.eval.retrieval import read_contexts
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report
@@ -314,7 +314,6 @@ def test_preformatted_space_is_taken_from_line_ends_in_linear_time(tmp_path: Pat
 
 
 ROW = {"question": "Who?", "choices": ["a", "b"], "answer": 0}
-SAMPLE = {"doc": {"id": "a"}, "target": "0", "filtered_resps": [["-1", "F"], ["-2", "F"]], "arguments": {}}
 
 
 @pytest.mark.parametrize(
@@ -327,11 +326,6 @@ SAMPLE = {"doc": {"id": "a"}, "target": "0", "filtered_resps": [["-1", "F"], ["-
         ),
         (read_questions, [{**ROW, "answer": float("nan")}], "answer: found nan"),
         (read_questions, [{**ROW, "choices": ["a"] * 300_000}], "'a' occurs twice"),
-        (read_samples, [SAMPLE, SAMPLE], "question 'a' is there twice, first on line 1"),
-        (read_samples, [{**SAMPLE, "target": float("inf")}], "no multiple-choice sample"),
-        (read_samples, [{**SAMPLE, "target": "9" * 5000}], "no multiple-choice sample"),
-        (read_samples, [{**SAMPLE, "filtered_resps": [[10**400, 1], [0, 1]]}], "no multiple-choice sample"),
-        (read_samples, [{**SAMPLE, "target": 2}], "target is 2, but there are log-probs of 2 choices"),
     ],
 )
 def test_numbers_and_ids_that_cannot_be_meant_are_refused(

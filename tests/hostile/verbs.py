@@ -11,13 +11,13 @@ from pathlib import Path
 from random import Random
 
 from kinds import (
+    ANSWERS,
     CORPORA,
     DOCUMENTS,
     PAGES,
     PDFS,
     QUESTIONS,
     ROOT,
-    SAMPLES,
     Kind,
     as_yaml,
     from_trees,
@@ -54,7 +54,7 @@ def verb_kinds() -> list[tuple[Kind, float]]:
         (Kind("kinject augment (rows)", "d.jsonl", from_trees([*DOCUMENTS, *CORPORA], lines_of), _augment), 3),
         (Kind("kinject augment (page)", "d.html", page, _augment), 1),
         (Kind("kinject augment (leak check)", "q.jsonl", from_trees(QUESTIONS, lines_of), _augment_checked), 1),
-        (Kind("kinject compare", "samples_t.jsonl", from_trees(SAMPLES, lines_of), _compare), 2),
+        (Kind("kinject compare", "answers.jsonl", from_trees(ANSWERS, lines_of), _compare), 2),
         (Kind("kinject report (log)", "log.jsonl", from_trees(LOG, lines_of), _report), 0.3),
     ]
 

@@ -46,7 +46,7 @@ def _tokenizer(folder: Path) -> None:
         (_config(vocab_size=77), "embed_tokens.weight has the shape"),
         (_config(intermediate_size=24), "config.json asks for"),
         (_config(num_hidden_layers=3), "weights missing for model.layers.2"),
-        (_config(auto_map={"AutoConfig": "code.C"}), "auto_map: needs code"),
+        (_config(auto_map={"AutoConfig": "code.C"}), "auto_map: it comes with Python code"),
         (_weights("model.norm.weight", torch.ones(3)), "model.norm.weight has the shape"),
         (_weights("model.norm.weight", None), "weights missing for model.norm.weight"),
         (_tokenizer, "it makes no tokens"),

@@ -99,7 +99,9 @@ def test_a_flipped_bit_in_a_finished_model_is_found_and_named_and_resume_makes_i
 
 def test_a_run_without_its_manifest_is_not_thrown_away(interrupted: Recipe) -> None:
     (interrupted.run_dir / "manifest.json").unlink()
-    with pytest.raises(TrainingError, match=r"holds checkpoints or a model, but no manifest\.json, .* --resume"):
+    with pytest.raises(
+        TrainingError, match=r"holds checkpoints or a model, but no manifest\.json. Continue with --resume"
+    ):
         train(interrupted)
     assert {path.name for path in interrupted.run_dir.glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-4"}
 

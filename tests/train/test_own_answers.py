@@ -137,7 +137,7 @@ def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
 
 
 def test_a_wrong_answer_is_tried_again_and_then_left_out(
-    make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path
+    make_recipe: MakeRecipe, write_rows: WriteRows, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_rows("mixed.jsonl", corpus_rows()[:8])
 
@@ -149,7 +149,9 @@ def test_a_wrong_answer_is_tried_again_and_then_left_out(
         return [row["completion"] for row in rows if row["origin"] == "questions"], note
 
     # Without a document the taught model says the one thing it knows; only one of four is right.
-    alone, note = write(without_context=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswersSection, "correct_only", True)
+        alone, note = write(without_context=1.0)
     assert (alone, "3 without the given answer" in note) == ([" Kelm"], True)
     assert write(without_context=1.0)[0] == [" Kelm"] * 4
     drawn = write(without_context=0.5)[0]

@@ -109,7 +109,8 @@ class Store:
         """Store the items that the preparation `name` made of one answer."""
         row: Row = {
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            "style": group.style.name, "preparation": name, "notes": list(notes),
+            # statements are the passage's, whichever style asks first
+            "style": "" if name == "statements" else group.style.name, "preparation": name, "notes": list(notes),
         }  # fmt: skip
         self._notes_offsets.add(notes_id, self._notes.append(row))
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 _MAX_LAYERS = 2_000
+_OWN_CODE = "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
 _HASHED = 2**30
 """Bytes of weights that `check_model` hashes."""
 
@@ -79,7 +80,9 @@ def check_model(path: str | Path) -> None:
         raise InputError(f"{folder}: no {CONFIG} in this folder, so it is no model. {_fix(str(folder), 'model')}")
     config = read_object(folder / CONFIG)
     if config.get("auto_map"):
-        raise InputError(f"{folder / CONFIG}: auto_map: needs code of its author, which kinject does not run.")
+        raise InputError(
+            f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out, if transformers has this architecture itself."
+        )
     read_headers(folder)
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
         verified_hashes(folder)
@@ -402,7 +405,7 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """Return why a library could not load a model; names kinject's rule if it needs its own code or pickles."""
     if "trust_remote_code" in str(error):
-        return "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
+        return _OWN_CODE
     if isinstance(error, UnpicklingError):
         return "some of its weights are pickles, which can run code as they load; kinject reads safetensors only"
     return first_line(error)

@@ -134,7 +134,7 @@ class SandboxServer:
         body = await reader.readexactly(length)
         try:
             answer = await self._answer(method, path, headers, body)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             answer = _error(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         if answer is None:
             writer.transport.abort()
