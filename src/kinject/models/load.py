@@ -80,9 +80,7 @@ def check_model(path: str | Path) -> None:
         raise InputError(f"{folder}: no {CONFIG} in this folder, so it is no model. {_fix(str(folder), 'model')}")
     config = read_object(folder / CONFIG)
     if config.get("auto_map"):
-        raise InputError(
-            f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out, if transformers has this architecture itself."
-        )
+        raise InputError(f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out if transformers has this type.")
     read_headers(folder)
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
         verified_hashes(folder)
@@ -297,9 +295,7 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
     if not (folder / ADAPTER_CONFIG).exists():
         raise InputError(f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path instead.")
     if is_adapter:
-        raise InputError(
-            f"{source}: an adapter itself, so no other goes on top. Give its base model as path, or merge it first."
-        )
+        raise InputError(f"{source}: an adapter itself, so no other goes on top. Give its base as path, or merge.")
     return folder, source
 
 
