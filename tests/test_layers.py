@@ -215,7 +215,7 @@ def test_help_is_quick_and_imports_no_torch() -> None:
         "assert not heavy, heavy"
     )
     best = 9.0
-    for _ in range(3):
+    for _ in range(8):  # the other core may be busy with what shares its cache
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
