@@ -239,7 +239,7 @@ class Rewriter:
         else:
             if step.for_each is None:
                 return reason  # else it is one item of many: the others are enough
-        self.store.add_notes(notes_id, group, step.name, notes)
+        self.store.add_notes(notes_id, group, group.style.name, step.name, notes)
         return notes
 
     async def _attempt(
@@ -371,7 +371,7 @@ class Rewriter:
                     answer.error = listed
                 return
             if self.store.notes(notes_id) is None:  # another style may have asked meanwhile
-                self.store.add_notes(notes_id, group, "statements", listed)
+                self.store.add_notes(notes_id, group, "", "statements", listed)
             statements = self.store.notes(notes_id) or ()
         pairs = [(answer, text) for answer in answers if answer.error is None for text in answer.texts]
         told = await _gather(group, (judge.told(statements, text) for _, (text, _) in pairs if statements))

@@ -105,12 +105,11 @@ class Store:
         offsets = self._notes_offsets.offsets_of(notes_id)
         return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else None
 
-    def add_notes(self, notes_id: str, group: Group, name: str, notes: tuple[str, ...]) -> None:
-        """Store the items that the preparation `name` made of one answer."""
+    def add_notes(self, notes_id: str, group: Group, style: str, name: str, notes: tuple[str, ...]) -> None:
+        """Store the items that the preparation `name` of a style ("": of every style) made of one answer."""
         row: Row = {
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            # statements are the passage's, whichever style asks first
-            "style": "" if name == "statements" else group.style.name, "preparation": name, "notes": list(notes),
+            "style": style, "preparation": name, "notes": list(notes),
         }  # fmt: skip
         self._notes_offsets.add(notes_id, self._notes.append(row))
 

@@ -37,9 +37,7 @@ _OTHER_MAIN = re.compile(rb"application/[\w.-]*(?:macroEnabled|template|slidesho
 
 def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a Word document: headings, paragraphs, lists, tables, text boxes and footnotes, in their order."""
-    data = BytesIO(read_bytes(path, options.largest, stream))
-    check_archive(path, data, options)
-    data = _without_macros(path, data)
+    data = _read_archive(path, stream, options)
     docx = import_extra("docx", path)
     with library_errors(path, "Word document", "Save it again as .docx."):
         word = _Word(path, docx.Document(data))
@@ -50,8 +48,10 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     yield whole_file(path, title, text, meta)
 
 
-def _without_macros(path: Path, data: BytesIO) -> BytesIO:
-    """Return a document whose main part is named as that of a .docx or .pptx: the libraries read no other content types."""
+def _read_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> BytesIO:
+    """Return the bytes of a document, its main part named as that of a .docx or .pptx: the libraries read no other types."""
+    data = BytesIO(read_bytes(path, options.largest, stream))
+    check_archive(path, data, options)
     with library_errors(path, "Office file", "Save it again."), zipfile.ZipFile(data) as archive:
         types = archive.read("[Content_Types].xml")
         plain = _OTHER_MAIN.sub(_main_type, types)
@@ -293,9 +293,7 @@ def _properties(properties: Any) -> dict[str, Any]:
 
 def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a slide deck: a heading for each slide, then its texts, tables, charts and notes. `slides` is in meta."""
-    data = BytesIO(read_bytes(path, options.largest, stream))
-    check_archive(path, data, options)
-    data = _without_macros(path, data)
+    data = _read_archive(path, stream, options)
     pptx = import_extra("pptx", path)
     with library_errors(path, "slide deck", "Save it again as .pptx."):
         deck = pptx.Presentation(data)

@@ -23,7 +23,6 @@ from kinject.eval.scoring.answers import Store
 from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
 from kinject.llm import generator_identity
 from kinject.llm.cache import CACHES, stored_usage
-from kinject.llm.chat import has_prices
 from kinject.llm.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
 from kinject.llm.generator import Stopped
 from kinject.llm.limits import limits_of, spent_so_far
@@ -260,7 +259,7 @@ class EndpointScorer:
         if scored and self.encoder is None:  # their tokens are counted first
             n_in, n_requests = n_in + sum(map(self._n_tokens, scored)), n_requests + len(scored)
         cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
-        price = f", at most {cost:.4f}" if has_prices(self.table.endpoint) else ", no prices in its table"
+        price = f", at most {cost:.4f}" if self.table.endpoint.has_prices else ", no prices in its table"
         return (
             f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, {len(missing):,} without a stored "
             f"answer; {n_requests:,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"

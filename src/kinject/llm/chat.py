@@ -245,8 +245,3 @@ def _n_tokens(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
         return 0
     return int(value)
-
-
-def has_prices(generator: GeneratorSection) -> bool:
-    """Return whether an answer costs anything."""
-    return bool(generator.price_in or generator.price_out)

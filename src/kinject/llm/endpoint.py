@@ -141,7 +141,7 @@ class Endpoint:
         import openai
 
         content = json.dumps(body).encode()
-        async with self._limited(self.section.timeout):
+        async with self._limited():
             try:
                 # Not `chat.completions.create`: it reads no body that differs from OpenAI's, and knows no other parameters.
                 response = await self._client.post(
@@ -153,13 +153,13 @@ class Endpoint:
             return Reply(response.status_code, response.headers, response.content)
 
     @contextlib.asynccontextmanager
-    async def _limited(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the block to so many seconds, and raise errors of the connection by their kind."""
+    async def _limited(self) -> AsyncIterator[None]:
+        """Limit the block to the timeout of a request, and raise errors of the connection by their kind."""
         import aiohttp
         import openai
 
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self.section.timeout):
                 yield
         # The client passes on what its transport does not know, as an answer that is no HTTP.
         except (openai.APIConnectionError, aiohttp.ClientError, _Interrupted, TimeoutError) as error:
@@ -244,7 +244,7 @@ class Endpoint:
         import openai
 
         try:
-            async with self._limited(self.section.timeout):
+            async with self._limited():
                 raw = await self._client.models.with_raw_response.list()
             offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
         except (

@@ -61,7 +61,7 @@ def _is_url(text: str) -> bool:
 
 def _free(budget: float | None, *generators: GeneratorSection | None) -> bool:
     """Return whether there is a budget although nothing has a price."""
-    return budget is not None and not any(g.price_in or g.price_out for g in generators if g is not None)
+    return budget is not None and not any(g.has_prices for g in generators if g is not None)
 
 
 _GENERATOR = (

@@ -196,6 +196,11 @@ class GeneratorSection:
         return 1.0 if self.temperature is None else self.temperature
 
     @property
+    def has_prices(self) -> bool:
+        """Whether an answer costs anything."""
+        return bool(self.price_in or self.price_out)
+
+    @property
     def address(self) -> str | None:
         """The address of one of the `parts`, None for OpenAI's."""
         if isinstance(self.base_url, tuple):
