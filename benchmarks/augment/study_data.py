@@ -1,6 +1,6 @@
 """The data of recipes/studies/natural-facts.yaml: a writer's texts, kept by four rules; probes that know the planted errors.
 
-    python benchmarks/augment/study_data.py ../shared/data/seal runs/facts [--documents 24]
+    python benchmarks/augment/study_data.py ../shared/data/seal runs/facts [--documents 16] [--answers 2]
 
 DATA holds documents.jsonl, questions.jsonl and qwen7b_rewrites.jsonl (SEAL's). Into TARGET go
 
@@ -8,7 +8,7 @@ DATA holds documents.jsonl, questions.jsonl and qwen7b_rewrites.jsonl (SEAL's). 
     old.jsonl          answers that the rule of commit 3cd59ddb would keep: as they come, of the passage's length, no fact lost
     new.jsonl          the texts that the checks accept, repaired
     unchecked.jsonl    every answer as it comes
-    planted.jsonl      every answer, with an error planted in each that has room for one: a number, a date or a name
+    planted.jsonl      every answer, with an error planted in each paragraph that has room for one: a number, a date or a name
     facts.jsonl        probes: a sentence of the passage up to a fact; choices: the fact, what was planted for it, two others
     asked.jsonl        SEAL's questions with four choices: the answers of other questions on the same passage
 
@@ -124,13 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--documents", type=int, default=24)
+    parser.add_argument("--documents", type=int, default=16)
+    parser.add_argument("--answers", type=int, default=2, help="of each document; each has several paraphrases")
     arguments = parser.parse_args()
     rows = [row for _, row in read_jsonl(arguments.data / "documents.jsonl")][: arguments.documents]
     answers: dict[str, list[str]] = {row["id"]: [] for row in rows}
     for _, row in read_jsonl(arguments.data / "qwen7b_rewrites.jsonl"):
-        if row["document_id"] in answers:
-            answers[row["document_id"]].append(row["text"])
+        if len(kept := answers.get(row["document_id"], [""] * arguments.answers)) < arguments.answers:
+            kept.append(row["text"])
     names = [name for row in rows for name in find_names(row["text"])]
     rng = Random(0)
     written: dict[str, list[Row]] = {name: [] for name in ("old", "new", "unchecked", "planted", "facts")}
@@ -138,8 +139,9 @@ def main() -> None:
     for document in rows:
         checker = Checker(document["text"], STYLE.rules, STYLE.literals, document["title"])
         for answer in answers[document["id"]]:
-            wrong, before, after = with_errors(answer, names, rng)
-            planted += [(document, before, after)] if before else []
+            paragraphs = [with_errors(paragraph, names, rng) for paragraph in answer.split("\n")]
+            planted += [(document, before, after) for _, before, after in paragraphs if before]
+            wrong = "\n".join(paragraph for paragraph, _, _ in paragraphs)
             kept = {
                 "old": kept_by_old_rule(document, answer), "new": kept_by_new_rule(document, answer, checker),
                 "unchecked": [answer], "planted": [wrong],
