@@ -56,11 +56,13 @@ class Popen(subprocess.Popen):
         streams = [descriptor if descriptor != -1 else n for n, descriptor in enumerate((p2cread, c2pwrite, errwrite))]
         environment = dict(os.environ if env is None else env)
         special = (executable, preexec_fn, gid, gids, uid) != (None,) * 5 or pass_fds or shell or not close_fds
-        if special or umask != -1 or not _can_fork(args, environment, streams):
+        if not special and umask == -1 and _can_fork(args, environment, streams):
+            with contextlib.suppress(ConnectionRefusedError):  # the server has ended: its log says why
+                self._connection = _connect()
+        if self._connection is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
                                    creationflags, shell, *rest)  # fmt: skip
             return
-        self._connection = _connect()
         request = {"words": [os.fspath(word) for word in args][1:], "cwd": os.fspath(cwd or os.getcwd()),
                    "environment": environment, "session": session, "group": group}  # fmt: skip
         _send(self._connection, request, streams)
@@ -141,14 +143,17 @@ def use(path: Path, environment: Mapping[str, str]) -> None:
             server.returncode = 0  # nobody waits for it: it ends after this process
             listener.close()
         _server = path
-        lease = _connect()
-        _send(lease, {}, [])
-        atexit.register(lease.close)
+        with contextlib.suppress(ConnectionRefusedError):
+            lease = _connect()
+            _send(lease, {}, [])
+            atexit.register(lease.close)
 
 
 def _connect() -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(_server))
+    if connection.connect_ex(str(_server)):
+        connection.close()
+        raise ConnectionRefusedError(_server)
     return connection
 
 
@@ -160,12 +165,9 @@ def _send(connection: socket.socket, request: Any, streams: Sequence[int]) -> No
 
 
 def _receive(connection: socket.socket) -> bytes:
-    received = b""
-    while len(received) < _LENGTH:
-        part = connection.recv(_LENGTH - len(received))
-        if not part:
-            raise ConnectionError(f"the server of forked processes has ended: see {_server}.log")
-        received += part
+    received = connection.recv(_LENGTH, socket.MSG_WAITALL)
+    if not received:
+        raise ConnectionError(f"the server of forked processes has ended: see {_server}.log")
     return received
 
 
@@ -194,9 +196,16 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
                     sys.exit()
             else:
                 connection, _ = listener.accept()
-                head, streams, *_ = socket.recv_fds(connection, _LENGTH, 3)
-                text = connection.recv(int(head), socket.MSG_WAITALL)
-                request = json.loads(text)
+                streams: list[int] = []
+                try:
+                    head, streams, *_ = socket.recv_fds(connection, _LENGTH, 3)
+                    request = json.loads(connection.recv(int(head), socket.MSG_WAITALL))
+                except (ValueError, ConnectionError) as error:  # its process was killed while it asked
+                    print(f"not forked: {error!r}", file=sys.stderr, flush=True)
+                    connection.close()
+                    for stream in streams:
+                        os.close(stream)
+                    continue
                 if "words" not in request:
                     leases.add(connection)
                     selector.register(connection, selectors.EVENT_READ)
@@ -214,7 +223,8 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 descriptor = os.pidfd_open(number)
                 children[descriptor] = number, request["words"], connection
                 selector.register(descriptor, selectors.EVENT_READ)
-                connection.sendall(str(number).encode().rjust(_LENGTH))
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall(str(number).encode().rjust(_LENGTH))
 
 
 def become(request: dict[str, Any], streams: Sequence[int]) -> None:

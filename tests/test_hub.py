@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 
 from kinject import hub
@@ -22,16 +24,8 @@ _COMMIT = "a" * 40
 
 @pytest.fixture(autouse=True)
 def no_proxy_and_an_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (
-        "http_proxy",
-        "https_proxy",
-        "all_proxy",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "HF_HUB_ETAG_TIMEOUT",
-    ):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name == "HF_HUB_ETAG_TIMEOUT"]:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
@@ -90,8 +84,6 @@ def test_a_hub_that_does_not_answer_is_given_up_unless_more_time_is_asked_for(mo
 def test_a_cached_model_is_loaded_without_the_hub(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
 ) -> None:
-    import torch
-
     refused(monkeypatch)
     in_cache(tiny_model, tmp_path / "cache")
     for offline in (False, True):
@@ -104,8 +96,6 @@ def test_a_cached_model_is_loaded_without_the_hub(
             InputError, match="org/other: no model of this name: no such folder, not in the local cache"
         ):
             load_model("org/other")
-        with pytest.raises(InputError, match="not in the local cache"):
-            load_model("org/tiny", revision="v2")
 
 
 def test_a_hub_or_a_proxy_that_listens_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
