@@ -27,8 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kinject.corpus.questions import read_questions
 from kinject.eval.prompts import Format, PromptRequest, pick_shots
-from kinject.eval.retrieval import read_passages
-from kinject.eval.retrievers import Bm25Retriever
+from kinject.eval.retrieval import Bm25Retriever, read_passages
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
 from kinject.gguf import converted_folder, gguf_file

@@ -1,10 +1,10 @@
 """How often retrieval finds the paragraph of a question: recall at 1, 5 and 10 for each setting, with intervals.
 
-    python benchmarks/eval/retrieval.py [--material FOLDER] [--questions N] [--embedder MODEL] [--reranker MODEL] [--learn]
+    python benchmarks/eval/retrieval.py [--material FOLDER] [--questions N] [--embedder MODEL] [--learn]
 
 Material: paragraphs and questions of SQuAD. A setting is an `eval.retrieval` section; its passages are searched for each
 question. Intervals of 95% are by article: Wilson's for the effective number of questions, and for the difference to BM25 the
-paired one. `--embedder` and `--reranker` add the settings that need a model. `--learn` prints the weights of
+paired one. `--embedder` adds dense retrieval. `--learn` prints the weights of
 `LexicalRetriever` learned from the questions on one half of the articles, with their recall on the other half.
 """
 
@@ -21,9 +21,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize
 
-from kinject.eval.retrieval import make_retriever, read_passages
-from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
-from kinject.recipe.eval_section import RerankerSection, RetrievalSection
+from kinject.eval.retrieval import LEXICAL_WEIGHTS, LexicalRetriever, make_retriever, read_passages
+from kinject.recipe.eval_section import RetrievalSection
 from kinject.stats.intervals import bounded_accuracy, difference_estimate
 from kinject.stats.matrix import CorrectnessMatrix
 
@@ -127,7 +126,6 @@ def main() -> None:
     parser.add_argument("--material", type=Path, default=Path("../shared"))
     parser.add_argument("--questions", type=int, default=0, help="evenly over the articles; 0: all")
     parser.add_argument("--embedder", help="sentence-transformers model")
-    parser.add_argument("--reranker", help="cross-encoder of sentence-transformers")
     parser.add_argument("--learn", action="store_true")
     arguments = parser.parse_args()
     squad = arguments.material / "data" / "squad"
@@ -137,14 +135,7 @@ def main() -> None:
         rows = rows[:: max(1, len(rows) // arguments.questions)][: arguments.questions]
     settings = dict(SETTINGS)
     if arguments.embedder:
-        dense = {"embedder": arguments.embedder}
-        settings |= {"dense": {"kind": "dense", **dense}, "bm25 and dense, fused": {"kind": "both", **dense}}
-    if arguments.reranker:
-        reranker = RerankerSection(arguments.reranker)
-        settings |= {
-            "bm25, reranked": {"reranker": reranker},
-            "lexical, reranked": {"kind": "lexical", "reranker": reranker},
-        }
+        settings["dense"] = {"kind": "dense", "embedder": arguments.embedder}
     if arguments.learn:
         learn(documents, rows)
     else:

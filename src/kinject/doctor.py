@@ -374,12 +374,9 @@ def _check_cached(recipe: Recipe, name: str) -> Iterator[Advice]:
 def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iterator[Advice]:
     if retrieval is None or importlib.util.find_spec("sentence_transformers") is not None:
         return
-    if retrieval.kind in ("dense", "both"):
-        fault = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
+    if retrieval.kind == "dense":
+        fault = "eval.retrieval.kind: dense needs sentence_transformers"
         yield Advice(str(recipe.path), fault, "pip install 'kinject[rag]', or set kind: bm25 or lexical.")
-    if retrieval.reranker is not None:
-        fault = "eval.retrieval.reranker needs sentence_transformers"
-        yield Advice(str(recipe.path), fault, "pip install 'kinject[rag]'.")
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:

@@ -18,7 +18,7 @@ from kinject.corpus.rows import CorpusFile
 from kinject.disk import Row, read_jsonl
 from kinject.documents import read_documents
 from kinject.eval.prompts import PromptRequest, render_prompt
-from kinject.eval.retrievers import Bm25Retriever
+from kinject.eval.retrieval import Bm25Retriever
 from kinject.recipe import Recipe
 from kinject.types import Passage, Question
 

@@ -5,14 +5,26 @@ import re
 import shutil
 import sys
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from kinject.corpus.passages import sentences
 from kinject.errors import InputError
 from kinject.eval.plan import expand_arms
-from kinject.eval.retrieval import fuse, make_retriever, measure_recall, read_contexts, read_passages
-from kinject.eval.retrievers import PREFIXES, Bm25Retriever, DenseRetriever, rank_by_dot_product
+from kinject.eval.retrieval import (
+    LEXICAL_WEIGHTS,
+    PREFIXES,
+    Bm25Retriever,
+    DenseRetriever,
+    LexicalRetriever,
+    make_retriever,
+    measure_recall,
+    rank_by_dot_product,
+    read_contexts,
+    read_passages,
+)
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
 
@@ -63,12 +75,10 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
 
 @quiet
 def test_queries_together_are_ranked_as_each_alone(embedder, tmp_path):
-    for kind in ("dense", "both"):
-        section = RetrievalSection(kind=kind, embedder=str(embedder), cache_dir=str(tmp_path / "cache"))
-        retriever = make_retriever(section, PASSAGES)
-        queries = ["Where was Arden born?", *TEXTS, "school"]
-        assert retriever.rank(queries, 3) == [retriever.rank([query], 3)[0] for query in queries]
-        assert retriever.rank([], 3) == []
+    retriever = dense(PASSAGES, embedder, tmp_path)
+    queries = ["Where was Arden born?", *TEXTS, "school"]
+    assert retriever.rank(queries, 3) == [retriever.rank([query], 3)[0] for query in queries]
+    assert retriever.rank([], 3) == []
 
 
 @quiet
@@ -106,20 +116,6 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch)
         dense(PASSAGES, "no/model", tmp_path)
 
 
-def test_fusion_sums_reciprocal_ranks():
-    # item 1: 1/62 + 1/61; item 0: 1/61 + 1/63; item 2: 1/63 + 1/62
-    assert fuse([[0, 1, 2], [1, 2, 0]]) == [1, 0, 2]
-    assert fuse([[3], [1]]) == [1, 3]
-
-
-@quiet
-def test_both_ways_are_fused(embedder, tmp_path):
-    section = RetrievalSection(kind="both", embedder=str(embedder), cache_dir=str(tmp_path / "cache"))
-    both = make_retriever(section, PASSAGES)
-    assert both.rank([TEXTS[1]], 1)[0] == [1]
-    assert sorted(both.rank(["school"], 4)[0]) == [0, 1, 2, 3]
-
-
 BM25_TEXTS = [
     "Bryn Arden was born in Farrow.",
     "Kelm is a town with a mill. The mill at Kelm is old.",
@@ -130,29 +126,84 @@ BM25_TEXTS = [
 BM25_PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumerate(BM25_TEXTS)]
 
 
-def by_the_formula(query: str) -> np.ndarray:
+def words_in(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def ngrams_in(text: str) -> list[str]:
+    marked = [f" {word} " for word in words_in(text)]
+    return [gram for word in marked for gram in [word[n : n + 4] for n in range(len(word) - 3)] or [word]]
+
+
+def pairs_in(text: str) -> list[str]:
+    return [f"{a} {b}" for a, b in pairwise(words_in(text))]
+
+
+def by_the_formula(texts: list[str], query: str, terms_in=words_in) -> np.ndarray:
     """BM25 with Lucene's idf, k1 = 1.5, b = 0.75 (Kamphuis et al. 2020, table 1)."""
-    words = [re.findall(r"\w+", text.lower()) for text in BM25_TEXTS]
-    mean = sum(map(len, words)) / len(words)
-    scores = np.zeros(len(BM25_TEXTS))
-    for word in re.findall(r"\w+", query.lower()):
-        df = sum(word in document for document in words)
-        idf = math.log(1 + (len(words) - df + 0.5) / (df + 0.5))
-        for index, document in enumerate(words):
-            tf = Counter(document)[word]
+    documents = [terms_in(text) for text in texts]
+    mean = sum(map(len, documents)) / len(documents)
+    scores = np.zeros(len(texts))
+    for term in terms_in(query):
+        df = sum(term in document for document in documents)
+        idf = math.log(1 + (len(documents) - df + 0.5) / (df + 0.5))
+        for index, document in enumerate(documents):
+            tf = Counter(document)[term]
             scores[index] += idf * tf / (tf + 1.5 * (1 - 0.75 + 0.75 * len(document) / mean)) if tf else 0.0
     return scores
 
 
 @pytest.mark.parametrize("query", ["Where was Bryn Arden born?", "Which mill is old, at Kelm?", "7", "Farrow? FARROW!"])
 def test_order_is_that_of_the_formula(query):
-    expected = [f"p{i}" for i in np.argsort(-by_the_formula(query), kind="stable")]
+    expected = [f"p{i}" for i in np.argsort(-by_the_formula(BM25_TEXTS, query), kind="stable")]
     assert [passage.id for passage in Bm25Retriever(BM25_PASSAGES).best(query, 5)] == expected
 
 
 def test_equal_scores_keep_the_order_of_the_passages():
     assert [passage.id for passage in Bm25Retriever(BM25_PASSAGES).best("lies near", 2)] == ["p2", "p3"]
     assert [passage.id for passage in Bm25Retriever(BM25_PASSAGES).best("nothing known here", 3)] == ["p0", "p1", "p2"]
+
+
+LEXICAL_TEXTS = [
+    "Arden was born in Lowmere. The old mill stands there.", "Bryn works for the mill. Kelm is near.",
+    "The school of Kelm taught her. It is old.", "Farrow, 1987.", "Millers of Kelm worked in the mills.",
+]  # fmt: skip
+LEXICAL_PASSAGES = [Passage(f"p{n}", f"d{n}", 0, len(text), text) for n, text in enumerate(LEXICAL_TEXTS)]
+
+
+@pytest.mark.parametrize("query", ["Where was Arden born?", "Who worked at the mill of Kelm?", "1987", "mills"])
+def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query):
+    texts = LEXICAL_TEXTS
+    owners = [n for n, text in enumerate(texts) for _ in sentences(text)]
+    by_sentence = by_the_formula([sentence for text in texts for sentence in sentences(text)], query, ngrams_in)
+    parts = {
+        "words": by_the_formula(texts, query), "pieces": by_the_formula(texts, query, ngrams_in),
+        "pairs": by_the_formula(texts, query, pairs_in),
+        "sentence": np.array([max(by_sentence[np.array(owners) == n]) for n in range(len(texts))]),
+    }  # fmt: skip
+    expected = sum(LEXICAL_WEIGHTS[name] * scores for name, scores in parts.items())
+    assert LexicalRetriever(LEXICAL_PASSAGES).rank([query], 5)[0] == np.argsort(-expected, kind="stable").tolist()
+
+
+def test_other_forms_of_a_word_are_found_by_their_ngrams():
+    assert LexicalRetriever(LEXICAL_PASSAGES).rank(["miller"], 1) == [[4]]
+    assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
+
+
+def test_the_heading_path_is_searched_and_shown_where_it_is_wanted(write_rows):
+    text = "# Mills\n\n## Old mills\n\nBuilt in 1801 by Arden.\n\n## New mills\n\nBuilt in 1987 by Bryn."
+    documents = write_rows("d.jsonl", [{"id": "d", "title": "Handbook", "text": text}])
+    plain = RetrievalSection(documents=(str(documents),), passage_tokens=11)
+    for wanted in (False, True):
+        section = RetrievalSection(documents=(str(documents),), passage_tokens=11, heading_path=wanted)
+        retriever = make_retriever(section, read_passages(section))
+        (best,) = retriever.rank(["handbook of new mills"], 1)
+        passage = retriever.passages[best[0]]
+        assert passage.path[0] == "Handbook"
+        assert passage.below_path() == f"{' > '.join(passage.path)}\n{passage.text}"
+        if wanted:
+            assert passage.text == "## New mills\n\nBuilt in 1987 by Bryn."
+    assert [p.id for p in read_passages(plain)] == [p.id for p in read_passages(section)]
 
 
 def unit_vectors(rng: np.random.Generator, n: int, size: int = 48) -> np.ndarray:
@@ -177,7 +228,7 @@ def test_a_dense_ranking_does_not_depend_on_the_other_queries(monkeypatch):
     queries, passages = unit_vectors(rng, 40), unit_vectors(rng, 300)
     together = rank_by_dot_product(queries, passages, 5)
     assert together == [rank_by_dot_product(query[None], passages, 5)[0] for query in queries]
-    monkeypatch.setattr("kinject.eval.retrievers._PRODUCTS", 1000)  # blocks of three queries
+    monkeypatch.setattr("kinject.eval.retrieval._PRODUCTS", 1000)  # blocks of three queries
     assert rank_by_dot_product(queries, passages, 5) == together
 
 
@@ -196,7 +247,7 @@ class LetterEmbedder:
 
 def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
     (tmp_path / "embedder").mkdir()
-    monkeypatch.setattr("kinject.eval.retrievers.load_sentence_model", lambda *_: LetterEmbedder())
+    monkeypatch.setattr("kinject.eval.retrieval.load_embedder", lambda *_: LetterEmbedder())
     section = RetrievalSection(kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # embedded, then read from the cache
         retriever = make_retriever(section, PASSAGES)

@@ -172,8 +172,6 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("eval", {"judge": OPENAI, **JUDGED, "budget": 1.0}, "eval.budget", "without prices"),
     ("eval", {"budget": 1.0}, "eval.budget", "without prices"),
     ("eval", {"retrieval": {**RETRIEVED, "overlap": 128}}, "eval.retrieval.overlap", "found 128, allowed: 0 to 127"),
-    ("eval", {"retrieval": {**RETRIEVED, "k": [60], "reranker": {"model": "m"}}}, "eval.retrieval.reranker.candidates",
-     "found 50, allowed: at least the largest k (60)"),
     ("augment", {"styles": {"paraphras": 1}}, "augment.styles.paraphras", "Did you mean paraphrase?"),
     ("augment", {"styles": {"paraphrase": 10_001}}, "augment.styles.paraphrase", "allowed: 0 to 10,000"),
     ("augment", {"styles": {"permuted": {"tokens": 9}}}, "augment.styles.permuted", "needs a number"),

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from kinject.errors import InputError, KinjectError, TrainingError
-from kinject.eval.retrievers import DenseRetriever
+from kinject.eval.retrieval import DenseRetriever
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe, yaml_lines
 from kinject.recipe.eval_section import RetrievalSection

@@ -11,8 +11,7 @@ from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
 from kinject.disk import read_manifest
 from kinject.errors import InputError
-from kinject.eval.retrieval import make_retriever, read_passages
-from kinject.eval.retrievers import Retriever
+from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.gguf import gguf_file
 from kinject.models import LoadedModel, load_model, window_of
 from kinject.models.generate import COLDEST, end_tokens

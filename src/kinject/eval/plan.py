@@ -24,8 +24,7 @@ from kinject.eval.prompts import (
     pick_shots,
     rotate_options,
 )
-from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
-from kinject.eval.retrievers import Retriever, search_text
+from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages, search_text
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems

@@ -1,35 +1,251 @@
-"""Passages for questions: read, retrieved, reranked, or prepared; and their recall."""
+"""Passages for questions: read, prepared, or retrieved (by words, by their pieces, by sentence embeddings); their recall."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
-from kinject.corpus.passages import cut_note, split_passages, word_spans
-from kinject.disk import content_id, open_database, parse_json, read_jsonl, write_rows
+import numpy as np
+import numpy.typing as npt
+
+from kinject.corpus.passages import cut_note, sentences, split_passages, word_spans
+from kinject.corpus.retrieved import Bm25, best_of, words_of
+from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes, read_jsonl
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
-from kinject.eval.retrievers import (
-    Bm25Retriever,
-    DenseRetriever,
-    LexicalRetriever,
-    Retriever,
-    commit_of,
-    count_longer,
-    load_sentence_model,
-    search_text,
-)
 from kinject.eval.scoring.answers import hash_model
+from kinject.hub import find_source
 from kinject.recipe import DocumentsSection
-from kinject.recipe.eval_section import RerankerSection, RetrievalSection
+from kinject.recipe.eval_section import RetrievalSection
 from kinject.results import Recall
-from kinject.terminal import Progress
 from kinject.types import Passage, Question
 
-_RRF = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
-_FUSED = 100  # passages of each retriever that are fused
-_QUERIES = 16  # queries whose passages a local reranker reads together
+Vectors = npt.NDArray[np.float32]
+"""Unit vectors, shape [n, dimensions]."""
+
+PREFIXES = {
+    "bge-m3": ("", ""), "bge": ("Represent this sentence for searching relevant passages: ", ""), "e5": ("query: ", "passage: "),
+}  # fmt: skip
+"""Part of an embedder's name -> its texts before queries and before passages, by the models' cards."""
+
+LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
+"""Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
+
+_NGRAM = 4  # letters
+_PRODUCTS = 2**24  # dot products in memory at once: 64 MB
+_MARGIN = 1e-3  # exceeds the rounding error of a float32 dot product of unit vectors
+
+
+class Retriever(Protocol):
+    """Ranks its passages for a query; `notes` are for the report, `models` (name -> hash) for the manifest."""
+
+    passages: tuple[Passage, ...]
+    notes: tuple[str, ...]
+    models: Mapping[str, str]
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages, the best first."""
+        ...
+
+
+def search_text(passage: Passage, heading_path: bool) -> str:
+    """Return the text of a passage that is searched."""
+    return passage.below_path() if heading_path else passage.shown
+
+
+class Bm25Retriever:
+    """BM25 over passages; words in lower case, no stop words."""
+
+    def __init__(self, passages: Sequence[Passage], heading_path: bool = False) -> None:
+        """Index `passages` (at least one)."""
+        self.passages = tuple(passages)
+        self.notes: tuple[str, ...] = ()
+        self.models: Mapping[str, str] = {}
+        self._index = Bm25([search_text(passage, heading_path) for passage in passages], words_of)
+
+    def best(self, query: str, k: int) -> tuple[Passage, ...]:
+        """Return the `k` best passages for `query`, the best first; all if the index holds fewer."""
+        return tuple(self.passages[index] for index in self.rank([query], k)[0])
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
+        return [best_of(self._index.scores(query), k) for query in queries]
+
+
+class LexicalRetriever:
+    """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces, in the best sentence too.
+
+    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together.
+    No model is needed, and no list of endings or stop words of a language.
+    """
+
+    def __init__(self, passages: Sequence[Passage], heading_path: bool = False) -> None:
+        """Index `passages` (at least one)."""
+        self.passages = tuple(passages)
+        self.notes: tuple[str, ...] = ()
+        self.models: Mapping[str, str] = {}
+        texts = [search_text(passage, heading_path) for passage in passages]
+        self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
+        split = [sentences(text) or [text] for text in texts]
+        self._first = np.cumsum([0, *map(len, split)])[:-1]
+        self._sentences = Bm25([sentence for passage_sentences in split for sentence in passage_sentences], _ngrams)
+
+    def scores(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
+        by_name = {name: index.scores(query) for name, index in self._indices.items()}
+        return {**by_name, "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first)}
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
+        return [
+            best_of(np.sum([LEXICAL_WEIGHTS[name] * scores for name, scores in self.scores(query).items()], axis=0), k)
+            for query in queries
+        ]
+
+
+def _pairs(text: str) -> list[str]:
+    return [f"{first} {second}" for first, second in pairwise(words_of(text))]
+
+
+def _ngrams(text: str) -> list[str]:
+    """Return the runs of 4 characters of each word, its borders marked; shorter words whole."""
+    marked = (f" {word} " for word in words_of(text))
+    return [word[index : index + _NGRAM] for word in marked for index in range(max(1, len(word) - _NGRAM + 1))]
+
+
+_TERMS = {"words": words_of, "pieces": _ngrams, "pairs": _pairs}
+
+
+class DenseRetriever:
+    """Passages by the dot product of normalised sentence embeddings (sentence-transformers)."""
+
+    def __init__(self, passages: Sequence[Passage], section: RetrievalSection) -> None:
+        """Embed `passages`, or read their vectors from the cache if the same weights embedded the same texts before.
+
+        Raises `InputError` when the extra `rag` is not installed or the model cannot be loaded.
+        """
+        self.passages = tuple(passages)
+        name = Path(section.embedder).name.lower()
+        self._prefix, prefix = next((pair for word, pair in PREFIXES.items() if word in name), ("", ""))
+        self._texts = [prefix + search_text(passage, section.heading_path) for passage in passages]
+        key = "eval.retrieval.embedder (kinds bm25 and lexical need none)"
+        self._model = load_embedder(section.embedder, key)
+        commit = getattr(getattr(self._model[0], "auto_model", None), "config", None)
+        weights = hash_model(section.embedder, getattr(commit, "_commit_hash", None))
+        self.models: Mapping[str, str] = {section.embedder: weights}
+        self.path = Path(section.cache_dir) / f"{content_id('passages', weights, self._texts)}.npy"
+        self._vectors = self._read_or_embed()
+        self.notes = tuple(self._truncation_notes())
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages; equal ones in the order of the passages."""
+        if not queries:
+            return []
+        return rank_by_dot_product(self._embed([self._prefix + query for query in queries]), self._vectors, k)
+
+    def _truncation_notes(self) -> list[str]:
+        """Return a note if the embedder does not read all passages to their end."""
+        longest = self._model.max_seq_length
+        if not longest:
+            return []
+        ids = self._model.tokenizer(self._texts, add_special_tokens=True, truncation=False, verbose=False).input_ids
+        n_cut = sum(len(tokens) > longest for tokens in ids)
+        if not n_cut:
+            return []
+        count = (
+            f"{n_cut:,} of {len(self._texts):,} passages are longer than the {longest} tokens that the embedder reads"
+        )
+        return [f"{count}; the rest of their text is not searched. Lower eval.retrieval.passage_tokens"]
+
+    def _read_or_embed(self) -> Vectors:
+        if self.path.exists():
+            try:
+                with open_to_read(self.path) as file:
+                    stored: Vectors = np.load(file, allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise DiskError(f"{self.path}: damaged index ({error}). Delete it and run again.") from error
+            if len(stored) == len(self.passages):
+                return stored
+        vectors = self._embed(self._texts)
+        with atomic_file(self.path, "wb") as file:
+            np.save(file, vectors, allow_pickle=False)
+        return vectors
+
+    def _embed(self, texts: list[str]) -> Vectors:
+        vectors = self._model.encode(texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def rank_by_dot_product(queries: Vectors, passages: Vectors, k: int) -> list[list[int]]:
+    """Return for each of `queries` the indices of the `k` best of `passages`; equal products in order of index.
+
+    A float32 matrix product finds the candidates, and float64 products order them. So the ranking is that of float64,
+    and does not depend on which queries come together.
+    """
+    ranking: list[list[int]] = []
+    n_rows = max(1, _PRODUCTS // len(passages))
+    for start in range(0, len(queries), n_rows):
+        block = queries[start : start + n_rows]
+        for query, products in zip(block, block @ passages.T, strict=True):
+            lowest = np.partition(products, -k)[-k] - _MARGIN if k < len(passages) else -np.inf
+            candidates = np.flatnonzero(products >= lowest)
+            exact = (passages[candidates].astype(np.float64) * query).sum(axis=1)
+            ranking.append(candidates[np.argsort(-exact, kind="stable")[:k]].tolist())
+    return ranking
+
+
+def load_embedder(model: str, key: str) -> Any:
+    """Return `model` (a folder or a name on the hub), loaded by sentence-transformers; weights as safetensors only.
+
+    Raises `InputError` at the recipe's `key` when the extra `rag` is not installed or the model cannot be loaded.
+    """
+    try:
+        import sentence_transformers
+    except ImportError as error:
+        raise InputError(f"{key}: an embedder needs {error.name}. Install it: pip install 'kinject[rag]'.") from error
+    try:
+        source = find_source(model, "embedder")
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
+    refuse_code(Path(source), key)
+    try:
+        return sentence_transformers.SentenceTransformer(
+            source, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+        )
+    except (OSError, ValueError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else repr(error)
+        raise InputError(f"{key}: {model!r} cannot be loaded: {first_line}") from error
+
+
+def refuse_code(folder: Path, key: str) -> None:
+    """Raise `InputError` at `key` if the folder of a model names modules of its own, or holds weights as pickles.
+
+    Before its version 6, sentence-transformers runs such modules from a folder on disk even without
+    `trust_remote_code`; it reads a layer's pytorch_model.bin if there is no model.safetensors.
+    """
+    if not folder.is_dir():
+        return
+    label = f"{key}: {folder}"
+    try:
+        path = folder / "modules.json"
+        modules = parse_json(read_bytes(path)) if path.exists() else []
+        kinds = [str(module["type"]) for module in modules]
+    except (DiskError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{label}: modules.json cannot be read ({error}). Save the model again.") from error
+    foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
+    if foreign:
+        raise InputError(
+            f"{label} comes with Python code of its own ({foreign[0]}), and kinject runs no code that comes with a model. "
+            "Use a model of sentence-transformers' own modules."
+        )
+    for path in sorted(folder.rglob("pytorch_model.bin")):
+        if not (path.parent / "model.safetensors").is_file():
+            raise InputError(
+                f"{label}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
+                "safetensors only. Save the model again, as safetensors."
+            )
 
 
 def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
@@ -87,146 +303,13 @@ def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[
 
 
 def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
-    """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever` and `Reranker` do."""
+    """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever` does."""
     retriever: Retriever
-    if section.kind == "bm25":
-        retriever = Bm25Retriever(passages, section.heading_path)
-    elif section.kind == "dense":
+    if section.kind == "dense":
         retriever = DenseRetriever(passages, section)
     else:
-        retriever = LexicalRetriever(passages, section.heading_path)
-        if section.kind == "both":
-            retriever = FusedRetriever(retriever, DenseRetriever(passages, section))
-    if section.reranker is not None:
-        retriever = RerankedRetriever(retriever, section, section.reranker)
+        kind = Bm25Retriever if section.kind == "bm25" else LexicalRetriever
+        retriever = kind(passages, section.heading_path)
     note = cut_note(sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens")
     retriever.notes += (note,) * bool(note)
     return retriever
-
-
-class FusedRetriever:
-    """Two retrievers in one ranking, by reciprocal rank fusion: 1 / (60 + rank), summed."""
-
-    def __init__(self, first: Retriever, second: Retriever) -> None:
-        """Take two retrievers over the same passages."""
-        self.passages = first.passages
-        self.notes = (*first.notes, *second.notes)
-        self.models: Mapping[str, str] = {**first.models, **second.models}
-        self._retrievers = (first, second)
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages; equal sums in the order of the passages."""
-        depth = max(k, _FUSED)
-        rankings = zip(*(retriever.rank(queries, depth) for retriever in self._retrievers), strict=True)
-        return [fuse(pair)[:k] for pair in rankings]
-
-
-def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
-    """Return the items of `rankings` by reciprocal rank fusion, the best first; equal sums by the smaller item."""
-    sums: dict[int, float] = {}
-    for ranking in rankings:
-        for rank, item in enumerate(ranking, start=1):
-            sums[item] = sums.get(item, 0.0) + 1 / (_RRF + rank)
-    return sorted(sums, key=lambda item: (-sums[item], item))
-
-
-class RerankedRetriever:
-    """The best passages of a retriever, in the order of the scores that a reranker gives them; the others after them."""
-
-    def __init__(self, first: Retriever, section: RetrievalSection, reranker: RerankerSection) -> None:
-        """Take a retriever, its section and the section of the reranker. Raises `InputError` as `Reranker` does."""
-        self.passages = first.passages
-        self._first, self._n = first, reranker.candidates
-        self._texts = [search_text(passage, section.heading_path) for passage in first.passages]
-        self._reranker = Reranker(reranker.model)
-        self._path = Path(section.cache_dir) / "reranked.sqlite"
-        self.models: Mapping[str, str] = {**first.models, self._reranker.name: self._reranker.identity}
-        read = f"the best {min(self._n, len(self._texts)):,} passages of each question were reranked by {self._reranker.name}"
-        self.notes = (*first.notes, read, *self._reranker.notes(self._texts))
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages; equal scores in the order of the first ranking.
-
-        Scores are stored as they come: a rerun computes none twice.
-        """
-        ranked = self._first.rank(queries, max(k, self._n))
-        items = [
-            (query, [self._texts[index] for index in ranking[: self._n]])
-            for query, ranking in zip(queries, ranked, strict=True)
-        ]
-        scores = self._scores(items)
-        rankings = []
-        for ranking, passage_scores in zip(ranked, scores, strict=True):
-            order = sorted(range(len(passage_scores)), key=lambda index: -passage_scores[index])
-            rankings.append([*(ranking[index] for index in order), *ranking[len(passage_scores) :]][:k])
-        return rankings
-
-    def _scores(self, items: Sequence[tuple[str, list[str]]]) -> list[list[float]]:
-        """Return the scores of the texts of each query, from the cache where they are there."""
-        keys = [content_id("rerank", self._reranker.identity, query, texts) for query, texts in items]
-        try:
-            database = open_database(self._path, "CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, value TEXT)")
-            try:
-                known = {key: self._stored(database, key) for key in keys}
-                missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
-                with Progress("rerank", len(missing), "questions") as progress:
-                    for key, scores in zip(missing, self._reranker.scores(list(missing.values())), strict=True):
-                        write_rows(
-                            database, self._path, "INSERT OR REPLACE INTO scores VALUES (?, ?)", [(key, str(scores))]
-                        )
-                        known[key] = scores
-                        progress.advance()
-            finally:
-                database.close()
-        except (OSError, sqlite3.Error) as error:
-            raise DiskError(
-                f"{self._path}: the stored scores cannot be used ({error}). Delete it and run again."
-            ) from error
-        return [known[key] or [] for key in keys]
-
-    def _stored(self, database: sqlite3.Connection, key: str) -> list[float] | None:
-        row = database.execute("SELECT value FROM scores WHERE key = ?", (key,)).fetchone()
-        return None if row is None else [float(score) for score in parse_json(row[0].encode())]
-
-
-class Reranker:
-    """A cross-encoder of sentence-transformers: it scores texts for a query, the higher the better."""
-
-    def __init__(self, model: str) -> None:
-        """Load `model`, a folder or a name on the hub. Raises `InputError` if it cannot be, or the extra `rag` is missing."""
-        key = "eval.retrieval.reranker.model"
-        self._model = load_sentence_model("reranker", model, key)
-        inner = self._model.model
-        trained = getattr(inner.config, "architectures", None) or [type(inner).__name__]
-        if self._model.num_labels != 1 or not (type(inner).__name__ in trained or "ForCausalLM" in trained[0]):
-            raise InputError(
-                f"{key}: {model} is no reranker: its layers give no single score ({trained[0]}, {self._model.num_labels} "
-                "labels). Take a cross-encoder, such as BAAI/bge-reranker-v2-m3."
-            )
-        self.name = model
-        self.identity = hash_model(model, commit_of(self._model))
-
-    def scores(self, items: Sequence[tuple[str, list[str]]]) -> Iterator[list[float]]:
-        """Yield for each (query, texts) a score for each text: the logit, which no sigmoid rounds to 1."""
-        from torch import nn
-
-        for start in range(0, len(items), _QUERIES):
-            block = items[start : start + _QUERIES]
-            pairs = [(query, text) for query, texts in block for text in texts]
-            logits: list[float] = []
-            if pairs:
-                logits = self._model.predict(pairs, activation_fn=nn.Identity(), show_progress_bar=False).tolist()
-            for _, texts in block:
-                yield logits[: len(texts)]
-                del logits[: len(texts)]
-
-    def notes(self, texts: Sequence[str]) -> list[str]:
-        """Return a note if the model does not read all texts to their end."""
-        longest = getattr(self._model, "max_seq_length", None) or getattr(
-            self._model.tokenizer, "model_max_length", None
-        )
-        n_cut = count_longer(self._model.tokenizer, texts, longest) if longest else 0
-        if not n_cut:
-            return []
-        count = f"{n_cut:,} of {len(texts):,} passages are longer than the {longest} tokens that the reranker reads"
-        return [f"{count}; it does not see the rest. Lower eval.retrieval.passage_tokens"]

@@ -167,10 +167,6 @@ _EVAL = (
              lambda r, f: [(s.overlap, (s.passage_tokens - 1) // 2) for s in (r.eval.retrieval,)
                            if s is not None and s.overlap >= s.passage_tokens // 2],
              "found {0}, allowed: 0 to {1}, less than half of passage_tokens."),
-    Conflict("eval.retrieval.reranker.candidates",
-             lambda r, f: [(s.reranker.candidates, max(s.k)) for s in (r.eval.retrieval,)
-                           if s is not None and s.reranker is not None and s.reranker.candidates < max(s.k)],
-             "found {0}, allowed: at least the largest k ({1})."),
 )  # fmt: skip
 
 

@@ -46,19 +46,8 @@ class QuestionSetSection:
 
 
 @dataclass(frozen=True)
-class RerankerSection:
-    """A model that reads the question and each of the best passages together and puts them in a new order."""
-
-    model: str = option(
-        help="Cross-encoder of sentence-transformers (folder or hub name); with base_url, its name at the endpoint.",
-        nonempty=True,
-    )
-    candidates: int = option(50, help="Passages of the first ranking that it reads.", min=1, max=1000)
-
-
-@dataclass(frozen=True)
 class RetrievalSection:
-    """Retrieval of passages by words, meaning or both; the best K precede the question."""
+    """Retrieval of passages by words or meaning; the best K precede the question."""
 
     documents: tuple[str, ...] = option((), help="Documents (JSONL) to search.", path="files")
     k: tuple[int, ...] = option(
@@ -69,15 +58,12 @@ class RetrievalSection:
     heading_path: bool = option(
         False, help="Put the title and the headings above a passage before its text, in the search and in the prompt."
     )
-    kind: Literal["bm25", "lexical", "dense", "both"] = option(
+    kind: Literal["bm25", "lexical", "dense"] = option(
         "bm25",
-        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (lexical and dense, fused).",
+        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings).",
     )
     embedder: str = option("BAAI/bge-large-en-v1.5", help="dense: sentence-transformers model, folder or hub name.")
-    reranker: RerankerSection | None = option(None, help="Puts the best passages in a new order.")
-    cache_dir: str = option(
-        "runs/indices", help="Folder for embedded passages and the reranker's scores, by content.", path="output"
-    )
+    cache_dir: str = option("runs/indices", help="Folder for embedded passages, by content.", path="output")
 
 
 @dataclass(frozen=True, kw_only=True)
