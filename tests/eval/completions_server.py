@@ -3,7 +3,8 @@
 The fields follow vLLM's (completion/serving.py: offsets that count special tokens, null before the first token, the
 written token at the end), SGLang's (openai/utils.py: offsets of -1) and llama-cpp-python's (no token ids; no entry for
 BOS, null for the token after it; none for a written token that ends the text). `llama-server` refuses echo, as
-llama.cpp's server does; `ignores-echo` answers with the log-prob of the written token alone, as some of its versions do.
+llama.cpp's server does; `ignores-echo` answers with the log-prob of the written token alone, as some of its versions do;
+`absurd` with numbers whose sum is beyond a float.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
-Style = Literal["vllm", "sglang", "llama-cpp-python", "llama-server", "ignores-echo"]
+Style = Literal["vllm", "sglang", "llama-cpp-python", "llama-server", "ignores-echo", "absurd"]
 
 
 @dataclass
@@ -75,6 +76,8 @@ class Served:
         for stop in body.get("stop") or ():
             text = text.split(stop)[0]
         values = [None, *(float(log_probs[i - 1, whole[i]]) for i in range(1, len(whole)))]
+        if self.style == "absurd":
+            values[-3:] = [-1e308] * 3
         tops = [None, *(self._top(log_probs[i - 1], whole[i]) for i in range(1, len(whole)))]
         tokens = [self.tokenizer.decode([token]) for token in whole]
         if self.style == "ignores-echo" or not body.get("echo"):

@@ -200,7 +200,7 @@ def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
     assert len(served.bodies) == 3
 
 
-@pytest.mark.parametrize("style", ["llama-server", "ignores-echo"])
+@pytest.mark.parametrize("style", ["llama-server", "ignores-echo", "absurd"])
 @pytest.mark.parametrize("in_tokens", [True, False])
 def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(
     run, tiny_model, style: Style, in_tokens: bool

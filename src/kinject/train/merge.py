@@ -76,7 +76,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
         _check_same_tensors(Path(base), tuned_dir)
         for folder in (Path(base), tuned_dir):
             check_finite_in(folder)
-        with open_tensors(Path(base)) as ours:
+        with lock_dir(out), open_tensors(Path(base)) as ours:  # held until all are written
             for alpha in alphas:
 
                 def average(name: str, theirs: torch.Tensor, alpha: float = alpha) -> Mapping[str, torch.Tensor]:
@@ -113,7 +113,7 @@ def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], o
     _check_addable(ours, theirs, base)
     inputs = {role: model_hash(folder) for role, folder in zip(names, (ours, theirs, base), strict=True)}
     written: dict[float, Path] = {}
-    with open_tensors(theirs) as added, open_tensors(base) as subtracted:
+    with lock_dir(out), open_tensors(theirs) as added, open_tensors(base) as subtracted:
         for scale in scales:
 
             def change(name: str, tensor: torch.Tensor, scale: float = scale) -> Mapping[str, torch.Tensor]:
@@ -181,23 +181,25 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
 
 @contextmanager
 def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]) -> Iterator[Path]:
-    """Yield a folder that becomes `final` once the block has written a model into it; its manifest comes last."""
+    """Yield a folder that becomes `final` once the block has written a model into it; its manifest comes last.
+
+    The caller holds the lock of the folder around it.
+    """
     part = final.with_name(f".{final.name}.part")
-    with lock_dir(final.parent):
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        try:
-            yield part
-            write_manifest(
-                part / "merge.json", stage="merge", inputs=inputs, recipe={}, counts={"finished": True, **counts}
-            )
-            write_sha256sums(part)
-        except BaseException:
-            shutil.rmtree(part)
-            raise
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(part, final)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        write_manifest(
+            part / "merge.json", stage="merge", inputs=inputs, recipe={}, counts={"finished": True, **counts}
+        )
+        write_sha256sums(part)
+    except BaseException:
+        shutil.rmtree(part)
+        raise
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(part, final)
 
 
 @contextmanager
@@ -307,7 +309,7 @@ def apply_adapter(adapter: str, onto: str, out: Path) -> Path:
         )
     target = plain_model(onto, "--onto")
     inputs = {"adapter": model_hash(folder), "onto": model_hash(target)}
-    with result_folder(out / "onto", inputs, {"models": {"adapter": adapter, "onto": onto}}) as part:
+    with lock_dir(out), result_folder(out / "onto", inputs, {"models": {"adapter": adapter, "onto": onto}}) as part:
         merge_adapter(folder, part, onto=target)
     return out / "onto"
 
