@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kinject.cli import main
-from kinject.doctor import RecipeCheck
+from kinject.doctor import Check
 
 doctor: Any = import_module("kinject.doctor")  # kinject.doctor is its function
 
@@ -31,7 +31,7 @@ def _write(name: str, **values: Any) -> Path:
     return path
 
 
-def _check(*files: Path, answers: bool = True, hub: bool = True, offline: bool = False) -> list[RecipeCheck]:
+def _check(*files: Path, answers: bool = True, hub: bool = True, offline: bool = False) -> list[Check]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(doctor, "answers", lambda url: answers)
         return list(doctor.check_recipes(files, hub_reachable=hub, offline=offline))
@@ -65,7 +65,7 @@ def test_what_training_would_run_on_is_reported(here: Path, tiny_model: Path) ->
     (check,) = _check(_write("t.yaml", run_dir="r", **_train({**model, "attention": "flash_attention_2"}, "c.jsonl")))
     (problem,) = check.problems
     assert "flash_attention_2" in problem.message
-    assert problem.fix == "Set model.attention: auto."
+    assert "model.attention" in problem.message
 
 
 def test_an_endpoint_without_key_or_answer_has_a_fix_for_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +106,12 @@ def test_the_command_ends_with_0_or_1_and_shows_no_key(
     assert "OPENAI_API_KEY set" in out
     assert "HF_TOKEN not set" in out
     assert "not tried (--offline)" in out or "HF_HUB_OFFLINE" in out
-    assert "good.yaml  ok" in out
+    assert "good.yaml" in out
+    assert "ok: trains on cpu" in out
     _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "gone.jsonl"))
     assert main(["doctor", "good.yaml", "--offline"]) == 1
     assert "gone.jsonl does not exist" in capsys.readouterr().out
-    assert code == ("problems:" in out)
+    assert code == ("No problems found." not in out)
     assert main(["doctor", "nowhere.yaml"]) == 2
 
 
