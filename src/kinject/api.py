@@ -191,9 +191,7 @@ def export(
     license: str | None = None,
     gguf: str | None = None,
     llama_cpp: str | Path | None = None,
-    data: Sequence[str | Path] | None = None,
     push: str | None = None,
-    push_data: str | None = None,
     public: bool = False,
 ) -> ExportResult:
     """Make the run, model or adapter in `folder` ready for use elsewhere; see `kinject.export.ExportOptions`.
@@ -205,10 +203,7 @@ def export(
 
     files = {"folder": folder, "out": out, "report": report, "llama_cpp": llama_cpp}
     paths: dict[str, Any] = {key: None if path is None else Path(path) for key, path in files.items()}
-    options = ExportOptions(
-        **paths, dtype=dtype, license=license, gguf=gguf, data=None if data is None else [Path(path) for path in data],
-        push=push, push_data=push_data, public=public,
-    )  # fmt: skip
+    options = ExportOptions(**paths, dtype=dtype, license=license, gguf=gguf, push=push, public=public)
     return run(options)
 
 

@@ -1,4 +1,4 @@
-"""Make a finished run ready for use elsewhere: a plain model folder with its card, a GGUF file, a data set; upload them."""
+"""Make a finished run ready for use elsewhere: a plain model folder with its card, a GGUF file; upload the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,11 @@ from typing import Any
 from kinject.disk import (
     check_sha256sums,
     content_id,
-    file_hash,
     lock_dir,
     manifest_beside,
     read_json,
     read_manifest,
     write_json,
-    write_jsonl,
     write_sha256sums,
     write_text,
 )
@@ -29,8 +27,6 @@ from kinject.errors import InputError
 from kinject.hub import upload_fault
 from kinject.terminal import show
 
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM's --max-lora-rank takes."""
 _CONVERTER = "convert_hf_to_gguf.py"
 _AGAIN = "Delete it; kinject export makes its parts again."
 
@@ -40,10 +36,8 @@ class ExportOptions:
     """Options of an export: a run, model or adapter `folder`, and the requested parts.
 
     `out` is the folder of the parts (None: export in `folder`), `report` an evaluation or study whose results the card
-    shows, `dtype` that of the weights (None: as they are stored), `license` an id for the cards. `gguf` is llama.cpp's
-    output type, and `llama_cpp` its folder. `data` asks for a data set of the corpus and these question files. `push` and
-    `push_data` are repositories of the hub, made `public` or private. An option that is None has the value of the export
-    before.
+    shows, `dtype` that of the weights (None: as they are stored), `license` an id for the card. `gguf` is llama.cpp's
+    output type, and `llama_cpp` its folder. `push` is a repository of the hub, made `public` or private.
     """
 
     folder: Path
@@ -53,35 +47,31 @@ class ExportOptions:
     license: str | None = None
     gguf: str | None = None
     llama_cpp: Path | None = None
-    data: Sequence[Path] | None = None
     push: str | None = None
-    push_data: str | None = None
     public: bool = False
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The folders of the parts of an export, by name (model, gguf, data), and the commands that serve the model."""
+    """The folders of the parts of an export, by name (model, gguf), and the commands that serve the model."""
 
     parts: Mapping[str, Path]
     commands: tuple[str, ...]
 
 
 def export(options: ExportOptions) -> ExportResult:
-    """Make the parts that `options` request, and upload those that they name. A part that is there is not made again.
+    """Make the parts that `options` request, and upload the model if they name a repository.
 
-    Raises `InputError` for options that do not fit together, a run that is not finished, and an upload that fails;
+    A part that is there is not made again. Raises `InputError` for a run that is not finished and an upload that fails;
     `DiskError` if a part cannot be written.
     """
-    _check(options)
-    named = {"model": options.push, "data": options.push_data}
-    uploads = {part: repository for part, repository in named.items() if repository is not None}
+    if options.push is not None:
+        _check_repository(options.push)
     source = _read_source(options.folder)
     converter = _find_converter(options.llama_cpp) if options.gguf is not None else None
     out = options.out or options.folder / "export"
     with lock_dir(out):
         parts = _Parts(out)
-        parts.recall(options)
         title = options.push or options.folder.resolve().name
         name, dtype = title.rpartition("/")[2], options.dtype or "auto"
         card = _model_card(title, source, options)
@@ -90,31 +80,22 @@ def export(options: ExportOptions) -> ExportResult:
         if converter is not None:
             file, key = f"{name}-{options.gguf}.gguf", [parts.keys["model"], options.gguf]
             parts.make("gguf", key, lambda part: _convert(converter, out / "model", part / file, str(options.gguf)))
-        if options.data is not None:
-            _make_data(parts, name, source, options)
-        for part, repository in uploads.items():
-            parts.upload(part, repository, public=options.public)
-    made = {part: out / part for part in ("model", "gguf", "data") if (out / part).is_dir()}
+        if options.push is not None:
+            parts.upload(options.push, public=options.public)
+    made = {part: out / part for part in ("model", "gguf") if (out / part).is_dir()}
     return ExportResult(made, tuple(_serve_lines(out / "model", name, source)))
 
 
-def _check(options: ExportOptions) -> None:
-    """Raise `InputError` for options that do not fit together, before anything is made."""
+def _check_repository(name: str) -> None:
+    """Raise `InputError` unless a model can be uploaded to the repository `name`."""
     from huggingface_hub.utils._validators import validate_repo_id
 
-    if options.push_data is not None and options.data is None:
-        raise InputError(
-            "--push-data: without --data there is no data set. Add --data, with question files if you like."
-        )
-    for option, repository in ("--push", options.push), ("--push-data", options.push_data):
-        if repository is None:
-            continue
-        try:
-            validate_repo_id(repository)
-        except ValueError as error:
-            raise InputError(f"{option}: found {repository!r:.80}, expected OWNER/NAME.") from error
-        if reason := upload_fault():
-            raise InputError(f"{option}: {reason}. Set HF_TOKEN, or leave the option out.")
+    try:
+        validate_repo_id(name)
+    except ValueError as error:
+        raise InputError(f"--push: found {name!r:.80}, expected OWNER/NAME.") from error
+    if reason := upload_fault():
+        raise InputError(f"--push: {reason}. Set HF_TOKEN, or leave the option out.")
 
 
 @dataclass(frozen=True)
@@ -163,15 +144,6 @@ class _Parts:
         self.out, self.path = out, out / "export.json"
         self.keys: dict[str, str] = read_json(self.path, _AGAIN) if self.path.exists() else {}
 
-    def recall(self, options: ExportOptions) -> None:
-        """Give the options that this call leaves out the values of the call before, so that a card keeps its results."""
-        for option in ("report", "license", "dtype", "push"):
-            value = getattr(options, option)
-            if value is None and f"--{option}" in self.keys:
-                setattr(options, option, self.keys[f"--{option}"])
-            elif value is not None:
-                self.keys[f"--{option}"] = str(value.resolve() if isinstance(value, Path) else value)
-
     def write_card(self, card: str) -> None:
         """Write the model's card, if it is another than the one that is there."""
 
@@ -199,26 +171,29 @@ class _Parts:
         write_json(self.path, self.keys)
         show(f"{folder}: written")
 
-    def upload(self, name: str, repository: str, *, public: bool) -> None:
-        """Upload the part `name` and nothing else, unless this repository has had the same from here."""
+    def upload(self, repository: str, *, public: bool) -> None:
+        """Upload the model and nothing else, unless this repository has had the same from here."""
         from huggingface_hub import HfApi
 
-        folder, upload_key = self.out / name, f"{name} uploaded to {repository}"
-        content = self.keys[name] + (self.keys["card"] if name == "model" else "")
+        folder, upload_key, content = (
+            self.out / "model",
+            f"uploaded to {repository}",
+            self.keys["model"] + self.keys["card"],
+        )
         if self.keys.get(upload_key) == content:
             show(f"{repository}: has {folder} already")
             return
-        kind, api = ("dataset" if name == "data" else "model"), HfApi()
+        api = HfApi()
         try:
-            api.create_repo(repository, repo_type=kind, private=not public, exist_ok=True)
+            api.create_repo(repository, private=not public, exist_ok=True)
             commit = api.upload_folder(
-                repo_id=repository, repo_type=kind, folder_path=folder, commit_message=f"Upload {name} with kinject"
+                repo_id=repository, folder_path=folder, commit_message="Upload model with kinject"
             )
         except Exception as error:  # the hub's client raises its own errors and those of its network library
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(
                 f"{folder} is written, but was not uploaded to {repository}: {reason}. Run the same command again, or: "
-                f"hf upload {repository} {shlex.quote(str(folder))} --repo-type {kind}"
+                f"hf upload {repository} {shlex.quote(str(folder))}"
             ) from error
         self.keys[upload_key] = content
         write_json(self.path, self.keys)
@@ -276,7 +251,6 @@ def _model_card(title: str, source: _Source, options: ExportOptions) -> str:
     front = _front_matter({
         "license": _license(source, options.license), "base_model": base, "base_model_relation": "finetune" if base else "",
         "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["kinject", "knowledge-injection"],
-        "datasets": [options.push_data] if options.push_data and options.public else [],
     })  # fmt: skip
     start = base or ("a model in a local folder" if source.base else "random weights")
     trained_weights = "a LoRA adapter, folded in" if source.is_adapter else "all weights"
@@ -364,75 +338,17 @@ def _convert(converter: Path, model: Path, file: Path, kind: str) -> None:
         raise InputError(f"--gguf: {_CONVERTER} failed ({last}). The command: {shlex.join(command)}")
 
 
-def _make_data(parts: _Parts, name: str, source: _Source, options: ExportOptions) -> None:
-    """Make the data set: the corpus of the run and the question files, with a card."""
-    from kinject.corpus.questions import read_questions
-
-    if not source.manifest:
-        raise InputError(
-            f"--data: {options.folder}: a model, which does not name its corpus. Give the run_dir of kinject train."
-        )
-    corpus = Path(source.manifest["recipe"]["corpus"]["path"])
-    if not corpus.is_file():
-        raise InputError(f"--data: {corpus}: no such file. Run it in the folder in which {options.folder} was trained.")
-    sha256 = file_hash(corpus)
-    if sha256 != source.manifest["inputs"].get("corpus"):
-        raise InputError(f"--data: {corpus}: not the corpus of {options.folder} any more (its hash is another).")
-    files_of_questions = options.data or ()
-    questions = {path.stem: read_questions(path) for path in files_of_questions}
-    if len(questions) < len(files_of_questions):
-        raise InputError("--data: two question files have the same name. Rename one.")
-    with corpus.open("rb") as file:
-        n_rows = {"corpus": sum(1 for line in file if line.strip())} | {
-            key: len(value) for key, value in questions.items()
-        }
-    files = {"corpus": "corpus.jsonl"} | {stem: f"questions/{stem}.jsonl" for stem in questions}
-    configs = [{"config_name": key, "data_files": value} for key, value in files.items()]
-    front = _front_matter({"license": options.license, "tags": ["kinject"], "configs": configs})
-    table = [f"| {key} | {files[key]} | {n:,} |" for key, n in n_rows.items()]
-    card = "\n".join([
-        front, f"# {name}: corpus and questions", "", "| configuration | file | rows |", "|---|---|---|", *table, "",
-        "A row of the corpus has `text`, `messages`, or `prompt` and `completion`; `origin` marks documents and "
-        "paraphrases. A question has `choices` and the index of the correct one, `answer`. Paraphrases are written "
-        "by a model: "
-        "they may hold errors. The documents keep the rights of their authors.", "",
-    ])  # fmt: skip
-
-    def write(part: Path) -> None:
-        shutil.copyfile(corpus, part / "corpus.jsonl")
-        for stem, rows in questions.items():
-            (part / "questions").mkdir(exist_ok=True)
-            write_jsonl(part / "questions" / f"{stem}.jsonl", rows)
-        write_text(part / "README.md", card)
-
-    parts.make("data", [sha256, card, [file_hash(path) for path in files_of_questions]], write)
-
-
 def _serve_lines(model: Path, name: str, source: _Source) -> list[str]:
     """Return the commands that serve the exported model, and the adapter without folding it in."""
-    from kinject.models import ADAPTER_CONFIG, read_object
-
     lines = [
         f"vllm serve {shlex.quote(str(model))} --served-model-name {shlex.quote(name)}",
         f"transformers serve {shlex.quote(str(model))}",
     ]
     if not any((model / file).is_file() for file in ("chat_template.jinja", "chat_template.json")):
         lines.append("# its tokenizer has no chat template: ask /v1/completions of vLLM; transformers serve needs one")
-    if not source.is_adapter:
-        return lines
-    settings = read_object(source.model / ADAPTER_CONFIG)
-    rank = max([int(settings.get("r") or 0), *(settings.get("rank_pattern") or {}).values()])
-    reasons = [
-        key for key in ("use_dora", "modules_to_save", "trainable_token_indices", "lora_bias") if settings.get(key)
-    ]
-    if rank > _RANKS[-1]:
-        reasons.append(f"rank {rank}")
-    if reasons:
-        return [
-            *lines,
-            f"# vLLM cannot serve the adapter by itself ({', '.join(reasons)}); the folded model is the way",
-        ]
-    most = next(allowed for allowed in _RANKS if allowed >= rank)
-    adapter = shlex.quote(f"{name}={source.model}")
-    lines.append(f"vllm serve {shlex.quote(source.base)} --enable-lora --max-lora-rank {most} --lora-modules {adapter}")
+    if source.is_adapter:
+        adapter = shlex.quote(f"{name}={source.model}")
+        lines.append(
+            f"vllm serve {shlex.quote(source.base)} --enable-lora --lora-modules {adapter}  # rank up to 16, no DoRA"
+        )
     return lines

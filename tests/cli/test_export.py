@@ -1,4 +1,4 @@
-"""kinject export: a model folder that loads again, cards, GGUF through a converter, a data set, and uploads of exactly that."""
+"""kinject export: a model folder that loads again, cards, GGUF through a converter, and uploads of exactly that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from study_samples import make_report
 
 from kinject.cli import main
-from kinject.disk import write_json, write_jsonl, write_manifest
+from kinject.disk import write_json, write_manifest
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.results import to_json
@@ -32,18 +32,18 @@ Path(out).write_bytes(b"GGUF" + kind.encode() + Path(model, "config.json").read_
 
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a client of the hub was asked: (created, ...) and (repository, kind, {file: bytes})."""
+    """What a client of the hub was asked: (created, ...) and (repository, {file: bytes})."""
     requests: list[Any] = []
 
     class Client:
-        def create_repo(self, name: str, *, repo_type: str, private: bool, exist_ok: bool) -> None:
-            requests.append((name, repo_type, private, exist_ok))
+        def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+            requests.append((name, private, exist_ok))
 
-        def upload_folder(self, *, repo_id: str, repo_type: str, folder_path: Path, commit_message: str) -> Any:
+        def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any:
             files = {
                 p.relative_to(folder_path).as_posix(): p.read_bytes() for p in folder_path.rglob("*") if p.is_file()
             }
-            requests.append((repo_id, repo_type, files))
+            requests.append((repo_id, files))
             return SimpleNamespace(repo_url=f"https://hub/{repo_id}")
 
     monkeypatch.setattr("huggingface_hub.HfApi", Client)
@@ -79,21 +79,17 @@ def front_matter(card: Path) -> dict[str, Any]:
 def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
     run: Path, tmp_path: Path, tiny_model: Path, uploads: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from datasets import load_dataset
-
     (tmp_path / "eval").mkdir()
     write_json(tmp_path / "eval" / "report.json", to_json(make_report()))
     models = {"base": str(tiny_model), "par": str(run / "model")}
     recipe = {"eval": {"models": models}}
     write_manifest(tmp_path / "eval" / "manifest.json", stage="eval", inputs={}, recipe=recipe, counts={})
-    question = {"question": "Where was she born?", "choices": ["Farrow", "Lowmere"], "answer": 1}
-    write_jsonl(tmp_path / "test.jsonl", [question])
     (tmp_path / "convert_hf_to_gguf.py").write_text(CONVERTER)
     words = ["export", str(run), "--report", str(tmp_path / "eval"), "--gguf", "f16", "--llama-cpp", str(tmp_path),
-             "--data", str(tmp_path / "test.jsonl"), "--push", "me/town", "--push-data", "me/towns"]  # fmt: skip
+             "--push", "me/town"]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out
-    model, data = run / "export" / "model", run / "export" / "data"
+    model = run / "export" / "model"
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         logits = [load_model(str(folder)).model(ids).logits for folder in (model, run / "model", tiny_model)]
@@ -109,39 +105,35 @@ def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
     assert "| steps | 2 |" in card
     assert "This model is the arm **par**." in card
     assert (run / "export" / "gguf" / "town-f16.gguf").read_bytes()[:7] == b"GGUFf16"
-    rows = load_dataset(str(data), "test", split="train", cache_dir=str(tmp_path / "cache"))
-    assert rows[0]["answer"] == 1
-    assert load_dataset(str(data), "corpus", split="train", cache_dir=str(tmp_path / "cache")).num_rows == 8
 
     served = [line.strip() for line in out.splitlines() if "serve " in line]
     assert f"vllm serve {model} --served-model-name town" in served
-    assert f"vllm serve {tiny_model} --enable-lora --max-lora-rank 16 --lora-modules town={run / 'model'}" in served
+    assert (
+        f"vllm serve {tiny_model} --enable-lora --lora-modules town={run / 'model'}  # rank up to 16, no DoRA" in served
+    )
 
     of_model = {path.name for path in model.iterdir()}
     assert of_model == {
         "README.md", "SHA256SUMS", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     }  # fmt: skip
-    assert [item[:2] for item in uploads] == [("me/town", "model")] * 2 + [("me/towns", "dataset")] * 2
-    assert all(item[2:] == (True, True) for item in uploads[::2])  # private
-    assert uploads[1][2].keys() == of_model
-    assert uploads[3][2].keys() == {"README.md", "SHA256SUMS", "corpus.jsonl", "questions/test.jsonl"}
+    assert uploads[0] == ("me/town", True, True)  # private
+    assert (uploads[1][0], uploads[1][1].keys()) == ("me/town", of_model)
 
     files = [run / "export" / "export.json", *(path for path in (run / "export").glob("*/**/*") if path.is_file())]
     before = [path.stat().st_mtime_ns for path in files]
     assert main(words) == 0
     again = capsys.readouterr().out
-    assert len(uploads) == 4
-    assert again.count("is there already") == 3
+    assert len(uploads) == 2
+    assert again.count("is there already") == 2
     assert [path.stat().st_mtime_ns for path in files] == before
     (model / "model.safetensors").write_bytes(b"damaged")
-    assert main([*words[:2], *words[4:]]) == 0  # without --report, which is remembered
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("is there already") == 1
+    assert len(uploads) == 2  # the same bytes
+    assert main([*words, "--license", "mit"]) == 0  # the card is another
     assert capsys.readouterr().out.count("is there already") == 2
-    assert len(uploads) == 4  # the same bytes
-    assert (model / "README.md").read_text() == card
-    assert main([*words, "--license", "mit"]) == 0  # the cards are others
-    assert capsys.readouterr().out.count("is there already") == 2
-    assert [front_matter(model / "README.md")["license"], len(uploads)] == ["mit", 8]
+    assert [front_matter(model / "README.md")["license"], len(uploads)] == ["mit", 4]
 
 
 def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
@@ -161,7 +153,6 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     assert fails(str(run), "--gguf", "f16").startswith(
         "--gguf: convert_hf_to_gguf.py is not on the PATH. It comes with"
     )
-    assert fails(str(run), "--push-data", "me/d").startswith("--push-data: without --data there is no data set.")
     assert fails(str(run), "--push", "a/b/c").startswith("--push: found 'a/b/c', expected OWNER/NAME.")
     assert not (run / "export").exists()
     (tiny_model / "README.md").write_text("---\nlicense: [\n---\n")
@@ -173,12 +164,6 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     )
     assert json.loads((run / "export" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
     assert not (run / "export" / "gguf").exists()
-    with (tmp_path / "corpus.jsonl").open("a") as file:
-        file.write('{"text": "more"}\n')
-    assert "not the corpus of" in fails(str(run), "--data")
-    assert fails(str(tiny_model), "--data").startswith(
-        f"--data: {tiny_model}: a model, which does not name its corpus."
-    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert (
         fails(str(run), "--push", "me/m")

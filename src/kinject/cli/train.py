@@ -55,9 +55,8 @@ def _train(arguments: argparse.Namespace) -> int:
 
 _EXPORT = """\
 Make a finished run ready for use elsewhere: its model as one plain folder with a card (an adapter folded
-into its base), and the commands that serve it. Where asked for, a GGUF file and a data set of the corpus and
-of question files. --push uploads a part to the Hugging Face hub, and nothing else. A part that is there is not
-made, or uploaded, again.
+into its base), and the commands that serve it. Where asked for, a GGUF file. --push uploads the model to
+the Hugging Face hub, and nothing else. A part that is there is not made, or uploaded, again.
 
 Or merge models first (into the folder merged beside MODEL, or --out):
   --average-with BASE           weights between the base (--alpha 0) and MODEL (1), which may be an adapter
@@ -92,18 +91,12 @@ def add_export(verbs: Any) -> None:
         "--dtype", choices=("auto", "float32", "bfloat16", "float16"),
         help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
     )  # fmt: skip
-    parser.add_argument(
-        "--license", metavar="ID", help="licence in the cards, as apache-2.0 (default: the base's card)"
-    )
+    parser.add_argument("--license", metavar="ID", help="licence in the card, as apache-2.0 (default: the base's card)")
     parser.add_argument("--gguf", metavar="TYPE", help="also make a GGUF file: f32, f16, bf16, q8_0 or auto")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="llama.cpp's folder (default: LLAMA_CPP)")
-    parser.add_argument(
-        "--data", type=Path, nargs="*", metavar="QUESTIONS", help="also make a data set: the corpus, and question files"
-    )
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model to the hub (HF_TOKEN)")
-    parser.add_argument("--push-data", metavar="OWNER/NAME", help="upload the data set to the hub (HF_TOKEN)")
     parser.add_argument(
-        "--public", action="store_true", help="create these repositories as public ones (default: private)"
+        "--public", action="store_true", help="create this repository as a public one (default: private)"
     )
     parser.set_defaults(run=_export)
 
