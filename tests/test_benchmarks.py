@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
+import queue
 import re
 import runpy
 import shutil
@@ -16,6 +18,7 @@ from pathlib import Path
 import country
 import pytest
 import transformers
+from small import load_benchmark
 
 from kinject.disk import read_jsonl
 
@@ -341,7 +344,7 @@ def test_a_story_of_the_fictional_study_goes_on_with_its_own_fourth_sentence() -
 def test_figures_of_the_scorer(material: Path) -> None:
     printed = _run_apart(
         "eval/figures.py", "--material", material, "--subjects", "1", "--questions", "2", "--rag-questions", "2",
-        "--layers", "1", "--vocabulary", "2000", "--threads", "1",
+        "--layers", "1", "--vocabulary", "2000", "--threads", "1", "--harness", "false",
     )  # fmt: skip
     assert len(re.findall(r"^\w+, \d shots, 2 questions: kinject [\d.]+ a second", printed, re.MULTILINE)) == 3
     gap = re.search(r"RAG, K = 0..5, \d questions: .* largest difference ([\d.e+-]+)", printed)
@@ -374,13 +377,16 @@ def test_throughput(run_here: Callable[..., str]) -> None:
     assert len(re.findall(r"[\d,]+ tokens/s   kinject / it = [\d.]+", printed)) == 3
 
 
-def test_bytes_of_a_weight() -> None:
-    name = "bfloat16 rounded, adamw_8bit"
-    shape = ("--layers", "8", "--width", "256", "--vocabulary", "256")
-    printed = _run_apart("train/bytes_per_weight.py", *shape, "--only", name)
-    theory, tensors = map(float, printed.splitlines()[-1].split("|")[2:4])
+def test_bytes_of_a_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = load_benchmark("train/bytes_per_weight.py")
+    answer: queue.Queue[tuple[int, int, int, int]] = queue.Queue()
+    shape = argparse.Namespace(layers=8, width=256, vocabulary=256)
+    program.measure(shape, "bfloat16 rounded, adamw_8bit", answer)
+    n_weights, n_bytes, *_ = answer.get()
+    theory = program.ROWS["bfloat16 rounded, adamw_8bit"][-1]
     assert theory == 6
-    assert theory <= tensors < 1.1 * theory
+    assert theory <= n_bytes / n_weights < 1.1 * theory
 
 
 def test_memory_while_loading(run_here: Callable[..., str]) -> None:
@@ -390,9 +396,9 @@ def test_memory_while_loading(run_here: Callable[..., str]) -> None:
     assert all(shard <= model for model, shard in rows)
 
 
-def test_memory_of_a_merge() -> None:
+def test_memory_of_a_merge(run_here: Callable[..., str]) -> None:
     shape = ("--width", "512", "--inner", "4096", "--vocabulary", "8000", "--shard-mb", "20")
-    row = _run_apart("train/merge_memory.py", *shape).splitlines()[-1].split("|")
+    row = run_here("train/merge_memory.py", *shape).splitlines()[-1].split("|")
     assert int(row[2]) > 1
     assert float(row[5]) < 6  # the libraries' own memory counts beside shards as small as these
 

@@ -36,10 +36,10 @@ MOST_SHOTS = 5
 KINJECT = "import sys; from kinject.cli import main; sys.exit(main(['eval', 'recipe.yaml']))"
 
 
-def measure(words: list[str], folder: Path, threads: int) -> Times:
-    """Run a process to its end; return its seconds, and those of its processors."""
+def measure(words: list[str], folder: Path, threads: int, **variables: str) -> Times:
+    """Run a process to its end, with `variables` in its environment; return its seconds, and those of its processors."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
     with (folder / "log").open("w") as log:
         done = subprocess.run(words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
@@ -101,7 +101,7 @@ def main() -> None:
             return
         task = [arguments.harness, "-m", "lm_eval", "--model", "hf", "--model_args", "pretrained=model,dtype=float32"]
         task += ["--device", "cpu", "--tasks", "task.yaml", "--num_fewshot", "5", "--batch_size", arguments.batch]
-        theirs = measure([*task, "--output_path", "harness", "--log_samples"], folder, arguments.threads)
+        theirs = measure([*task, "--output_path", "harness", "--log_samples"], folder, arguments.threads, HF_HUB_OFFLINE="1")
         same = harness_texts(folder)
         n_same = sum(texts[key] == text for key, text in same.items())
         print(

@@ -44,12 +44,12 @@ def chat_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerB
 
 
 @pytest.fixture
-def served(chat_model: Path, tmp_path: Path) -> Iterator[str]:
+def served(chat_model: Path, tmp_path: Path, forked: None) -> Iterator[str]:
     """The base_url of `transformers serve` over the model, in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(chat_model)]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(chat_model)]
     with (tmp_path / "serve.log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"],
