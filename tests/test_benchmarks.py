@@ -18,9 +18,9 @@ from pathlib import Path
 import country
 import pytest
 import transformers
-from small import load_benchmark
 
 from kinject.disk import read_jsonl
+from small import load_benchmark
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -234,7 +234,7 @@ def test_acceptance_and_the_data_of_its_study(tmp_path: Path, run_here: Callable
 
 
 def test_verdicts(run_here: Callable[..., str]) -> None:
-    printed = run_here("study/verdicts.py", "--studies", "2")
+    printed = run_here("study/verdicts.py", "--studies", "1")
     rates = dict(re.findall(r"^\| (.*) \| ([\d.]+) \([\d.]+\) \| \d+ \|$", printed, re.MULTILINE))
     assert len(rates) > 40
     never = [name for name in rates if "disagree on 0" in name or "leader that is worse" in name]
@@ -291,53 +291,6 @@ def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str])
         assert len(rows) == n
         assert {row.get("document_id", row["id"]) for row in rows} == {"fictional-000", "fictional-005"}
         assert all(row in [whole for _, whole in read_jsonl(tmp_path / f"out/{name}.jsonl")] for row in rows)
-
-
-def test_parts_of_the_fictional_study_hold_every_sentence_once_and_four_at_most() -> None:
-    fictional = runpy.run_path(str(BENCHMARKS / "fictional.py"))
-    text = " ".join(f"Sentence {n} of Ann." for n in "123456789")
-    assert fictional["parts"](text) == [
-        "Sentence 1 of Ann. Sentence 2 of Ann. Sentence 3 of Ann. Sentence 4 of Ann.",
-        "Sentence 5 of Ann. Sentence 6 of Ann. Sentence 7 of Ann. Sentence 8 of Ann.",
-        "Sentence 9 of Ann.",
-    ]
-    assert fictional["parts"]("One only.") == ["One only."]
-
-
-def test_statements_of_the_fictional_study_are_no_probes_and_their_wrong_choices_end_those_of_others() -> None:
-    fictional = runpy.run_path(str(BENCHMARKS / "fictional.py"))
-    no_probes = {f"{level}_input": [] for level in fictional["LEVELS"].values()}
-    passages = [
-        {
-            **no_probes,
-            "train_context": f"{name} was asked about by the probe in {name}. Short of {name}. "
-            + " ".join(f"The {n} mill that {name} built lies on the river {name} {n}." for n in ("old", "new", "red")),
-            "mem_input": [f"{name} was asked about by the probe in"],
-        }
-        for name in ("Ann", "Bob", "Cleo")
-    ]
-    rows = list(fictional["statements"](passages))
-    assert len({row["id"] for row in rows}) == len(rows) == 9
-    for row in rows:
-        passage = passages[int(row["document_id"][-3:])]["train_context"]
-        answer = row["choices"][row["answer"]]
-        assert f"{row['question'].removesuffix('...')}{answer}" in passage
-        assert "probe" not in row["question"]
-        assert len(set(row["choices"])) == 4
-        assert [len(text.split()) for text in row["choices"]] == [3] * 4
-        assert all(text not in passage for text in row["choices"] if text != answer)
-    assert rows == list(fictional["statements"](passages))
-
-
-def test_a_story_of_the_fictional_study_goes_on_with_its_own_fourth_sentence() -> None:
-    continued = runpy.run_path(str(BENCHMARKS / "fictional.py"))["continued"]
-    texts = [" ".join(f"Sentence {n} of {name}." for n in "12345") for name in ("Ann", "Bob", "Cleo", "Dan", "Eve")]
-    rows = list(continued([*texts, "Too short. It ends."]))
-    assert [row["question"] for row in rows] == [text[: text.index("Sentence 4")] + "..." for text in texts]
-    assert [row["choices"][row["answer"]] for row in rows] == [
-        f"Sentence 4 of {n}." for n in ["Ann", "Bob", "Cleo", "Dan", "Eve"]
-    ]
-    assert all(len(set(row["choices"])) == 4 and all("4" in text for text in row["choices"]) for row in rows)
 
 
 @pytest.mark.usefixtures("forked")

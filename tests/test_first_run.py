@@ -46,7 +46,7 @@ NOT_HERE = {
     "recipes/studies/techniques": "minutes; tests/study/test_arms.py plans its arms",
     "recipes/studies/whole-runs": "minutes; tests/study/test_arms.py plans its arms",
     "kinject sandbox serve": "it serves until it is stopped; tests/cli/test_augment.py starts it",
-    "kinject recipes data get": "a network; tests/corpus/test_public_data.py fetches from a local server",
+    "kinject recipes data get": "a network; tests/corpus/test_public_data.py fetches from files",
     "recipes/studies/paper-": "public data; tests/study/test_paper_studies.py has some of the same layout",
     "kinject demo": "tests/cli/test_demo.py runs it small",
     "--average-with": "names that stand for folders; tests/train/test_merge.py merges",

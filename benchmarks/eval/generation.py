@@ -101,7 +101,9 @@ def main() -> None:
             return
         task = [arguments.harness, "-m", "lm_eval", "--model", "hf", "--model_args", "pretrained=model,dtype=float32"]
         task += ["--device", "cpu", "--tasks", "task.yaml", "--num_fewshot", "5", "--batch_size", arguments.batch]
-        theirs = measure([*task, "--output_path", "harness", "--log_samples"], folder, arguments.threads, HF_HUB_OFFLINE="1")
+        theirs = measure(
+            [*task, "--output_path", "harness", "--log_samples"], folder, arguments.threads, HF_HUB_OFFLINE="1"
+        )
         same = harness_texts(folder)
         n_same = sum(texts[key] == text for key, text in same.items())
         print(

@@ -32,7 +32,6 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "bm25, heading path": {"heading_path": True},
     "lexical, heading path": {"kind": "lexical", "heading_path": True},
     "bm25, passages of 64": {"passage_tokens": 64},
-    "bm25, 64 overlapping by 16": {"passage_tokens": 64, "overlap": 16},
 }
 KS = (1, 5, 10)
 

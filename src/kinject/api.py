@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.errors import InputError, KinjectError
 from kinject.process import is_first_process
@@ -70,9 +70,7 @@ def runs(folder: str | Path = ".") -> list[FoundRun]:
     return find_runs(Path(folder))
 
 
-def try_(
-    documents: str | Path, *, tokenizer: str | None = None, endpoint: str | None = None, model: str | None = None
-) -> Survey:
+def try_(documents: str | Path, *, endpoint: str | None = None, model: str | None = None) -> Survey:
     """Look at a folder of documents and write recipes for it, as ``kinject try``; an endpoint is asked for its model's name.
 
     kinject.try_("handbook/").to_frame()
@@ -80,7 +78,7 @@ def try_(
     from kinject.augment.survey import try_documents
     from kinject.report.runs import write_run_report
 
-    survey = try_documents(Path(documents), tokenizer=tokenizer, endpoint=endpoint, model=model)
+    survey = try_documents(Path(documents), endpoint=endpoint, model=model)
     write_run_report(survey.documents.folder)
     return survey
 
@@ -182,29 +180,16 @@ def merge(
     return run(str(base), str(tuned), sorted(set(alphas)), folder)
 
 
-def export(
-    folder: str | Path,
-    *,
-    out: str | Path | None = None,
-    report: str | Path | None = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None,
-    license: str | None = None,
-    gguf: str | None = None,
-    llama_cpp: str | Path | None = None,
-    push: str | None = None,
-    public: bool = False,
-) -> ExportResult:
-    """Make the run, model or adapter in `folder` ready for use elsewhere; see `kinject.export.ExportOptions`.
+def export(folder: str | Path, **options: Any) -> ExportResult:
+    """Make the run, model or adapter in `folder` ready for use elsewhere; `options` are those of `kinject.export.ExportOptions`.
 
     kinject.export("runs/cpt", report="runs/eval", license="apache-2.0").commands
     """
     from kinject.export import ExportOptions
     from kinject.export import export as run
 
-    files = {"folder": folder, "out": out, "report": report, "llama_cpp": llama_cpp}
-    paths: dict[str, Any] = {key: None if path is None else Path(path) for key, path in files.items()}
-    options = ExportOptions(**paths, dtype=dtype, license=license, gguf=gguf, push=push, public=public)
-    return run(options)
+    paths = {key: Path(options[key]) for key in ("out", "report", "llama_cpp") if options.get(key) is not None}
+    return run(ExportOptions(Path(folder), **{**options, **paths}))
 
 
 def evaluate(recipe: EvalRecipe | str | Path) -> Report:

@@ -118,6 +118,7 @@ sys.exit(main(["augment", sys.argv[1]]))
 """
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY, reason="files are limited")
 def test_a_disk_that_fills_ends_augment_with_a_line_and_code_2_and_nothing_is_paid_twice(
     make_recipe: MakeRecipe, serving: Callable[..., Any], tmp_path: Path

@@ -30,7 +30,7 @@ PIECES = (
 SOURCE = "Arden was born in Lowmere in 1987, 5 km from Farrow."
 
 
-@pytest.mark.parametrize("begin", ["", "Q:", "Question:", "Sure", "```", "Verdict: "])
+@pytest.mark.parametrize("begin", ["", "Q:"])
 def test_every_reader_of_answers_takes_linear_time(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not timed: of 100,000 characters a reader that is not linear takes minutes to ages, and the run ends nowhere.
     monkeypatch.setattr("kinject.augment.checks.checker._ALWAYS_READ", 10**6)

@@ -17,7 +17,7 @@ from kinject.recipe import Recipe
 from kinject.sandbox.grammar import parse_entry
 
 Make = Callable[..., Recipe]
-pytestmark = pytest.mark.usefixtures("exact_copies_only")
+pytestmark = pytest.mark.usefixtures("exact_copies_only", "forked")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -149,11 +149,3 @@ def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DiskError, match="none: nothing is there"):
         try_("none")
     assert not (tmp_path / "recipes").exists()
-
-
-def test_a_tokenizer_counts(mixed: Path, tiny_model: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    survey = try_(mixed / "bridge.txt", tokenizer=str(tiny_model))
-    assert survey.n_tokens == len(tokenizer(TEXT, add_special_tokens=False)["input_ids"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import yaml
 
 from kinject import cli
 from kinject.cli import main
-from kinject.disk import read_jsonl
 from kinject.signals import SIGNALS
 
 Write = Callable[[str, str], Path]
@@ -94,88 +91,11 @@ def test_bad_yaml_unknown_keys_and_bad_types_have_their_line(here: Path, capsys:
     assert lines[0].endswith("unknown key. Did you mean learning_rate?")
 
 
-@pytest.mark.parametrize(
-    ("questions", "location", "message"),
-    [
-        ([QUESTION, {**QUESTION, "id": "q2", "answer": 2}], "q.jsonl:2", "answer"),
-        ([{**QUESTION, "choices": ["Lowmere"]}], "q.jsonl:1", "choices"),
-        ([QUESTION, QUESTION], "q.jsonl:2", "q1"),
-        ([{"question": "?", "answer": 0}], "q.jsonl:1", "choices"),
-        ([], "q.jsonl", "question"),
-    ],
-)
-def test_bad_questions_are_named_with_file_and_line(
-    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], questions: list[Any], location: str, message: str
+def test_a_bad_question_is_named_with_file_and_line(
+    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (line,) = _fails(capsys, _eval(here, tiny_model, *questions))
-    assert location in line
-    assert message in line
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [({"text": ""}, "docs.jsonl:2"), ({"text": 3}, "docs.jsonl:2"), ({"title": "a"}, "docs.jsonl:2")],
-)
-def test_a_bad_document_is_named_with_file_and_line(
-    here: Path, capsys: pytest.CaptureFixture[str], document: Any, message: str
-) -> None:
-    (line,) = _fails(capsys, _augment(here, {"text": "Arden was born in Lowmere."}, document))
-    assert message in line
-
-
-def test_a_document_that_the_sandbox_cannot_read_says_what_to_use(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (line,) = _fails(capsys, _augment(here, {"text": "A text of another country."}))
-    assert "openai" in line
-
-
-def test_an_unreadable_model_folder_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "model").mkdir()
-    lines = _fails(capsys, _eval(here, here / "model", QUESTION))
-    assert "no config.json in this folder, so it is no model" in lines[-1]
-
-
-@pytest.fixture
-def refusing_endpoint() -> Iterator[str]:
-    """A loopback endpoint that answers 401 to everything."""
-
-    class Refuse(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            body = b'{"error": {"message": "Incorrect API key provided: sk-wrong", "code": "invalid_api_key"}}'
-            self.send_response(401)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_POST
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
-@pytest.mark.usefixtures("canary_key")
-def test_a_wrong_key_names_the_variable_and_never_the_key(
-    here: Path, refusing_endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MY_KEY", "sk-wrong")
-    command = _augment(
-        here, {"text": "Arden was born in Lowmere in 1987."},
-        kind="openai", model="m", base_url=refusing_endpoint, api_key_env="MY_KEY",
-    )  # fmt: skip
-    lines = _fails(capsys, command)
-    assert "MY_KEY" in lines[-1]
-    everything = "\n".join(lines) + "".join(
-        path.read_text("utf-8", "replace") for path in here.rglob("*") if path.is_file()
-    )
-    assert "sk-wrong" not in everything
+    (line,) = _fails(capsys, _eval(here, tiny_model, QUESTION, {**QUESTION, "id": "q2", "answer": 2}))
+    assert "q.jsonl:2: answer" in line
 
 
 def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,48 +131,6 @@ def test_the_bare_command_says_what_comes_next(here: Path, capsys: pytest.Captur
     assert "next  kinject sandbox base" in capsys.readouterr().out
 
 
-def test_the_whole_loop_on_the_sandbox(
-    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Path(__file__).parents[2]
-    documents = [row for _, row in read_jsonl(root / "data" / "sandbox" / "documents.jsonl")][:5]
-    questions = [row for _, row in read_jsonl(root / "eval" / "sandbox" / "new.jsonl")]
-    document_questions = [row for row in questions if row["document_id"] in {document["id"] for document in documents}]
-    assert len(document_questions) >= 20
-    command = _augment(here, *documents)
-    assert main([*command, "augment.styles.paraphrase=2"]) == 0
-    rows = [row for _, row in read_jsonl(here / "runs" / "x" / "corpus.jsonl")]
-    assert len(rows) == 15
-    assert {row["origin"] for row in rows} == {"original", "variant"}
-    trainer = {"max_steps": 3, "max_length": 128, "packing": True, "packing_strategy": "bfd_split", "logging_steps": 1,
-               "gradient_checkpointing": False, "save_strategy": "no", "bf16": False}  # fmt: skip
-    train = _recipe(
-        here, run_dir="runs/t", model={"path": str(tiny_model)}, corpus={"path": "runs/x/corpus.jsonl"}, trainer=trainer
-    )
-    assert main(["train", train]) == 0
-    command = _eval(
-        here, tiny_model, *document_questions,
-        models={"base": str(tiny_model), "cpt": "runs/t/model"}, retrieval={"documents": ["docs.jsonl"], "k": [1]},
-    )  # fmt: skip
-    assert main([*command, "run_dir=runs/e"]) == 0
-    out = capsys.readouterr().out
-    assert "cpt" in out.partition("base")[2]
-    report = json.loads((here / "runs" / "e" / "report.json").read_text())
-    assert {(result["arm"], result["k"]) for result in report["results"]} == {
-        ("base", 0),
-        ("base", 1),
-        ("cpt", 0),
-        ("cpt", 1),
-    }
-    assert all(result["n"] == len(document_questions) for result in report["results"])
-    page = (here / "runs" / "e" / "report.html").read_text()
-    assert "<svg" in page
-    assert page.count("<script>") == 1  # its own
-    assert (here / "runs" / "e" / "report.md").exists()
-    assert main(["report", "runs/e"]) == 0
-    assert main([*command, "run_dir=runs/e"]) == 0
-
-
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str], Any], int]]:
     """Return what runs a command as a program, with a `main` of the test's own, and streams left alone."""
@@ -270,8 +148,8 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str], An
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("verb", cli._VERBS)
-def test_a_bug_keeps_its_traceback_and_has_a_code_of_its_own_in_every_verb(
+@pytest.mark.parametrize("verb", ["find-lr", "train"])
+def test_a_bug_keeps_its_traceback_and_has_a_code_of_its_own(
     verb: str, program: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(words: list[str]) -> int:

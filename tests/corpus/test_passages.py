@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +7,8 @@ from kinject.corpus.passages import (
     sentence_ends,
     sentences,
     split_passages,
-    token_spans,
     word_spans,
 )
-from kinject.errors import InputError
 from kinject.types import Document
 
 words = st.lists(
@@ -95,21 +91,6 @@ def test_sentence_ends_ascend_and_reach_the_end(text: str) -> None:
     assert (ends[-1:] or [0]) == [len(text.rstrip())]
 
 
-def test_a_tokenizer_folder_gives_its_own_spans(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.enable_truncation(2)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert token_spans(str(tmp_path))("a bc  d") == [(0, 1), (2, 4), (6, 7)]
-
-
-def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no tokenizer can be loaded"):
-        token_spans(str(tmp_path))
-
-
 def test_a_heading_stays_with_what_follows_it_and_rows_are_not_torn() -> None:
     text = "# Works\n\nShe built one bridge.\n\n## Years\n\n| year | bridge |\n| 1931 | Falk |\n| 1940 | Lind |"
     assert [p.text for p in split_passages(document(text), 14, word_spans)] == [
@@ -148,35 +129,32 @@ MARKDOWN = st.lists(st.one_of(st.sampled_from(PIECES), st.text(alphabet="ab. \n#
 )
 
 
-@given(MARKDOWN, st.integers(1, 40), st.integers(0, 12), st.booleans())
+@given(MARKDOWN, st.integers(1, 40), st.booleans())
 def test_passages_of_markdown_are_true_slices_that_cover_all_and_show_no_more_than_fits(
-    text: str, n_tokens: int, overlap: int, is_byte_level: bool
+    text: str, n_tokens: int, is_byte_level: bool
 ) -> None:
-    overlap = min(overlap, n_tokens - 1)
     count = byte_spans if is_byte_level else word_spans
-    passages = split_passages(document(text), n_tokens, count, overlap)
+    passages = split_passages(document(text), n_tokens, count)
     reached = 0
-    for before, passage in zip([None, *passages], passages, strict=False):
+    for passage in passages:
         assert passage.text == text[passage.start : passage.end] == passage.text.strip() != ""
-        assert text[reached : max(reached, passage.start)].strip() == ""
-        assert before is None or (passage.start > before.start and passage.end > before.end)
-        assert before is None or len(count(text[passage.start : before.end])) <= overlap
+        assert passage.start >= reached
+        assert text[reached : passage.start].strip() == ""
         assert len(count(passage.text)) + len(count(passage.header)) <= n_tokens
         assert passage.header == "" or passage.header in text[: passage.start]
         reached = passage.end
     assert text[reached:].strip() == ""
 
 
-@given(MARKDOWN, MARKDOWN, st.integers(1, 30), st.integers(0, 6))
-def test_what_follows_does_not_change_the_cuts_before_it(first: str, second: str, n_tokens: int, overlap: int) -> None:
-    overlap = min(overlap, n_tokens - 1)
-    alone = split_passages(document(first + "\n\n"), n_tokens, word_spans, overlap)
-    together = split_passages(document(f"{first}\n\n{second}"), n_tokens, word_spans, overlap)
+@given(MARKDOWN, MARKDOWN, st.integers(1, 30))
+def test_what_follows_does_not_change_the_cuts_before_it(first: str, second: str, n_tokens: int) -> None:
+    alone = split_passages(document(first + "\n\n"), n_tokens, word_spans)
+    together = split_passages(document(f"{first}\n\n{second}"), n_tokens, word_spans)
     assert alone[:-1] == together[: max(0, len(alone) - 1)]
 
 
-def texts_of(text: str, n_tokens: int, overlap: int = 0) -> list[str]:
-    return [passage.shown for passage in split_passages(document(text), n_tokens, word_spans, overlap)]
+def texts_of(text: str, n_tokens: int) -> list[str]:
+    return [passage.shown for passage in split_passages(document(text), n_tokens, word_spans)]
 
 
 def test_code_that_fits_is_never_cut() -> None:
@@ -234,14 +212,6 @@ def test_a_sentence_longer_than_a_passage_is_counted() -> None:
         f"{sum(cut)} of {len(cut)} passages end inside"
     )
     assert cut_note(0, 5, "k") == ""
-
-
-def test_an_overlap_is_whole_sentences_of_the_passage_before() -> None:
-    text = "One two three. Four five. Six seven eight. Nine ten eleven twelve."
-    assert texts_of(text, 11, 4) == [
-        "One two three. Four five. Six seven eight.", "Six seven eight. Nine ten eleven twelve.",
-    ]  # fmt: skip
-    assert texts_of(text, 11) == ["One two three. Four five. Six seven eight.", "Nine ten eleven twelve."]
 
 
 def test_a_passage_knows_its_pages_sheets_and_slides() -> None:

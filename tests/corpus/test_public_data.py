@@ -1,26 +1,23 @@
-"""Public data sets, from a local server with the layout of the hub."""
+"""Public data sets, from files in place of the hub."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from kinject.cli import main
 from kinject.corpus import public_data
 from kinject.corpus.public_data import DATA_SETS, describe, find_data, get_data
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
-from kinject.errors import EndpointError, InputError
+from kinject.errors import InputError
 from kinject.recipe.shipped import read_shipped
 
 QUESTIONS = {
@@ -29,63 +26,31 @@ QUESTIONS = {
 }  # fmt: skip
 
 
-class Source(ThreadingHTTPServer):
-    """Files with ranges, as the hub sends them; `asked` keeps the paths, `cut` ends so many answers half way."""
+class Source:
+    """The hub: `files` by (repository, name, revision); `asked` keeps the names."""
 
-    def __init__(self, files: dict[str, bytes]) -> None:
-        outer = self
-        self.files, self.asked, self.cut = files, list[str](), 0
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files, self.asked = folder, dict[tuple[str, str, str], bytes](), list[str]()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                parts = urlsplit(self.path)
-                outer.asked.append(f"{parts.path} {self.headers['Range'] or ''}".strip())
-                if parts.path not in outer.files:
-                    self._send(404, b"no such file")
-                else:
-                    self._send_file(outer.files[parts.path])
-
-            def _send_file(self, data: bytes) -> None:
-                start = int((self.headers["Range"] or "bytes=0-").partition("=")[2].rstrip("-"))
-                self.send_response(206 if start else 200)
-                self.send_header("Content-Length", str(len(data) - start))
-                self.end_headers()
-                if outer.cut:
-                    outer.cut -= 1
-                    self.wfile.write(data[start : start + (len(data) - start) // 2])
-                    self.close_connection = True
-                else:
-                    self.wfile.write(data[start:])
-
-            def _send(self, status: int, data: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.send_header("Retry-After", "0")
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+    def fetch(self, repo: str, name: str, *, repo_type: str, revision: str) -> str:
+        assert repo_type == "dataset"
+        self.asked.append(name)
+        if (repo, name, revision) not in self.files:
+            raise LocalEntryNotFoundError("not in the cache")
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.files[repo, name, revision])
+        return str(path)
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
-    """A local source in place of the hub."""
-    server = Source({})
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("kinject.web.time.sleep", lambda _: None)
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    """Files in place of the hub."""
+    made = Source(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", made.fetch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    yield server
-    server.shutdown()
-    server.server_close()
+    return made
 
 
 def parquet(folder: Path, rows: list[dict[str, Any]]) -> bytes:
@@ -111,7 +76,7 @@ def _on_hub(monkeypatch: pytest.MonkeyPatch, source: Source, name: str, files: d
         DATA_SETS[name], files={file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
     )
     for file, content in files.items():
-        source.files[f"/datasets/{data.source}/resolve/{data.revision}/{file}"] = content
+        source.files[data.source, file, data.revision] = content
     monkeypatch.setattr(public_data, "DATA_SETS", {**public_data.DATA_SETS, name: data})
     return data
 
@@ -119,11 +84,7 @@ def _on_hub(monkeypatch: pytest.MonkeyPatch, source: Source, name: str, files: d
 def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(
     mmlu: Any, source: Source, tmp_path: Path
 ) -> None:
-    source.cut = 2  # two answers end half way: the rest is fetched, not all again
     paths = get_data(mmlu, tmp_path / "data")
-    ranges = [path for path in source.asked if " bytes=" in path]
-    assert len(source.asked) == 5
-    assert len(ranges) == 2
     assert {path.relative_to(tmp_path / "data/mmlu").as_posix() for path in paths.paths} == {
         f"{split}/{subject}_{split}.csv" for split in ("dev", "val", "test") for subject in QUESTIONS
     }
@@ -138,44 +99,10 @@ def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(
     assert len(source.asked) == n_asked
 
 
-def test_what_was_fetched_and_then_changed_is_told(mmlu: Any, tmp_path: Path) -> None:
-    get_data(mmlu, tmp_path)
-    path = tmp_path / "mmlu/test/anatomy_test.csv"
-    path.write_text("other")
-    with pytest.raises(InputError, match=r"anatomy_test\.csv: was changed since it was fetched"):
-        get_data(mmlu, tmp_path)
-    path.unlink()
-    with pytest.raises(InputError, match=r"anatomy_test\.csv: is gone"):
-        get_data(mmlu, tmp_path)
-    with pytest.raises(InputError, match="revision c30699e8"):
-        get_data(replace(mmlu, revision="other"), tmp_path)
-
-
 def test_nothing_of_the_users_is_written_over(mmlu: Any, tmp_path: Path) -> None:
     (tmp_path / "mmlu").mkdir()
     with pytest.raises(InputError, match="is there already, and nothing is written over"):
         get_data(mmlu, tmp_path)
-
-
-def test_a_fetch_that_was_interrupted_can_be_repeated(
-    mmlu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = get_data(mmlu, tmp_path / "whole")
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    for step in ("file_hash", "write_json"):  # while it is checked, and after the files were moved into their place
-        folder = tmp_path / step
-        with monkeypatch.context() as interrupted:
-            interrupted.setattr(public_data, step, stop)
-            with pytest.raises(KeyboardInterrupt):
-                get_data(mmlu, folder)
-        again = get_data(mmlu, folder)
-        assert [path.relative_to(folder) for path in again.paths] == [
-            path.relative_to(tmp_path / "whole") for path in whole.paths
-        ]
-        assert not list(folder.rglob("*.parts"))
 
 
 def test_missing_public_data_has_its_command() -> None:
@@ -184,30 +111,15 @@ def test_missing_public_data_has_its_command() -> None:
     assert public_data.command_for("data/mine.jsonl") == ""
 
 
-def test_a_file_with_another_checksum_is_refused(mmlu: Any, source: Source, tmp_path: Path) -> None:
-    name = next(iter(mmlu.files))
-    source.files[f"/datasets/cais/mmlu/resolve/{mmlu.revision}/{name}"] += b"x"
-    with pytest.raises(InputError, match=r"SHA-256 [0-9a-f]{64}, expected [0-9a-f]{64}"):
-        get_data(mmlu, tmp_path)
-    assert not (tmp_path / "mmlu").exists()
-    source.files.clear()
-    with pytest.raises((InputError, EndpointError), match=r"SHA-256|nothing is there"):
-        get_data(mmlu, tmp_path)
-
-
-def test_a_copy_serves_where_there_is_no_network(
-    mmlu: Any, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path, content in source.files.items():
-        copy = tmp_path / "copy" / path.partition(f"{mmlu.revision}/")[2]
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(content)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=r"the hub is switched off .* name it with --from"):
+def test_a_file_with_another_checksum_or_no_hub_leaves_nothing(mmlu: Any, source: Source, tmp_path: Path) -> None:
+    key = next(iter(source.files))
+    source.files[key] += b"x"
+    with pytest.raises(InputError, match=r"SHA-256 is not [0-9a-f]{64}"):
         get_data(mmlu, tmp_path / "data")
-    get_data(mmlu, tmp_path / "data", tmp_path / "copy")
-    assert read_questions(tmp_path / "data/mmlu/dev/anatomy_dev.csv")
-    assert source.asked == []
+    source.files.clear()
+    with pytest.raises(InputError, match=r"the hub is switched off .* copy the hub's cache"):
+        get_data(mmlu, tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["sources"]
 
 
 def test_instructions_become_rows_of_prompt_and_completion(

@@ -81,9 +81,6 @@ def test_questions_without_an_answer_are_left_out(write_rows):
     assert len(read_questions(write_rows("squad.jsonl", rows))) == 9
 
 
-MERGED = '"Who?,1,2,3,4,A\nWhat?,1,2,3,4,B\nWhere 5",1,2,3,4,C\nWhen?,1,2,3,4,D\n'
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -92,7 +89,6 @@ MERGED = '"Who?,1,2,3,4,A\nWhat?,1,2,3,4,B\nWhere 5",1,2,3,4,C\nWhen?,1,2,3,4,D\
         ("Who?,1,2,3,4,A\nWhat?,1,2,3,B\n", ":2: found 5 cells, the first row has 6"),
         ("Who?,1,2,3,4,A\nWh\0at?,1,2,3,4,B\n", ":2: a NUL character"),
         ("Who?,1,2,3,4,A\n\ufeffWhat?,1,2,3,4,B\n", ":2: a byte-order mark inside the file"),
-        (MERGED, ":1: a cell over several lines holds a line that looks like a row"),
         ("Who?;1;2;3;4;A\n", ":1: found 1 cells, the last ['Who?;1;2;3;4;A'], expected question, options"),
         ("Who?,1,2,3,4,A\nWho?,4,3,2,1,A\n", ":2: answer: '4', but '1' at {path}:1, where the question is the same"),
     ],

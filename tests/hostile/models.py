@@ -58,16 +58,13 @@ def _reader(model: Path, name: str) -> Callable[[Path], object]:
     whole = (model / name).read_bytes()
 
     def read(path: Path) -> None:
-        from kinject.corpus.passages import split_passages, token_spans
         from kinject.corpus.rows import parse_corpus_row
         from kinject.corpus.tokenize import Tokenization, tokenize_rows
         from kinject.models import load_model, load_tokenizer
-        from kinject.types import Document
 
         (model / name).write_bytes(path.read_bytes())
         try:
             if name.startswith("tokenizer"):
-                split_passages(Document("a", "", "The mill stood. " * 9, "s", {}), 8, token_spans(str(model)))
                 tokenizer = load_tokenizer(str(model))
                 rows = [parse_corpus_row(row, "") for row in [*ROWS, {"text": "One. Ünï 中"}]]
                 for row in rows:

@@ -16,7 +16,7 @@ from kinject.augment.styles import STYLES
 from kinject.cli import main
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
-from kinject.recipe.schema import FILE, recipe_schema, schema_line, write_schema, write_schema_line
+from kinject.recipe.schema import FILE, recipe_schema, schema_line, write_schema
 from kinject.recipe.yaml_lines import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_the_schema_in_the_repository_is_what_the_grammar_writes(schema: dict[st
 def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validator: Any) -> None:
     assert [error.message for error in validator.iter_errors(read_yaml(path).root)] == []
     first = path.read_text("utf-8").partition("\n")[0]
-    assert first == schema_line(path, ROOT / FILE), f"run kinject recipes schema {path.relative_to(ROOT)}"
+    assert first == schema_line(path, ROOT / FILE)
     assert (path.parent / first.partition("$schema=")[2]).resolve() == (ROOT / FILE).resolve()
 
 
@@ -186,27 +186,13 @@ def test_an_editor_is_told_what_a_key_is_for(schema: dict[str, Any]) -> None:
     assert nameless == []
 
 
-def test_the_verb_writes_the_schema_and_switches_a_recipe_on(
+def test_the_command_writes_the_schema_and_says_the_line_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = tmp_path / "mine" / "deep" / "recipe.yaml"
-    recipe.parent.mkdir(parents=True)
-    recipe.write_text("run_dir: runs/x # mine\n", "utf-8")
-    assert main(["recipes", "schema", "mine/deep/recipe.yaml"]) == 0
-    assert recipe.read_text("utf-8") == (
-        "# yaml-language-server: $schema=../../recipes/recipe.schema.json\nrun_dir: runs/x # mine\n"
-    )
-    written = (tmp_path / "recipes" / "recipe.schema.json").read_text("utf-8")
-    assert main(["recipes", "schema", "--out", "-"]) == 0
-    assert capsys.readouterr().out.endswith(written)
-    assert not write_schema_line(recipe)  # a second time changes nothing
-    assert write_schema_line(recipe, tmp_path / "schema.json")  # and a schema that moved is named where it is
-    assert recipe.read_text("utf-8").splitlines() == [
-        "# yaml-language-server: $schema=../../schema.json", "run_dir: runs/x # mine",
-    ]  # fmt: skip
-    assert main(["recipes", "schema", "no.yaml"]) == 2
-    assert "no.yaml" in capsys.readouterr().err
+    assert main(["recipes", "schema"]) == 0
+    assert json.loads((tmp_path / "recipes" / "recipe.schema.json").read_text("utf-8"))["definitions"]
+    assert capsys.readouterr().out.endswith("# yaml-language-server: $schema=recipe.schema.json\n")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def test_the_study_of_current_events_compares_both_corpora_with_every_control(ro
     )
     questions_result = make_questions(recipe)
     assert questions_result.got == questions_result.asked == 12
-    arms = ("ft-reg", "ft-par", "repeat steps", "repeat tokens", "random text", "instruction tuning")
+    arms = ("ft-reg", "ft-par", "repeat steps", "instruction tuning")
     result, executor = go("paper-current-events", ("mistral",), arms, [1e-5])
     assert {s.arm for s in result.results} == {"base", *arms}
     assert {s.k for s in result.results if s.arm == "ft-par"} == {0, 1, 2}

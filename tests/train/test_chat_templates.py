@@ -160,28 +160,6 @@ def test_turns_rendered_one_by_one_are_those_between_the_tags_of_trls_template(n
             assert tokens == _tokens(tokenizer, row, tagged)
 
 
-SHOWN = [
-    "deepseek_r1_distill", "diffusion_gemma", "gemma4_v5", "glm4moe", "gptoss", "lfm2_2_5", "muse_glimmer", "qwen3", "qwen3_6",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SHOWN)
-def test_thinking_is_learned_or_masked(name: str, tokenizer: Any) -> None:
-    chat = _set(tokenizer, name)
-    row = conversation(2, thinking=True)
-    if name == "deepseek_r1_distill":  # it reads thinking in the content only
-        last = row["messages"][-1]
-        last["content"] = f"<think>\n{last.pop('reasoning_content')}\n</think>\n\n{last['content']}"
-    learned = _tokens(tokenizer, row, chat)
-    masked = _tokens(tokenizer, row, ChatFormat(True, chat.template, thinking="mask"))
-    assert learned.input_ids == masked.input_ids
-    assert "The register lists" in _learned_text(tokenizer, learned)
-    text = _learned_text(tokenizer, masked)
-    assert "register" not in text
-    assert "think" not in text
-    assert text.count("In Farrow, as entry") == 2
-
-
 @pytest.mark.parametrize(
     ("name", "tools", "thinking", "lost"),
     [

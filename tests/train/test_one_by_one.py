@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.disk import read_jsonl
 from kinject.models.hardware import quantization_config
 from kinject.recipe import Recipe
 from kinject.train import train
@@ -21,7 +19,6 @@ from kinject.train.updates.rounding import OneByOne, round_stochastically
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
-CONFIG = Path(__file__).parents[2] / "recipes" / "distributed" / "ddp-cpu.yaml"
 LOW = {"techniques": {"stochastic_rounding": True}}
 
 
@@ -125,39 +122,6 @@ trainer.training_step = lambda *a, **k: (torch.rand(1 + rank()), step(*a, **k))[
 trainer.train()
 torch.save({n: w.detach() for n, w in trainer.model.named_parameters()}, f"{sys.argv[2]}/{rank()}.pt")
 """
-
-
-@pytest.mark.soak
-@pytest.mark.usefixtures("forked")
-def test_two_processes_round_alike_and_learn_as_one(make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path) -> None:
-    """The weights of both are equal to the bit, although their global random numbers differ; the loss is in tiles."""
-    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "optim": "adamw_8bit"}
-    model = {"model": {"path": str(tiny_model), "dtype": "bfloat16", "device": "cpu"}}
-    one = make_recipe(
-        trainer={**sizes, "gradient_accumulation_steps": 2}, run_dir=str(tmp_path / "one"), **model, **LOW
-    )
-    train(one)
-    recipe = make_recipe(
-        trainer=sizes, run_dir=str(tmp_path / "two"), **model, techniques={"stochastic_rounding": True, "loss_tile": 16}
-    )
-    script = tmp_path / "rank.py"
-    script.write_text(_RANK)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG), "--num_processes", "2"]
-    done = subprocess.run(
-        [*launch, str(script), str(recipe.path), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    logs = [
-        [row["loss"] for _, row in read_jsonl(tmp_path / run / "log.jsonl") if "loss" in row] for run in ("one", "two")
-    ]
-    assert len(logs[1]) == 4
-    assert logs[1] == pytest.approx(logs[0], rel=2e-2)
 
 
 def test_liger_gets_the_model_and_leaves_the_head_to_trl(

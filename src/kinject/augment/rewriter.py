@@ -18,7 +18,6 @@ from kinject.augment.styles import Item, Preparation
 from kinject.augment.top_up import coverage_of, requests_for, top_up_group
 from kinject.disk import content_id
 from kinject.errors import EndpointError, InputError
-from kinject.llm.generator import items_in, list_structure
 from kinject.llm.prompt_injection import escape_tags, has_injection
 from kinject.llm.sender import Sender, gather_answers, run_workers
 from kinject.terminal import Progress
@@ -224,16 +223,14 @@ class Rewriter:
             return stored
         notes: tuple[str, ...] = ()
         messages = group.style.preparation(step, group.source, item)
-        structure = list_structure(messages) if step.parser == "lines" else None
         reason = ""
         for attempt in range(self.max_attempts):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
-            completion = await self.sender.send(messages, seed, structure)
+            completion = await self.sender.send(messages, seed)
             reason = check_completion(completion).reason or ("refusal" if REFUSAL.match(completion.text) else "empty")
             if reason == "empty":
-                items = items_in(completion.text)
-                nothing = says_none(completion.text) or items == []
-                notes = () if nothing else tuple(items or LISTS[step.parser](completion.text))
+                nothing = says_none(completion.text)
+                notes = () if nothing else tuple(LISTS[step.parser](completion.text))
                 if notes or nothing:
                     break
         else:

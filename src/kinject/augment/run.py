@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -23,7 +23,7 @@ from kinject.augment.plan import (
     make_plan,
 )
 from kinject.augment.rewriter import AugmentProgress, Rewriter
-from kinject.augment.store import Store
+from kinject.augment.store import Store, WritingResult, sent_by
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
 from kinject.disk import file_hash, lock_dir, write_manifest
@@ -31,7 +31,6 @@ from kinject.documents import document_hashes
 from kinject.errors import EndpointError
 from kinject.language.tables import language_of
 from kinject.llm import Stopped
-from kinject.llm.balance import render_endpoints
 from kinject.llm.limits import Limits, limits_of
 from kinject.llm.sender import (
     Sender,
@@ -40,57 +39,31 @@ from kinject.llm.sender import (
     run_event_loop,
 )
 from kinject.recipe import AugmentRecipe, AugmentSection
-from kinject.types import Tabular
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class AugmentResult(Tabular):
-    """The result of `augment`.
+@dataclass(frozen=True, kw_only=True)
+class AugmentResult(WritingResult):
+    """The result of `augment`: `asked` and `got` count variants, `refused` answers; `failures_path` lists the failed ones.
 
-    `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
-    of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `tokens_thinking` is the part
-    of `tokens_out` that a reasoning model's thinking took. `n_sent` and `n_cached` are of this run alone. `cost` is that of
-    everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
-    `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
-    None if there are none. `contamination` is None if the recipe names no probe set; `judge` is the judge's score on planted
-    errors. `repairs` counts what was taken off accepted answers. `endpoints` counts this run's answers by endpoint, where there
-    are several.
-    `n_cut` counts the passages that end inside a sentence, a table row or a code block.
+    `cost_of_thinking` is a part of the cost. `sft_path` holds the rows of styles that make prompts and completions, None if
+    there are none. `contamination` is None if the recipe names no probe set; `judge` is the judge's score on planted errors.
+    `repairs` counts what was taken off accepted answers.
     """
 
-    run_dir: Path
     corpus_path: Path
     sft_path: Path | None
     variants_path: Path
-    rejected_path: Path
-    manifest_path: Path
-    n_documents: int
-    n_passages: int
-    n_rows: int
-    asked: int
-    got: int
-    styles: Mapping[str, StyleCount]
-    refused: Mapping[str, int]
-    failed: Mapping[str, int]
-    tokens_in: int
-    tokens_out: int
-    tokens_thinking: int
-    n_sent: int
-    n_cached: int
-    cost: float
-    cost_of_thinking: float
-    out_of_budget: bool
     failures_path: Path
-    cost_note: str = ""
-    contamination: Contamination | None = None
-    coverage: Coverage | None = None
-    repairs: Mapping[str, int] = field(default_factory=dict)
-    judge: JudgeScore | None = None
-    languages: Mapping[str, int] = field(default_factory=dict)
-    endpoints: Mapping[str, Any] = field(default_factory=dict)
-    n_cut: int = 0
+    n_rows: int
+    styles: Mapping[str, StyleCount]
+    cost_of_thinking: float
+    contamination: Contamination | None
+    coverage: Coverage | None
+    repairs: Mapping[str, int]
+    judge: JudgeScore | None
+    languages: Mapping[str, int]
 
     @property
     def short(self) -> bool:
@@ -148,12 +121,10 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
         tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
-        n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
-        cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
-        cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
+        cost_of_thinking=sender.cost_of_thinking, failures_path=writer.failures_path,
+        contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
-        languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()),
-        endpoints=sender.traffic.endpoints(),
+        languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()), **sent_by(sender),
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic.counts())
     return result
@@ -232,11 +203,7 @@ def _write_manifest(
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
-    names = (
-        "n_documents", "n_passages", "n_cut", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
-        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget", "repairs",
-    )  # fmt: skip
-    counts = {name: getattr(result, name) for name in names}
+    counts = result.counts("n_rows", "cost_of_thinking", "repairs")
     counts["styles"] = {name: vars(count) for name, count in result.styles.items()}
     counts["languages"] = {
         code or "unknown": {"texts": n, "not_checked": language_of(code).not_checked}
@@ -281,27 +248,14 @@ def render_summary(result: AugmentResult) -> str:
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
-    if result.failed:
-        lines += ["", f"rewritings without an answer (each in {result.failures_path}):"]
-        lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
-    lines.append("")
+    lines += [*result.render_failed(f"rewritings without an answer (each in {result.failures_path}):"), ""]
     if result.sft_path:
         lines.append(f"prompts with completions, and conversations: {result.sft_path}")
-    line = f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache"
-    if result.tokens_in or result.tokens_out:
-        thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""
-        line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out{thinking}"
-    lines.append(line)
-    lines += render_endpoints(result.endpoints)
+    lines += result.render_requests()
     if result.judge:
         lines.append(render_judge_score(result.judge))
-    if result.cost:
-        thinking = f"; {result.cost_of_thinking:.4f} of it for thinking" if result.cost_of_thinking else ""
-        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included{thinking}")
-    if result.cost_note:
-        lines.append(result.cost_note)
-    if result.out_of_budget:
-        lines.append("Stopped before the budget was exceeded.")
+    thinking = f"; {result.cost_of_thinking:.4f} of it for thinking" if result.cost_of_thinking else ""
+    lines += result.render_cost(thinking)
     if result.coverage:
         lines.append(render_coverage(result.coverage))
     if result.contamination:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,77 @@ from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
 from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
-from kinject.types import Completion, Usage, Variant
+from kinject.llm.balance import render_endpoints
+from kinject.llm.sender import Sender
+from kinject.types import Completion, Tabular, Usage, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingResult(Tabular):
+    """What a run of a writer came to.
+
+    `refused` counts by reason, `failed` what got no answer by error. `tokens_in` and `tokens_out` are those of every stored
+    answer, refused ones too; `tokens_thinking` is the part of `tokens_out` that a reasoning model's thinking took. `n_sent`
+    and `n_cached` are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of
+    the prices; `cost_note` names the part of it that is estimated. `endpoints` counts this run's answers by endpoint, where
+    there are several. `n_cut` counts the passages that end inside a sentence, a table row or a code block.
+    """
+
+    run_dir: Path
+    rejected_path: Path
+    manifest_path: Path
+    n_documents: int
+    n_passages: int
+    n_cut: int
+    asked: int
+    got: int
+    refused: Mapping[str, int]
+    failed: Mapping[str, int]
+    tokens_in: int
+    tokens_out: int
+    tokens_thinking: int
+    n_sent: int
+    n_cached: int
+    cost: float
+    out_of_budget: bool
+    cost_note: str
+    endpoints: Mapping[str, Any]
+
+    def counts(self, *more: str) -> dict[str, Any]:
+        """Return the manifest's counts, with the fields `more`."""
+        names = (
+            "n_documents", "n_passages", "n_cut", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
+            "tokens_thinking", "cost", "out_of_budget", *more,
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+    def render_failed(self, what: str) -> list[str]:
+        """Return lines about what got no answer, under the heading `what`; none if all did."""
+        return ["", what, *(f"{n:>8}  {error}" for error, n in self.failed.items())] if self.failed else []
+
+    def render_requests(self) -> list[str]:
+        """Return lines about requests, tokens and endpoints."""
+        line = f"{self.n_sent} requests sent in this run, {self.n_cached} answered from the cache"
+        if self.tokens_in or self.tokens_out:
+            thinking = f", {self.tokens_thinking:,} of them thinking" if self.tokens_thinking else ""
+            line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out{thinking}"
+        return [line, *render_endpoints(self.endpoints)]
+
+    def render_cost(self, more: str = "") -> list[str]:
+        """Return lines about cost and budget; none where there are no prices."""
+        cost = f"cost {self.cost:.4f}, everything answered into {self.run_dir} included{more}"
+        stopped = "Stopped before the budget was exceeded."
+        return [*[cost] * bool(self.cost), *filter(None, [self.cost_note]), *[stopped] * self.out_of_budget]
+
+
+def sent_by(sender: Sender) -> dict[str, Any]:
+    """Return the fields of a `WritingResult` that its sender knows."""
+    traffic = sender.traffic
+    return {
+        "n_sent": traffic.n_sent, "n_cached": traffic.n_cached, "cost": sender.budget.spent,
+        "out_of_budget": sender.out_of_budget, "cost_note": traffic.cost_note(), "endpoints": traffic.endpoints(),
+    }  # fmt: skip
+
 
 _FIX = (
     "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written again from the answers in "

@@ -15,7 +15,7 @@ from kinject.augment.pilot import cloze_questions, package_folder
 from kinject.augment.plan import Group
 from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview, render_prompts
 from kinject.augment.styles import STYLES
-from kinject.corpus.passages import split_passages, token_spans
+from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import file_name, path_exists, read_jsonl, write_jsonl, write_text
 from kinject.documents import is_hub_name, read_documents
 from kinject.documents.collect import DocumentsResult, collect, listing, named_languages
@@ -38,8 +38,8 @@ _LINK = r"runs/real/smollm2"
 class Survey(Tabular):
     """The result of `try_documents`.
 
-    `files` counts the documents of each file that was read, `skipped` maps the others to the reason. `n_tokens` are the
-    model's if `tokenizer` is given, else an estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear;
+    `files` counts the documents of each file that was read, `skipped` maps the others to the reason. `n_tokens` are
+    an estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear;
     `alike` are the copies that were left out, (copy, document that is kept, fraction of words in common, what differs); a
     version, which is kept too, has the fraction 0. `preview` is what augmenting with the recipe would request. `kept` are
     recipes that were there and were not written over. `documents` is the run that collected the documents. `pilot` counts
@@ -50,7 +50,6 @@ class Survey(Tabular):
     files: Mapping[str, int]
     skipped: Mapping[str, str]
     n_tokens: int
-    tokenizer: str | None
     languages: Mapping[str, int]
     alike: Sequence[tuple[str, str, float, str]]
     preview: Preview
@@ -69,7 +68,7 @@ class Survey(Tabular):
 
 
 def try_documents(
-    path: Path, *, tokenizer: str | None = None, endpoint: str | None = None, model: str | None = None, root: Path = Path()
+    path: Path, *, endpoint: str | None = None, model: str | None = None, root: Path = Path()
 ) -> Survey:  # fmt: skip
     """Collect the documents at `path` into `root`/runs/NAME/documents; write recipes/NAME/*.yaml, and the pilot in runs/NAME.
 
@@ -90,14 +89,13 @@ def try_documents(
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
     written, kept = write_own_recipes(name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)})
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
-    spans = token_spans(tokenizer)
-    n_tokens = sum(len(spans(document.text)) for document in read_rows(documents.documents_path))
+    n_words = sum(len(word_spans(document.text)) for document in read_rows(documents.documents_path))
     first = {
         document.source.partition(":")[0]: document
         for document in reversed(list(islice(read_rows(documents.documents_path), 99)))
     }
     shown = [*reversed(first.values())][:_N_PROMPTS]
-    passages = [split_passages(document, recipe.augment.passage_tokens, spans)[0] for document in shown]
+    passages = [split_passages(document, recipe.augment.passage_tokens, word_spans)[0] for document in shown]
     pairs = zip(shown, passages, strict=True)
     prompts = [render_prompts(Group(document, passage, STYLES["paraphrase"], 1)) for document, passage in pairs]
     prompts_path = folder / "prompts.txt"
@@ -106,7 +104,7 @@ def try_documents(
     return Survey(
         path=path, files={row["file"]: row["documents"] for row in documents.files() if row["documents"]},
         skipped={row["file"]: f"{row['where']}: {row['detail']}" for row in documents.skipped() if not row["left_out"]},
-        tokenizer=tokenizer, n_tokens=n_tokens if tokenizer else round(n_tokens * TOKENS_PER_WORD),
+        n_tokens=round(n_words * TOKENS_PER_WORD),
         languages=documents.counts["languages"], preview=preview(recipe), prompts=prompts, documents=documents,
         alike=list(_copies(rows)),
         prompts_path=prompts_path, recipes=tuple(written), kept=tuple(kept),
@@ -131,18 +129,13 @@ def _render_copy(copy: str, kept: str, alike: float, differs: str) -> str:
 
 def render_survey(survey: Survey) -> str:
     """Return the survey as text."""
-    costs, counted = survey.preview, survey.tokenizer
+    costs = survey.preview
     by_suffix = Counter(Path(name).suffix.lower() or "rows" for name in survey.files)
     suffixes = ", ".join(f"{suffix} {n:,}" for suffix, n in by_suffix.most_common())
-    note = (
-        f"counted by {counted}"
-        if counted
-        else f"an estimate: {TOKENS_PER_WORD} for each word or mark; --tokenizer NAME counts"
-    )
     rows = [
         ("read", f"{sum(survey.files.values()):,} documents in {len(survey.files):,} files ({suffixes})"),
         ("passages", f"{costs.n_passages:,}, the longest of {costs.longest:,} words and marks, {costs.n_words:,} in all"),
-        ("tokens", f"{survey.n_tokens:,} ({note})"),
+        ("tokens", f"{survey.n_tokens:,} (an estimate: {TOKENS_PER_WORD} for each word or mark)"),
         ("languages", listing(named_languages(survey.languages))),
         *(
             ("", f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}")

@@ -29,7 +29,6 @@ def add_try(verbs: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("documents", type=Path, metavar="FOLDER", help="folder or file with documents")
-    parser.add_argument("--tokenizer", metavar="NAME", help="count with this tokenizer: a folder, or a name on the hub")
     parser.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes")
     parser.add_argument(
         "--model", metavar="PATH", help="model that learns, for all recipes: a folder, or a name on the hub"
@@ -42,9 +41,7 @@ def _try(arguments: argparse.Namespace) -> int:
     from kinject.augment.pilot import render_commands
     from kinject.augment.survey import render_survey
 
-    survey = try_(
-        arguments.documents, tokenizer=arguments.tokenizer, endpoint=arguments.endpoint, model=arguments.model
-    )
+    survey = try_(arguments.documents, endpoint=arguments.endpoint, model=arguments.model)
     show(render_survey(survey))
     folder = min((*survey.recipes, *survey.kept)).parent
     counts = survey.preview.n_documents, *survey.pilot

@@ -171,9 +171,7 @@ Write the JSON schema of recipes. An editor with the YAML language server comple
 whose first line names it, as those of the shipped recipes do.
 
 examples:
-  kinject recipes schema                       write recipes/recipe.schema.json
-  kinject recipes schema mine/recipe.yaml      the same, and put the line into that recipe
-  kinject recipes schema --out -               print it"""
+  kinject recipes schema                       write recipes/recipe.schema.json"""
 
 
 def add_schema(verbs: Any) -> None:
@@ -182,118 +180,60 @@ def add_schema(verbs: Any) -> None:
         "schema", help="write the JSON schema of recipes, for editors", description=_SCHEMA,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("recipes", nargs="*", type=Path, help="recipes to which the line is added")
-    parser.add_argument(
-        "--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s; -: print it"
-    )
+    parser.add_argument("--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s")
     parser.set_defaults(run=_schema)
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    import json
-
     from kinject.augment.styles import STYLES
-    from kinject.recipe.schema import recipe_schema, schema_line, write_schema, write_schema_line
-    from kinject.recipe.yaml_lines import read_yaml
+    from kinject.recipe.schema import schema_line, write_schema
 
-    styles = {name: style.about for name, style in STYLES.items()}
-    if arguments.out == "-":
-        if arguments.recipes:
-            raise InputError("--out -: a recipe's line must name a file. Give --out a path, or no recipes.")
-        show(json.dumps(recipe_schema(styles), indent=1, ensure_ascii=False))
-        return 0
-    for recipe in arguments.recipes:
-        read_yaml(recipe)  # raises before anything is written if a file is missing or no YAML
     out = Path(arguments.out)
-    write_schema(styles, out)
+    write_schema({name: style.about for name, style in STYLES.items()}, out)
     show(out)
-    for recipe in arguments.recipes:
-        show(f"{recipe}: {'names it now' if write_schema_line(recipe, out) else 'names it already'}")
-    if not arguments.recipes:
-        show(f"first line of a recipe beside it: {schema_line(out.parent / 'recipe.yaml', out)}")
+    show(f"first line of a recipe beside it: {schema_line(out.parent / 'recipe.yaml', out)}")
     return 0
 
 
 _STYLES = """\
-List the styles of rewriting, show the prompts of one on a passage, or send one request to the generator
-of a recipe and print the answer with the verdict of the checks.
+List the styles of rewriting, or show the prompts of one on a passage.
 
 examples:
-  kinject recipes styles                                         all of them
-  kinject recipes styles plain --documents manual.md             the prompts of one on your first passage
-  kinject recipes styles plain --recipe recipes/augment.yaml --try    one answer of its generator"""
+  kinject recipes styles                                 all of them
+  kinject recipes styles plain --documents manual.md     the prompts of one on your first passage"""
 
 
 def add_styles(verbs: Any) -> None:
     """Add `kinject recipes styles`."""
     parser = verbs.add_parser(
-        "styles", help="list the styles of rewriting, show or try one", description=_STYLES,
+        "styles", help="list the styles of rewriting, or show one", description=_STYLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument(
-        "words", nargs="*", metavar="[STYLE] [section.key=value ...]",
-        help="name of a style, or a style file (YAML); overrides of the recipe",
-    )  # fmt: skip
-    parser.add_argument("--recipe", metavar="RECIPE", help="recipe with documents, style files and a generator")
-    parser.add_argument(
-        "--documents", type=Path, metavar="PATH", help="documents; default: the recipe's, or an example"
-    )
-    parser.add_argument(
-        "--passage", type=int, default=1, metavar="N", help="which passage of them; default: %(default)s"
-    )
-    parser.add_argument("--try", action="store_true", dest="attempt", help="send one request and print the verdict")
+    parser.add_argument("style", nargs="?", metavar="STYLE", help="name of a style, or a style file (YAML)")
+    parser.add_argument("--documents", type=Path, metavar="PATH", help="documents; default: an example")
     parser.set_defaults(run=_styles)
 
 
 def _styles(arguments: argparse.Namespace) -> int:
-    from kinject.augment.preview import find_passage, find_style, known_styles, render_prompts, try_style
-    from kinject.recipe import read_recipe
+    from kinject.augment.preview import find_style, first_group, render_prompts
+    from kinject.augment.styles import STYLES
 
-    overrides = [word for word in arguments.words if "=" in word]
-    name = next((word for word in arguments.words if "=" not in word), None)
-    recipe = read_recipe(Path(arguments.recipe), overrides, verb="augment") if arguments.recipe else None
-    if name is None:
-        styles = known_styles(recipe)
-        width = max(map(len, styles))
-        for key, style in styles.items():
-            show(f"{key:{width}}  {style.about}" + (f" ({style.source})" if style.source else ""))
+    if arguments.style is not None:
+        show(render_prompts(first_group(find_style(arguments.style), arguments.documents)))
         return 0
-    if arguments.passage < 1:
-        raise InputError(f"--passage: found {arguments.passage}, allowed: 1 or more.")
-    style = find_style(name, recipe)
-    group = find_passage(style, recipe, arguments.documents, arguments.passage)
-    if not arguments.attempt:
-        show(render_prompts(group))
-        return 0
-    if recipe is None:
-        raise InputError("--try: needs a generator. Give --recipe a recipe of kinject augment.")
-    if name != style.name:
-        files = [*recipe.augment.style_files, name]
-        recipe = read_recipe(Path(arguments.recipe), [*overrides, f"augment.style_files={files}"], verb="augment")
-    trial = try_style(group, recipe)
-    for text in trial.accepted:
-        show(f"accepted:\n{text}")
-    for reason, text in trial.refused:
-        show(f"refused, {reason}\n{text}\n")
-    if trial.nothing:
-        show("accepted: NONE, there is nothing to write")
-    if group.style.missing_need(group.source):
-        show(render_prompts(group).partition("\n")[0])
-    show(
-        f"{trial.n_requests} request{'' if trial.n_requests == 1 else 's'}"
-        + (f", cost {trial.cost:.4f}" if trial.cost else "")
-    )
-    return 0 if trial.accepted or trial.nothing else 1
+    width = max(map(len, STYLES))
+    for name, style in STYLES.items():
+        show(f"{name:{width}}  {style.about}" + (f" ({style.source})" if style.source else ""))
+    return 0
 
 
 _DATA = """\
 Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size, revision and
-checksums are printed first; a stopped download resumes.
+checksums are printed first.
 
 examples:
   kinject recipes data                                           what there is
-  kinject recipes data get mmlu instructions                     for recipes/studies/paper-mmlu.yaml
-  kinject recipes data get mmlu --from copied/                   from a copy of its files, without a network"""
+  kinject recipes data get mmlu instructions                     for recipes/studies/paper-mmlu.yaml"""
 
 
 def add_data(verbs: Any) -> None:
@@ -308,9 +248,6 @@ def add_data(verbs: Any) -> None:
     get = actions.add_parser("get", help="fetch data sets, or print what would be fetched")
     get.add_argument("names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them")
     get.add_argument("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
-    get.add_argument(
-        "--from", type=Path, dest="copy", metavar="FOLDER", help="a copy of the files as they are at the source"
-    )
     get.add_argument("--dry-run", action="store_true", help="print what would be fetched, then stop")
     get.set_defaults(run=_data_get)
 
@@ -330,7 +267,7 @@ def _data_get(arguments: argparse.Namespace) -> int:
     for data in find_data(arguments.names):
         show("\n".join(describe(data, arguments.out)), flush=True)
         if not arguments.dry_run:
-            data_files = get_data(data, arguments.out, arguments.copy)
+            data_files = get_data(data, arguments.out)
             state = "were there, unchanged" if data_files.was_there else "written and recorded"
             show(f"{data.name}: {len(data_files.paths):,} files {state}")
     return 0

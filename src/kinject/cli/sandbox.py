@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,6 @@ def _add_serve(actions: Any) -> None:
         "--fault", action="append", default=[], metavar="NAME=FRACTION",
         help="fraction of requests that get a fault, for example 429=0.05; may be repeated",
     )  # fmt: skip
-    serve.add_argument("--capacity", type=int, metavar="N", help="answer 429 above N concurrent requests")
-    serve.add_argument("--retry-after", type=float, metavar="SECONDS", help="header of 429, 500, 503 and 529")
-    serve.add_argument("--key-env", metavar="VARIABLE", help="require the key in this environment variable")
-    serve.add_argument("--revoke-after", type=int, metavar="N", help="refuse every key after N answers")
-    serve.add_argument("--seed", type=int, default=0, help="of the random faults (default: %(default)s)")
-    serve.add_argument(
-        "--by-request", action="store_true", help="choose faults by the content of a request, not by its number"
-    )
     serve.set_defaults(run=_serve)
 
 
@@ -126,8 +117,6 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     options = ServeOptions(
         latency=_at_least_0("--latency", arguments.latency), faults=dict(map(_fault, arguments.fault)),
-        capacity=arguments.capacity, key=_key(arguments.key_env), revoke_after=arguments.revoke_after,
-        retry_after=arguments.retry_after, seed=arguments.seed, by_request=arguments.by_request,
     )  # fmt: skip
     if not 0 <= arguments.port < 65536:
         raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
@@ -150,15 +139,6 @@ def _fault(text: str) -> tuple[str, float]:
         return name, float(fraction)
     except ValueError:
         raise InputError(f"--fault: found {text!r}, expected NAME=FRACTION, for example 429=0.05.") from None
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise InputError(f"--key-env: the environment variable {variable} is not set. Set it to the key to require.")
-    return key
 
 
 _DEMO = """\

@@ -1,4 +1,4 @@
-"""Conversations through a chat template: their tokens, the assistant's part, its thinking, and text that is left out.
+"""Conversations through a chat template: their tokens, the assistant's part, and text that is left out.
 
 The assistant's part is marked by the template's ``{% generation %}`` tags, as TRL does. A template without them is
 replaced by TRL's training template for it, if there is one; else the conversation is rendered turn by turn.
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
 from kinject.errors import InputError
@@ -23,28 +23,17 @@ if TYPE_CHECKING:
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of a message's thinking; transformers gives a template each of them."""
 
-_THINKING = re.compile(
-    r"<think>.*?</think>\s*"
-    r"|<\|channel\|>analysis<\|message\|>.*?<\|end\|>"
-    r"|<\|channel>thought\b.*?<channel\|>\s*"
-    r"|<\|start\|>assistant to=self<\|message\|>.*?<\|eom\|>"
-    r"|<\|START_THINKING\|>.*?<\|END_THINKING\|>\s*",
-    re.DOTALL,
-)
-"""Thinking as templates write it: Qwen, DeepSeek, GLM, Nemotron; gpt-oss; Gemma; Muse; Cohere."""
-
 
 @dataclass(frozen=True)
 class ChatFormat:
     """The settings by which conversations become tokens. `template` replaces the tokenizer's own, with `kwargs` as its
-    arguments. `assistant_only`: only the assistant's turns are learned, and with `thinking` mask not its thinking.
+    arguments. `assistant_only`: only the assistant's turns are learned.
     `allow_dropped`: text that the template leaves out is counted instead of refused.
     """
 
     assistant_only: bool = False
     template: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    thinking: Literal["learn", "mask"] = "learn"
     allow_dropped: bool = False
 
 
@@ -111,7 +100,7 @@ def encode_conversation(
     """Return (token ids, whether each is learned, tokens of the row's text that the template leaves out).
 
     Raises `InputError` if the template cannot be rendered, leaves text out without permission, or if the assistant's
-    part or its thinking cannot be found.
+    part cannot be found.
     """
     tools = [*row.tools] or None
     template = tokenizer.get_chat_template(chat.template, tools)
@@ -126,15 +115,13 @@ def encode_conversation(
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     ids: list[int] = encoded["input_ids"]
     learned = [True] * len(ids)
-    if (chat.assistant_only or chat.thinking == "mask") and not tokenizer.is_fast:
+    if chat.assistant_only and not tokenizer.is_fast:
         raise InputError(
             "this tokenizer is a slow one, which does not know the position of its tokens in the text, so the assistant's part "
-            "cannot be marked. Set trainer.assistant_only_loss: false and corpus.thinking: learn."
+            "cannot be marked. Set trainer.assistant_only_loss: false."
         )
     if chat.assistant_only:
         learned = _assistant_mask(row, tokenizer, template, options, text, encoded["offset_mapping"])
-    if chat.thinking == "mask":
-        learned = _without_thinking(row, text, encoded["offset_mapping"], learned)
     if not any(learned[1:]):
         raise InputError("the chat template leaves nothing of this row to learn. Remove the row.")
     n_lost = sum(len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) for _, part in lost)
@@ -184,24 +171,6 @@ def _assistant_mask(
             )
         spans.append((len(before), len(after)))
     return [any(low <= start < high for low, high in spans) for start, _ in offsets]
-
-
-def _without_thinking(
-    row: CorpusRow, text: str, offsets: Sequence[tuple[int, int]], learned: Sequence[bool]
-) -> list[bool]:
-    """Return `learned` without the tokens of thinking. Raises `InputError` for thinking in a form that is not known."""
-    spans = [match.span() for match in _THINKING.finditer(text)]
-    visible = _squash("".join(_THINKING.split(text)))
-    for name, part in conversation_texts(row):
-        if name.endswith("thinking") and _squash(part) in visible and _squash(part):
-            raise InputError(
-                f"{name}: the chat template writes it in a form that kinject does not know, so it cannot be masked. Set "
-                "corpus.thinking: learn."
-            )
-    return [
-        mark and not any(start < high and end > low for low, high in spans)
-        for mark, (start, end) in zip(learned, offsets, strict=True)
-    ]
 
 
 def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:

@@ -7,13 +7,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from operator import itemgetter
-from pathlib import Path
 
-from kinject.disk import check_regular, content_id, path_exists
-from kinject.errors import InputError
-from kinject.hub import find_source
+from kinject.disk import content_id
 from kinject.types import Document, Passage
 
 TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
@@ -41,19 +37,18 @@ _LOCATIONS = {"pages": "page", "sheets": "sheet", "slides": "slide"}
 """Keys of a document's `meta` that hold [[start, number or name], ...] -> the word for one of them."""
 
 
-def split_passages(document: Document, n_tokens: int, spans: TokenSpans, overlap: int = 0) -> list[Passage]:
+def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list[Passage]:
     """Return the passages of `document`: in order, together all its text except the space between them.
 
     None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A passage ends at the
     last end of a sentence, list item, table row or code block that fits, else at a line's end, and just after a heading
     only if what follows does not fit. A sentence, row or block that is longer than a passage is cut, between words if
-    possible, and `Passage.cut` is set. Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one before,
-    whole sentences if possible.
+    possible, and `Passage.cut` is set.
 
     A cut depends on the text before it and on the line that it falls into, so that a change of the text does not change
     earlier passages.
     """
-    return _Splitter(document, spans).passages(n_tokens, overlap)
+    return _Splitter(document, spans).passages(n_tokens)
 
 
 class _Splitter:
@@ -84,46 +79,41 @@ class _Splitter:
         meta = self._document.meta
         return [(word, *marks) for key, word in _LOCATIONS.items() if (marks := _read_marks(meta.get(key)))]
 
-    def passages(self, n_tokens: int, overlap: int) -> list[Passage]:
+    def passages(self, n_tokens: int) -> list[Passage]:
         """Return the passages of the document."""
         text = self._text
         if len(self._tokens) <= n_tokens:  # most documents of a corpus of short texts
             span = (*_trim(text, 0, len(text)), False)
             return [self._passage(span, (), "")] if text.strip() else []
-        cuts, is_cut = self._cuts(0, len(self._starts), n_tokens, overlap)
-        own_starts = [0, *(self._starts[cut] for cut in cuts[1:])]
-        starts = [0, *(self._overlapped(before, cut, n_tokens, overlap) for before, cut in pairwise(cuts))]
+        cuts, is_cut = self._cuts(0, len(self._starts), n_tokens)
+        starts = [0, *(self._starts[cut] for cut in cuts[1:])]
         spans = [
             (*_trim(text, start, stop), cut)
-            for start, own_start, stop, cut in zip(
-                starts, own_starts, [*own_starts[1:], len(text)], is_cut, strict=True
-            )
-            if text[own_start:stop].strip()
+            for start, stop, cut in zip(starts, [*starts[1:], len(text)], is_cut, strict=True)
+            if text[start:stop].strip()
         ]
         undivided = len(cuts) == 1
         paths = [()] * len(spans) if undivided else self._layout.paths(start for start, _, _ in spans)
         headers = [""] * len(spans) if undivided else [self._header(start, n_tokens)[1] for start, _, _ in spans]
         return [self._passage(*item) for item in zip(spans, paths, headers, strict=True)]
 
-    def _cuts(self, first: int, last: int, n_tokens: int, overlap: int) -> tuple[list[int], list[bool]]:
+    def _cuts(self, first: int, last: int, n_tokens: int) -> tuple[list[int], list[bool]]:
         """Return the boundaries in [first, last) at which passages begin, and whether each passage ends inside a unit."""
         cuts: list[int] = [first]
         is_cut: list[bool] = []
         end = self._indices[last] if last < len(self._indices) else len(self._tokens)
-        while first + 1 < last and end - self._indices[first] > (
-            budget := self._budget(first, cuts, n_tokens, overlap)
-        ):
+        while first + 1 < last and end - self._indices[first] > (budget := self._budget(first, n_tokens)):
             beyond = min(last, max(bisect_right(self._indices, self._indices[first] + budget), first + 2))
             first, cut = self._best_cut(first + 1, beyond)
             cuts.append(first)
             is_cut.append(cut)
         return cuts, [*is_cut, False]
 
-    def _budget(self, first: int, cuts: Sequence[int], n_tokens: int, overlap: int) -> int:
+    def _budget(self, first: int, n_tokens: int) -> int:
         """Return the most tokens of its own for the passage that begins at the boundary `first`."""
         if first == 0:
             return n_tokens
-        return max(1, n_tokens - overlap * (len(cuts) > 1) - self._header(self._starts[first], n_tokens)[0])
+        return max(1, n_tokens - self._header(self._starts[first], n_tokens)[0])
 
     def _best_cut(self, low: int, high: int) -> tuple[int, bool]:
         """Return an index in [low, high), after the last of the best ends that fit, and whether it cuts a unit in two."""
@@ -139,28 +129,6 @@ class _Splitter:
             if text[starts[cut]].isspace() or text[starts[cut] - 1].isspace():
                 return cut, True
         return high - 1, True
-
-    def _overlapped(self, before: int, cut: int, n_tokens: int, overlap: int) -> int:
-        """Return the start of the passage from the boundary `cut` on, moved back by at most `overlap` tokens.
-
-        It stays after the start of the passage from the boundary `before`.
-        """
-        unmoved = self._starts[cut]
-        if not overlap:
-            return unmoved
-        most = overlap + self._header(unmoved, n_tokens)[0]
-        earliest = _skip_space(self._text, self._starts[before])
-        by_space = unmoved
-        for index in range(max(before + 1, bisect_left(self._indices, self._indices[cut] - overlap)), cut):
-            start = self._starts[index]
-            n_more = self._indices[cut] - self._indices[index] + self._header(start, n_tokens)[0]
-            if n_more > most or _skip_space(self._text, start) <= earliest:
-                continue
-            if self._layout.follows_end(start):
-                return start
-            if by_space == unmoved and self._layout.follows_space(start):
-                by_space = start
-        return by_space
 
     def _header(self, start: int, n_tokens: int) -> tuple[int, str]:
         """Return (tokens, text) of the table head that a passage from `start` repeats; one of over half a passage is left out."""
@@ -229,17 +197,6 @@ class _Layout:
         """Return the span of the head of the table in whose body `start` is."""
         i = bisect_right(self.tables, start, key=itemgetter(1)) - 1
         return self.tables[i][:2] if i >= 0 and start < self.tables[i][2] else None
-
-    def follows_end(self, start: int) -> bool:
-        """Return whether nothing but space is between `start` and the best end before it."""
-        ends = self.endings[0][0]
-        i = bisect_right(ends, start) - 1
-        return i >= 0 and not self.text[ends[i] : start].strip()
-
-    def follows_space(self, start: int) -> bool:
-        """Return whether `start` is at a space, outside the blocks."""
-        text = self.text
-        return (text[start].isspace() or text[start - 1].isspace()) and not _is_inside(self.blocks, start)
 
 
 @dataclass
@@ -416,37 +373,3 @@ def sentences(text: str) -> list[str]:
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Return the (start, end) of each word and punctuation mark; a word of over 32 letters counts as several."""
     return [match.span() for match in (_ASCII_WORD if text.isascii() else _WORD).finditer(text)]
-
-
-def token_spans(tokenizer: str | None) -> TokenSpans:
-    """Return the tokens of a tokenizer folder or hub name as spans; words and punctuation marks if it is None.
-
-    Raises `InputError` when the tokenizer cannot be loaded or is not a fast one (no tokenizer.json).
-    """
-    if tokenizer is None:
-        return word_spans
-    from tokenizers import Tokenizer
-
-    source = find_source(tokenizer, "tokenizer")
-    path = Path(source)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if path_exists(file):
-        check_regular(file)
-    try:
-        loaded = Tokenizer.from_file(str(file)) if path_exists(path) else Tokenizer.from_pretrained(source)
-        loaded.no_truncation()
-        loaded.no_padding()
-        loaded.encode("a b", add_special_tokens=False)  # a broken file may fail only here
-    except BaseException as error:
-        # the library raises bare Exception, and for a failed assertion of its Rust a BaseException
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise InputError(
-            f"{tokenizer}: no tokenizer can be loaded ({' '.join(str(error).split())[:200] or type(error).__name__}). "
-            "Name a folder that holds tokenizer.json, or leave the tokenizer out to count words and punctuation marks."
-        ) from error
-
-    def spans(text: str) -> list[tuple[int, int]]:
-        return list(loaded.encode(text, add_special_tokens=False).offsets)
-
-    return spans

@@ -5,28 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from kinject.disk import (
-    file_hash,
-    lock_dir,
-    parse_json,
-    read_bytes,
-    read_jsonl,
-    refuse_existing,
-    write_json,
-    write_jsonl,
-    write_text,
-)
+from kinject.disk import file_hash, lock_dir, read_jsonl, refuse_existing, write_json, write_jsonl, write_text
 from kinject.documents import write_general_text
 from kinject.errors import InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
-from kinject.web import download
 
 RECORDS = "sources"
 """Folder, beside the data, of the records: NAME.json has revision, licence and the hash of every file written."""
@@ -49,7 +38,7 @@ class DataSet:
     source: str
     revision: str
     outputs: tuple[str, ...]
-    write: Callable[[DataSet, Path, Path, Path | None], None]
+    write: Callable[[DataSet, Path], None]
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -81,105 +70,65 @@ def command_for(path: str) -> str:
     return f"kinject recipes data get {names[0]}" if names else ""
 
 
-def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
-    """Fetch a data set into `folder`, or read a `copy` of its files as they are at the source.
+def get_data(data: DataSet, folder: Path) -> Fetched:
+    """Fetch a data set into `folder`, unless its record is there. Files are written completely or not at all.
 
-    A set that agrees with its record is kept. A stopped download continues; files are written completely or not at all.
-    Raises `InputError` if other files are in the way or a checksum differs, `EndpointError` and `DiskError`.
+    Raises `InputError` if other files are in the way, the hub cannot be reached or a checksum differs, and `DiskError`.
     """
-    record = folder / RECORDS / f"{data.name}.json"
+    record, outputs = folder / RECORDS / f"{data.name}.json", [folder / name for name in data.outputs]
     with lock_dir(folder / RECORDS):
         if record.exists():
-            return Fetched(data, _check_there(data, folder, record), was_there=True)
-        parts = folder / RECORDS / f"{data.name}.parts"
-        made, begun = parts / "made", parts / "moving"
-        if not begun.exists():  # else the files in the way are those of a run that was interrupted while it moved them
-            refuse_existing(folder / name for name in data.outputs)
-            shutil.rmtree(made, ignore_errors=True)
-            data.write(data, made, parts, copy)
-            write_text(begun, "")
-        for name in data.outputs:
-            if (made / name).exists():
-                os.replace(made / name, folder / name)
-        written = sorted(path for name in data.outputs for path in _files_below(folder / name))
+            return Fetched(data, tuple(path for output in outputs for path in _files_below(output)), was_there=True)
+        refuse_existing(outputs)
+        with TemporaryDirectory(prefix=".fetched-", dir=folder) as made:
+            data.write(data, Path(made))
+            for path in outputs:
+                if (Path(made) / path.name).exists():
+                    os.replace(Path(made) / path.name, path)
+        written = [path for output in outputs for path in _files_below(output)]
         hashes = {str(path.relative_to(folder)): file_hash(path) for path in written}
-        write_json(
-            record,
-            {
-                "name": data.name,
-                "source": data.source,
-                "revision": data.revision,
-                "licence": data.licence,
-                "files": hashes,
-            },
-        )
-        shutil.rmtree(parts)
+        about = {"name": data.name, "source": data.source, "revision": data.revision, "licence": data.licence}
+        write_json(record, {**about, "files": hashes})
     return Fetched(data, tuple(written), was_there=False)
-
-
-def _check_there(data: DataSet, folder: Path, record: Path) -> tuple[Path, ...]:
-    """Return the files of a data set. Raises `InputError` if they differ from its record."""
-    try:
-        recorded = parse_json(read_bytes(record))
-        revision, hashes = recorded["revision"], dict(recorded["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{record}: damaged ({error}). Delete it and the files of {data.name}, and fetch it again."
-        ) from error
-    if revision != data.revision:
-        raise InputError(
-            f"{record}: revision {revision} is there, and this version of kinject fetches {data.revision}. Move its files away, "
-            "or give another --out."
-        )
-    for name, expected in hashes.items():
-        path = folder / name
-        if not path.is_file() or file_hash(path) != expected:
-            state = "was changed" if path.is_file() else "is gone"
-            raise InputError(
-                f"{path}: {state} since it was fetched. Delete {record} and the files of {data.name}, and fetch it again."
-            )
-    return tuple(folder / name for name in hashes)
 
 
 def _files_below(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def _fetch_files(data: DataSet, parts: Path, copy: Path | None) -> dict[str, Path]:
-    """Return the files of a data set on the hub, checked: those of a `copy`, or downloaded into `parts`.
+def _fetch_files(data: DataSet) -> dict[str, Path]:
+    """Return the files of a data set, from the hub or its local cache, checked.
 
     Raises `InputError` if the hub cannot be reached or a checksum differs.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     paths = {}
     for name, expected in data.files.items():
-        path = (copy or parts) / name
-        if copy is None and not path.exists():
-            reason = unreachable_reason()
-            if reason:
-                raise InputError(
-                    f"{data.source}: {reason}. Fetch it where there is a network, or copy {', '.join(data.files)} into a "
-                    "folder and name it with --from."
-                )
-            download(f"{constants.ENDPOINT}/datasets/{data.source}/resolve/{data.revision}/{name}", path)
-        digest = file_hash(path)
-        if digest != expected:
+        try:
+            path = Path(hf_hub_download(data.source, name, repo_type="dataset", revision=data.revision))
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            reason = unreachable_reason() or " ".join(str(error).split())[:200]
             raise InputError(
-                f"{path}: SHA-256 {digest}, expected {expected} (revision {data.revision}). Delete the file and fetch it again."
+                f"{data.source}: {reason}. Fetch it where there is a network, or copy the hub's cache (HF_HOME) from there."
+            ) from error
+        if file_hash(path) != expected:
+            raise InputError(
+                f"{path}: SHA-256 is not {expected} (revision {data.revision}). Delete it, and fetch it again."
             )
         paths[name] = path
     return paths
 
 
-def _write_mmlu(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> None:
+def _write_mmlu(data: DataSet, folder: Path) -> None:
     """Write MMLU in its authors' layout: dev/, val/ and test/ with a CSV without header for each subject."""
-    from datasets import Dataset
+    from pandas import read_parquet  # type: ignore[import-untyped]
 
-    for name, path in _fetch_files(data, parts, copy).items():
+    for name, path in _fetch_files(data).items():
         split = _SPLITS[Path(name).name.partition("-")[0]]
         by_subject = defaultdict[str, list[list[str]]](list)
-        for row in Dataset.from_parquet(str(path), cache_dir=str(parts / "cache")):
+        for row in read_parquet(path).to_dict("records"):
             by_subject[row["subject"]].append([row["question"], *row["choices"], "ABCD"[row["answer"]]])
         for subject, rows in sorted(by_subject.items()):
             text = io.StringIO()
@@ -187,9 +136,9 @@ def _write_mmlu(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> 
             write_text(folder / "mmlu" / split / f"{subject}_{split}.csv", text.getvalue())
 
 
-def _write_instructions(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> None:
+def _write_instructions(data: DataSet, folder: Path) -> None:
     """Write rows of prompt and completion: an instruction, the text that it is about, and its answer."""
-    (path,) = _fetch_files(data, parts, copy).values()
+    (path,) = _fetch_files(data).values()
     rows = (
         {"prompt": "\n\n".join(filter(None, (row["instruction"].strip(), row["context"].strip()))) + "\n\n",
          "completion": row["response"].strip()}
@@ -198,9 +147,9 @@ def _write_instructions(data: DataSet, folder: Path, parts: Path, copy: Path | N
     write_jsonl(folder / "instructions.jsonl", rows)
 
 
-def _write_replay(data: DataSet, folder: Path, parts: Path, copy: Path | None) -> None:
+def _write_replay(data: DataSet, folder: Path) -> None:
     """Write general text: documents to replay, and others to watch."""
-    write_general_text(GENERAL_TEXT if copy is None else str(copy), folder, 20_000, 500)
+    write_general_text(GENERAL_TEXT, folder, 20_000, 500)
 
 
 _MMLU = {

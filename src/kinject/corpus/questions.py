@@ -304,19 +304,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
             actual = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
             expected = "expected question, options, and the letter of the correct one, between commas, without a header"
             raise InputError(f"{path}:{number}: {actual}, {expected}.")
-        for cell in cells:
-            inner = cell.split("\n")
-            if len(inner) > 1 and any(_is_row(line, len(cells)) for line in inner):
-                fault = "a cell over several lines holds a line that looks like a row. Close the quote before it"
-                raise InputError(f"{path}:{number}: {fault}, or write the question on one line.")
         question, *choices = (cell.replace("\r\n", "\n") for cell in cells[:-1])
         gold = ord(cells[-1].strip()) - ord("A")
         yield number, {"question": question, "choices": choices, "answer": gold, "subject": subject}
-
-
-def _is_row(line: str, n_cells: int) -> bool:
-    """Return whether a line of a cell has as many commas as a row and ends in a letter like one."""
-    return line.count(",") >= n_cells - 1 and _is_letter(line.rpartition(",")[2].strip(), n_cells - 2)
 
 
 def _is_letter(text: str, n: int) -> bool:

@@ -335,10 +335,10 @@ class AnswerJudge:
 
     async def _request_grade(self, sender: Sender, item: Written) -> Grade | None:
         """Return the judge's grade; an unclear answer is asked again. A failed request gives none."""
-        plain, structured = grading_request(*item)
+        messages = grading_request(*item)
         for attempt in range(_MAX_REQUESTS):
             try:
-                completion = await sender.send(plain, request_seed("grade", self.seed, plain, attempt), structured)
+                completion = await sender.send(messages, request_seed("grade", self.seed, messages, attempt))
             except EndpointError as error:
                 if error.fatal:
                     raise

@@ -287,7 +287,7 @@ def read_passages(section: RetrievalSection, documents: DocumentsSection | None 
     by_id: dict[str, Passage] = {}
     for path in section.documents:
         for document in read_documents(Path(path), documents):
-            for passage in split_passages(document, section.passage_tokens, word_spans, section.overlap):
+            for passage in split_passages(document, section.passage_tokens, word_spans):
                 by_id.setdefault(passage.id, passage)
     return list(by_id.values())
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from kinject.errors import EndpointError
 from kinject.llm.chat import sampling_options
-from kinject.llm.generator import Generator, Stopped, Structure, Transient
+from kinject.llm.generator import Generator, Stopped, Transient
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message
 
 SandboxWriter = Callable[[list[Message], int], Completion]
 """Answers messages without a model: (messages, seed) -> the answer."""
 
-__all__ = ["Generator", "SandboxWriter", "Stopped", "Structure", "Transient", "generator_identity", "open_generator"]
+__all__ = ["Generator", "SandboxWriter", "Stopped", "Transient", "generator_identity", "open_generator"]
 
 
 def generator_identity(section: GeneratorSection) -> dict[str, Any]:
@@ -70,7 +70,7 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
 
     name, identity = f"openai:{section.model}", generator_identity(section)
     async with Endpoint(section) as endpoint:
-        yield Generator(name, identity, True, endpoint.complete, structured=True)
+        yield Generator(name, identity, True, endpoint.complete)
 
 
 @asynccontextmanager

@@ -1,40 +1,34 @@
-"""Sends each request to the endpoint that is expected to answer soonest; leaves alone those that fail, for growing pauses."""
+"""Sends each request to the endpoint that is expected to answer soonest. A fault doubles what is expected of an endpoint."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 from kinject.llm.generator import Generator, Transient
 from kinject.llm.limits import Limits, RateLimit
 from kinject.types import Usage
 
-log = logging.getLogger(__name__)
-
-FIRST_ENDPOINT_PAUSE, LONGEST_ENDPOINT_PAUSE = 0.5, 30.0
-"""Seconds for which an endpoint is left alone after its faults, doubled each time, before one request tries it again."""
-_FAULTS_UNTIL_PAUSE = 3
-"""Faults in a row, without an answer in between."""
 _NEWEST = 0.1
 """Weight of the newest answer in the mean latency."""
+_LEAST_LATENCY, _MOST_LATENCY = 0.1, 60.0
+"""Seconds that an endpoint is taken to need after a fault, doubled each time, so that the others get the requests."""
 _GROWTH = 0.1
 """Added to the concurrency limit by each answer; each refusal for overload subtracts 1."""
 
 
-@dataclass
+@dataclass(eq=False)
 class EndpointState:
     """One endpoint of a run: its generator and limits, its requests in flight, its latency and its faults.
 
     `name` is its key in the recipe, "" for the only one. `most_in_flight` starts at the recipe's concurrency and follows
     the endpoint's capacity: of a burst of four times the capacity three in four are refused, which leaves the capacity.
-    `latency` is the exponentially weighted mean of the seconds of an answer, 0 before the first. `closed` holds the
-    error after which it gets no further request.
+    `latency` is the exponentially weighted mean of the seconds of an answer, 0 before the first, longer after faults.
+    `closed` holds the error after which it gets no further request.
     """
 
     name: str
@@ -53,41 +47,30 @@ class EndpointState:
         self.most_in_flight = float(self.limits.concurrency)
         self.requests = RateLimit(self.limits.requests_per_minute, f"{prefix}requests_per_minute")
         self.tokens = RateLimit(self.limits.tokens_per_minute, f"{prefix}tokens_per_minute")
-        self._pause = self._paused_until = 0.0
-        self._faults_in_a_row = 0
-        self._trying = False
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether it failed and has not answered since."""
-        return bool(self._pause)
-
-    @property
-    def expected_wait(self) -> tuple[float, float]:
+    def expected_wait(self, units: float) -> tuple[float, float]:
         """Seconds until it has answered its requests in flight and one more; before the first answers, the load decides.
 
         That of Finagle's Peak EWMA (mean latency times requests in flight), over the endpoint's capacity.
         """
         load = (self.in_flight + 1) / self.most_in_flight
-        return self.latency * load, load
+        return self._wait_for_rates(units) + self.latency * load, load
 
     def wait(self, units: float) -> float:
         """Return the seconds until it can take a request of `units` tokens; infinite if that depends on another's end."""
-        if self.closed or self.in_flight >= int(self.most_in_flight) or self._trying:
-            return math.inf
-        pause = self._paused_until - monotonic() if self._pause else 0.0
-        return max(pause, self.requests.wait(), self.tokens.wait(units), 0.0)
+        return math.inf if self.in_flight >= int(self.most_in_flight) else self._wait_for_rates(units)
+
+    def _wait_for_rates(self, units: float) -> float:
+        return max(self.requests.wait(), self.tokens.wait(units))
 
     def take(self, units: float) -> list[float]:
         """Count a request as in flight; return the entry of its tokens, for `tokens.settle`."""
-        self._trying = self.is_paused
         self.in_flight += 1
         self.requests.take()
         return self.tokens.take(units)
 
     def leave(self, *, overloaded: bool) -> None:
         """Count a request as ended."""
-        self._trying = False
         self.in_flight -= 1
         changed = self.most_in_flight + (-1 if overloaded else _GROWTH)
         self.most_in_flight = max(1.0, min(float(self.limits.concurrency), changed))
@@ -97,23 +80,11 @@ class EndpointState:
         self.n_answered += 1
         self.usage = self.usage + usage
         self.latency += (seconds - self.latency) * (_NEWEST if self.latency else 1.0)
-        self._pause = 0.0
-        self._faults_in_a_row = 0
 
-    def record_fault(self, fault: Transient, longest_wait: float) -> None:
-        """Count a fault; an endpoint that gives nothing but faults, or asks for a pause, is left alone for a while."""
+    def record_fault(self, fault: Transient) -> None:
+        """Count a fault."""
         self.faults[fault.kind] += 1
-        overloaded = fault.kind == "overload"
-        self._faults_in_a_row += not overloaded or self.most_in_flight <= 1
-        now = monotonic()
-        if self._faults_in_a_row >= _FAULTS_UNTIL_PAUSE and now >= self._paused_until:
-            self._pause = min(2 * self._pause, LONGEST_ENDPOINT_PAUSE) or FIRST_ENDPOINT_PAUSE
-            self._paused_until = now + self._pause
-            if self._pause == FIRST_ENDPOINT_PAUSE:
-                log.warning(f"{fault} {self.name} gets no requests for a while; the other endpoints continue.")
-        if fault.retry_after and overloaded:
-            self._pause = self._pause or FIRST_ENDPOINT_PAUSE
-            self._paused_until = max(self._paused_until, now + min(fault.retry_after, longest_wait))
+        self.latency = min(max(2 * self.latency, fault.retry_after or 0.0, _LEAST_LATENCY), _MOST_LATENCY)
 
     def counts(self, n_answered: int) -> dict[str, Any]:
         """Return the manifest's entry; `n_answered` are the answers of all endpoints."""
@@ -138,11 +109,11 @@ class Turn:
 class _Waiting:
     future: asyncio.Future[Turn | None]
     units: float
-    avoid: EndpointState | None
+    failed: Collection[EndpointState]
 
 
 class LoadBalancer:
-    """Gives each request, in order, an endpoint that can take it now: the one with the least expected wait."""
+    """Gives each request, in order, its turn at the endpoint with the least expected wait."""
 
     def __init__(self, endpoints: Sequence[EndpointState], stopping: Callable[[], bool]) -> None:
         self.endpoints = endpoints
@@ -150,14 +121,14 @@ class LoadBalancer:
         self._waiting: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def enter(self, units: float, avoid: EndpointState | None = None) -> Turn | None:
-        """Return the turn of a request of `units` tokens, elsewhere than at `avoid` if possible; None at the end of the run.
+    async def enter(self, units: float, failed: Collection[EndpointState] = ()) -> Turn | None:
+        """Return the turn of a request of `units` tokens, at none of `failed` if possible; None at the end of the run.
 
         Raises `EndpointError` if an endpoint could never take it.
         """
         for endpoint in self.endpoints:
             endpoint.tokens.check(units)
-        waiting = _Waiting(asyncio.get_running_loop().create_future(), units, avoid)
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), units, failed)
         self._waiting.append(waiting)
         self._wake()
         try:
@@ -181,15 +152,9 @@ class LoadBalancer:
             if not future.done():
                 future.set_result(None)
 
-    def others_continue(self, endpoint: EndpointState) -> bool:
-        """Return whether another endpoint than this one answers, as far as is known."""
-        return any(not (other is endpoint or other.closed or other.is_paused) for other in self.endpoints)
-
-    def _best(self, units: float, avoid: EndpointState | None) -> EndpointState | None:
-        """Return the endpoint that can take a request now and has the least expected wait, None if there is none."""
-        ready = [endpoint for endpoint in self.endpoints if not endpoint.wait(units)]
-        others = [endpoint for endpoint in ready if endpoint is not avoid]
-        return min(others or ready, key=lambda endpoint: endpoint.expected_wait, default=None)
+    def others(self, failed: Collection[EndpointState]) -> list[EndpointState]:
+        """Return the endpoints that are open and not in `failed`."""
+        return [endpoint for endpoint in self.endpoints if not endpoint.closed and endpoint not in failed]
 
     def _wake(self) -> None:
         """Give the first waiting requests their turn; if no endpoint can take one, try again as soon as one can."""
@@ -203,9 +168,10 @@ class LoadBalancer:
             if first.future.done():
                 self._waiting.popleft()
                 continue
-            endpoint = self._best(first.units, first.avoid)
-            if endpoint is None:
-                wait = min(candidate.wait(first.units) for candidate in self.endpoints)
+            fitting = self.others(first.failed) or self.others(())
+            endpoint = min(fitting, key=lambda endpoint: endpoint.expected_wait(first.units))
+            wait = endpoint.wait(first.units)
+            if wait:
                 if math.isfinite(wait):
                     self._timer = asyncio.get_running_loop().call_later(wait, self._wake)
                 return
@@ -216,7 +182,7 @@ class LoadBalancer:
         """Return how many endpoints answer, and which do not; "" for one endpoint."""
         if len(self.endpoints) == 1:
             return ""
-        down = [endpoint.name for endpoint in self.endpoints if endpoint.closed or endpoint.is_paused]
+        down = [endpoint.name for endpoint in self.endpoints if endpoint.closed]
         without = f", no answers from {', '.join(down)}" if down else ""
         return f"{len(self.endpoints)} endpoints{without}"
 

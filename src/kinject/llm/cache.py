@@ -32,9 +32,9 @@ _Row = tuple[bytes, str, str, int, int, int, str, str]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
 
 
-def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: int, structure: object = None) -> bytes:
-    """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages, seed, structure."""
-    parts = [identity, messages, seed] if structure is None else [identity, messages, seed, structure]
+def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: int) -> bytes:
+    """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages, seed."""
+    parts = [identity, messages, seed]
     return hashlib.blake2b(_ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
-from kinject.llm.generator import Structure, json_in
 from kinject.recipe import GeneratorSection
 from kinject.types import Message, Usage
 
@@ -26,9 +25,6 @@ _REFUSED = re.compile(
     r"|only [\d.]+ is (?:allowed|supported|permitted)|cannot both be",
     re.IGNORECASE,
 )
-_ABOUT_STRUCTURE = re.compile(r"response.?format|json.?schema|structured|guided|grammar", re.IGNORECASE)
-_STRUCTURES = ("json_schema", "json_object")
-"""Types of response_format, the best first: JSON by a schema, and any JSON object."""
 _LONGEST_ERROR = 10_000
 
 
@@ -57,32 +53,18 @@ class Parameters:
         by_openai = (urlsplit(url).hostname or "").endswith(".openai.com")
         self._length = _LENGTHS[by_openai]
         self._refused: set[str] = set()
-        self._structures = list(_STRUCTURES)
         self._options = _present_fields(section, OPTIONS) | dict(section.extra_body or {})
 
-    def body(self, messages: Sequence[Message], seed: int, structure: Structure | None = None) -> dict[str, Any]:
-        """Return the body of a request: with `structure`, for JSON if the endpoint writes it."""
+    def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
+        """Return the body of a request."""
         section = self._section
-        structured = structure if self._structures else None
-        body: dict[str, Any] = {"model": section.model, "messages": structured.messages if structured else messages}
+        body: dict[str, Any] = {"model": section.model, "messages": messages}
         if "temperature" not in self._refused:
             body["temperature"] = section.sampling_temperature
         body[self._length] = section.max_tokens
         if "seed" not in self._refused:
             body["seed"] = seed
-        if structured:
-            schema = {"name": structured.name, "strict": True, "schema": structured.schema}
-            form = self._structures[0]
-            body["response_format"] = {"type": form} | ({"json_schema": schema} if form == "json_schema" else {})
         return {key: value for key, value in {**body, **self._options}.items() if value is not None}
-
-    def check_structure(self, sent: Mapping[str, Any], text: str) -> None:
-        """Note that the endpoint ignores response_format, if an answer to a body with it is no JSON."""
-        if "response_format" in sent and self._structures and json_in(text) is None:
-            log.warning(
-                f"{self._url}: it writes no JSON although it takes response_format; lists are asked for in lines."
-            )
-            self._structures.clear()
 
     def learn(self, sent: Mapping[str, Any], reply: bytes) -> bool:
         """Return whether another body may be taken after a 400 or 422 (`reply`) to the body `sent`.
@@ -90,8 +72,6 @@ class Parameters:
         Raises `EndpointError` (fatal) if the endpoint refuses a parameter that the recipe asks for, or any limit of length.
         """
         name = refused_parameter(reply, [key for key in sent if key not in ("model", "messages", "prompt")])
-        if name in (None, "response_format") and "response_format" in sent:
-            return self._learn_structure(sent["response_format"]["type"], reply)
         if name is None:
             return False
         if name not in self.body((), 0):  # learned meanwhile from the reply to another request
@@ -113,16 +93,6 @@ class Parameters:
             )
         else:
             log.warning(f"{self._url}: it takes no seed; without the cache, a rerun would get other answers.")
-        return True
-
-    def _learn_structure(self, form: str, reply: bytes) -> bool:
-        """Return whether a request with this type of response_format failed because of it."""
-        text = reply[:_LONGEST_ERROR].decode("utf-8", "replace")
-        if not _ABOUT_STRUCTURE.search(text):
-            return False
-        if form in self._structures:  # else learned meanwhile
-            self._structures.remove(form)
-            log.info(f"{self._url}: it does not take response_format {form} ({self._shown(text)}).")
         return True
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from kinject.errors import EndpointError
 from kinject.llm.chat import read_usage
 from kinject.llm.endpoint import Endpoint
-from kinject.llm.generator import Structure, Transient
+from kinject.llm.generator import Transient
 from kinject.llm.replies import Reply, error_of
 from kinject.types import Completion, Message, Usage
 
@@ -41,7 +41,7 @@ class CompletionsEndpoint(Endpoint):
 
     route = "completions"
 
-    async def complete(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
+    async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the text that the model writes, a number of tokens, or a choice's log-prob as JSON, by the roles.
 
         Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a fatal error.

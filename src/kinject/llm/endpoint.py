@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import os
@@ -17,12 +18,11 @@ from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
 from kinject.llm.chat import Parameters
-from kinject.llm.generator import Structure, Transient
+from kinject.llm.generator import Transient
 from kinject.llm.replies import Reply, error_of, parse_completion, printable, retry_after, status_in_body
 from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
 from kinject.types import Completion, Message, Usage
-from kinject.web import is_loopback
 
 if TYPE_CHECKING:
     import httpx2
@@ -95,21 +95,12 @@ class Endpoint:
     ) -> None:
         await self._client.close()
 
-    async def complete(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
+    async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the endpoint's answer, unchecked.
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
-        bodies: list[dict[str, Any]] = []
-
-        def make_body() -> dict[str, Any]:
-            bodies.append(self._parameters.body(messages, seed, structure))
-            return bodies[-1]
-
-        completion = await self.exchange(make_body, self.parse)
-        if structure and completion.finish_reason in ("stop", ""):
-            self._parameters.check_structure(bodies[-1], completion.text)
-        return completion
+        return await self.exchange(lambda: self._parameters.body(messages, seed), self.parse)
 
     async def exchange(
         self, make_body: Callable[[], dict[str, Any]], read: Callable[[bytes], Completion], *, learns: bool = True
@@ -301,3 +292,12 @@ def _api_key(variable: str, url: str) -> str:
         "(or name another variable with api_key_env).",
         fatal=True,
     )
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether `url` names this machine."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # an unclosed bracket, or a name
+        return False

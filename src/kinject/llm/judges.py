@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from kinject.llm.chat import split_thinking
-from kinject.llm.generator import Structure, json_in
 from kinject.llm.prompt_injection import escape_tags
 from kinject.types import Message
 
@@ -51,25 +50,15 @@ ABSTAINED: it says, in any language, that it does not know or cannot tell, and s
 """
 _NONE_ACCEPTED = "No answer is accepted, because nobody knows one: an answer that states any is WRONG."
 _AS_WORD = "Write one word and nothing else: CORRECT, WRONG or ABSTAINED."
-_AS_JSON = 'Write one JSON object and nothing else: {"grade": "CORRECT"}, with CORRECT, WRONG or ABSTAINED.'
-_SCHEMA = {
-    "type": "object", "properties": {"grade": {"type": "string", "enum": [grade.upper() for grade in GRADES]}},
-    "required": ["grade"], "additionalProperties": False,
-}  # fmt: skip
 _TAGS = ("question", "accepted", "answer")
 
 
-def grading_request(question: str, accepted: Sequence[str], text: str) -> tuple[list[Message], Structure]:
-    """Return the messages that ask for the grade of a written `text`, and the same for an endpoint that writes JSON."""
+def grading_request(question: str, accepted: Sequence[str], text: str) -> list[Message]:
+    """Return the messages that ask for the grade of a written `text`."""
     listed = "\n".join(f"- {' '.join(answer.split())}" for answer in accepted)
     parts = zip(_TAGS, (question, listed or _NONE_ACCEPTED, text), strict=True)
     shown = "\n\n".join(f"<{tag}>\n{escape_tags(part)}\n</{tag}>" for tag, part in parts)
-    plain, structured = (_messages(f"{shown}\n\n{_TASK}{form}") for form in (_AS_WORD, _AS_JSON))
-    return plain, Structure("grade", _SCHEMA, structured)
-
-
-def _messages(content: str) -> list[Message]:
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": f"{shown}\n\n{_TASK}{_AS_WORD}"}]
 
 
 def graded_in(messages: Sequence[Message]) -> tuple[str, list[str], str] | None:
@@ -83,13 +72,11 @@ def graded_in(messages: Sequence[Message]) -> tuple[str, list[str], str] | None:
 
 
 def read_grade(answer: str) -> Grade | None:
-    """Return the grade in a judge's answer: JSON, or a line that is one word; None if there is none, or several differ.
+    """Return the grade in a judge's answer, a line that is one word; None if there is none, or several differ.
 
     Nothing else in the answer counts, so that a judge that repeats the text which it grades gives no grade by it.
     """
     answer = split_thinking(answer)[1].strip()
-    value = json_in(answer)
-    lines = [str(value.get("grade", ""))] if value is not None else answer.splitlines()
-    words = {line.strip(" \t*_`\"'.").lower() for line in lines}
+    words = {line.strip(" \t*_`\"'.").lower() for line in answer.splitlines()}
     grades = [grade for grade in GRADES if grade in words]
     return grades[0] if len(grades) == 1 else None

@@ -22,7 +22,7 @@ from kinject.llm import SandboxWriter, open_generator
 from kinject.llm.balance import EndpointState, LoadBalancer, Turn
 from kinject.llm.cache import AnswerCache, request_key
 from kinject.llm.chat import with_thinking
-from kinject.llm.generator import Generator, Stopped, Structure, Transient
+from kinject.llm.generator import Generator, Stopped, Transient
 from kinject.llm.limits import Budget, Limits, SharedBudget
 from kinject.recipe import GeneratorSection
 from kinject.signals import handled_by, interruption
@@ -144,17 +144,14 @@ class Sender:
         cost = f"cost {self.budget.spent:.4f}" if self.budget.spent else ""
         return ", ".join(part for part in (text, cost, self._balancer.status()) if part)
 
-    async def send(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
-        """Return the answer from the cache or from a generator: with `structure`, JSON where an endpoint writes it.
+    async def send(self, messages: list[Message], seed: int) -> Completion:
+        """Return the answer from the cache or from a generator.
 
         Raises `EndpointError` if there is none (fatal: nor for any other request) and `Stopped` where the run is ending.
         """
-        if not self.generator.structured:
-            structure = None
         if self._cache is None:
-            return await self._request(messages, seed, structure)
-        schema = (structure.name, structure.schema) if structure else None
-        key = request_key(self.generator.identity, messages, seed, schema)
+            return await self._request(messages, seed)
+        key = request_key(self.generator.identity, messages, seed)
         stored = self._cache.get(key)
         if stored is not None:
             self.traffic.n_cached += 1
@@ -164,7 +161,7 @@ class Sender:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
-            completion = await self._request(messages, seed, structure, key)
+            completion = await self._request(messages, seed, key)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else Stopped())
             future.exception()  # retrieved: there may be no other waiter
@@ -174,9 +171,7 @@ class Sender:
         future.set_result(completion)
         return completion
 
-    async def _request(
-        self, messages: list[Message], seed: int, structure: Structure | None, key: bytes | None = None
-    ) -> Completion:
+    async def _request(self, messages: list[Message], seed: int, key: bytes | None = None) -> Completion:
         """Send until answered; store the answer under `key`.
 
         Endpoints that are overloaded, or unreachable after they answered, are tried again for `MAX_SILENCE`.
@@ -185,14 +180,15 @@ class Sender:
         most_out = int(self.generator.identity.get("max_tokens") or 0)
         tries = n_waits = 0
         n_answered = self.traffic.n_answered
-        failed_at: EndpointState | None = None
+        failed = list[EndpointState]()
         while True:
-            turn = await self._balancer.enter(tokens_in + most_out, failed_at)
+            turn = await self._balancer.enter(tokens_in + most_out, failed)
             if turn is None:
                 raise Stopped
-            endpoint = failed_at = turn.endpoint
+            endpoint = turn.endpoint
+            failed.append(endpoint)
             try:
-                completion = await self._try(turn, messages, seed, structure, tokens_in, most_out)
+                completion = await self._try(turn, messages, seed, tokens_in, most_out)
             except Transient as fault:
                 failure = fault
             except EndpointError as error:
@@ -215,8 +211,9 @@ class Sender:
                 tries += 1
                 if tries >= N_TRIES:
                     raise self._failed(failure) from failure
-            if self._balancer.others_continue(endpoint):
+            if self._balancer.others(failed):
                 continue
+            failed.clear()
             # While others get answers, the adaptive concurrency limits the load; long pauses would leave connections idle.
             others_pass = monotonic() - self._last_answer < _ALIVE
             await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
@@ -238,9 +235,7 @@ class Sender:
             self._silent_since = now
         return now - self._silent_since > MAX_SILENCE
 
-    async def _try(
-        self, turn: Turn, messages: list[Message], seed: int, structure: Structure | None, tokens_in: float, most_out: int
-    ) -> Completion:  # fmt: skip
+    async def _try(self, turn: Turn, messages: list[Message], seed: int, tokens_in: float, most_out: int) -> Completion:
         """Send once, within all limits, and end the turn."""
         endpoint, overloaded = turn.endpoint, False
         used = Usage()
@@ -255,15 +250,13 @@ class Sender:
             endpoint.n_sent += 1
             start = monotonic()
             try:
-                arguments = (messages, seed, structure) if structure else (messages, seed)
-                completion = self._with_usage(await endpoint.generator.complete(*arguments), tokens_in, most_out)
+                completion = self._with_usage(await endpoint.generator.complete(messages, seed), tokens_in, most_out)
                 used = completion.usage
                 endpoint.record_answer(used, monotonic() - start)
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
                 used = self._record_lost(endpoint, fault, tokens_in, most_out)
-                if len(self._endpoints) > 1:
-                    endpoint.record_fault(fault, LONGEST_WAIT)
+                endpoint.record_fault(fault)
                 raise
             finally:
                 self.budget.settle(reserved, used.tokens_in, used.tokens_out)

@@ -163,10 +163,6 @@ _EVAL = (
              "found {0}, which grades nothing. Allowed: openai (an endpoint) or transformers."),
     Conflict("eval.budget", lambda r, f: _free(r.eval.budget, r.eval.judge, *(m.endpoint for m in r.eval.endpoints().values())),
              "needs price_in and price_out of an endpoint or the judge: without prices all is free."),
-    Conflict("eval.retrieval.overlap",
-             lambda r, f: [(s.overlap, (s.passage_tokens - 1) // 2) for s in (r.eval.retrieval,)
-                           if s is not None and s.overlap >= s.passage_tokens // 2],
-             "found {0}, allowed: 0 to {1}, less than half of passage_tokens."),
 )  # fmt: skip
 
 
@@ -205,8 +201,6 @@ _AUGMENT = (
 _QUESTIONS = (
     Conflict("questions.generator.kind", lambda r, f: r.questions.generator.kind == "file",
              "questions need a model to ask; kind: file has none."),
-    Conflict("questions.kinds", lambda r, f: {*r.questions.kinds} == {"unanswerable"},
-             "found unanswerable alone; such questions are near others on the passage. Add choices or open."),
     Conflict("questions.budget", lambda r, f: _free(r.questions.budget, r.questions.generator),
              "needs questions.generator.price_in and price_out: without prices all is free."),
 )  # fmt: skip

@@ -105,9 +105,6 @@ class CorpusSection:
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None, help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}."
     )
-    thinking: Literal["learn", "mask"] = option(
-        "learn", help="Thinking in the assistant's turns (reasoning_content, <think>): learned, or read only."
-    )
     cache_dir: str = option(
         "runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.", path="output"
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from kinject.disk import read_bytes, write_text
+from kinject.disk import write_text
 from kinject.recipe.check import is_required
 from kinject.recipe.library_fields import (
     ADAPTER_REFUSED,
@@ -70,17 +70,6 @@ def recipe_schema(styles: Mapping[str, str]) -> Schema:
 def schema_line(recipe: Path, schema: Path = FILE) -> str:
     """Return the first line of `recipe` that names `schema`, for editors that run the YAML language server."""
     return f"{_PREFIX}{Path(os.path.relpath(schema.resolve(), recipe.resolve().parent)).as_posix()}"
-
-
-def write_schema_line(recipe: Path, schema: Path = FILE) -> bool:
-    """Write the line that names `schema` at the top of `recipe`, replacing another such line; return whether it changed."""
-    text = read_bytes(recipe).decode("utf-8")
-    line = schema_line(recipe, schema)
-    lines = [line, *(other for other in text.splitlines() if not other.startswith(_PREFIX))]
-    changed = "\n".join(lines) + "\n"
-    if changed != text:
-        write_text(recipe, changed)
-    return changed != text
 
 
 def write_schema(styles: Mapping[str, str], path: Path = FILE) -> None:

@@ -284,10 +284,9 @@ class QuestionsSection:
 
     documents: str = option(help="Documents, as for augment.", path="documents")
     generator: GeneratorSection = option(help="The writer of the questions, which also checks them.")
-    kinds: tuple[Literal["choices", "open", "unanswerable"], ...] = option(
+    kinds: tuple[Literal["choices", "open"], ...] = option(
         ("choices",),
-        help="choices: four of them; open: a short answer with its other forms (with choices: of the same questions); "
-        "unanswerable: questions near the passage that no document answers, in a file of their own.",
+        help="choices: four of them; open: a short answer (with choices: of the same questions).",
         nonempty=True,
     )
     n_questions: int = option(2, help="Questions kept of each passage, the most specific ones.", min=1, max=100)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NEED_WHOLE = ("loss_tile", "stochastic_rounding", "muon")
-"""Techniques that read or write whole weights in each process."""
-
 
 def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:
     """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus.
@@ -219,9 +216,7 @@ def set_chat_template(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -
     kwargs = corpus.chat_template_kwargs or {}
     if fault := kwargs_fault(kwargs, template, tokenizer.chat_template):
         raise recipe.error("corpus.chat_template_kwargs", fault)
-    return ChatFormat(assistant_only, template, kwargs, corpus.thinking, corpus.allow_dropped_tokens), [note] * bool(
-        note
-    )
+    return ChatFormat(assistant_only, template, kwargs, corpus.allow_dropped_tokens), [note] * bool(note)
 
 
 def _read_chat_template(recipe: TrainRecipe, path: str) -> str:

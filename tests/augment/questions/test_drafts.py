@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from kinject.augment.prompts import Source
@@ -106,16 +104,3 @@ def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favour
         assert [draft.choices for draft in read_drafts(written)] == [draft.choices for draft in read_drafts(written)]
     assert len(positions) == 400
     assert all(70 <= positions.count(position) <= 130 for position in range(4))  # 100 +- 3.5 standard deviations
-
-
-def test_json_gives_the_same_drafts_as_lines_and_nothing_that_is_no_text() -> None:
-    row = {
-        "question": GOOD.question,
-        "answer": GOOD.answer,
-        "wrong": list(GOOD.wrong),
-        "sentence": f'"{GOOD.sentence}"',
-    }
-    assert read_drafts(json.dumps({"questions": [row, row]})) == [GOOD, GOOD]
-    odd = {"question": 3, "answer": GOOD.answer, "wrong": ["a", None, "b\nc"], "sentence": None}
-    assert read_drafts(json.dumps({"questions": [odd, "x"]})) == [Draft("", GOOD.answer, ("a", "b c"), "")]
-    assert read_drafts('{"questions": 1}') == read_drafts('{"other": []}') == []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from kinject.cli import main
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl, read_manifest
 from kinject.errors import EndpointError, InputError
-from kinject.llm.generator import json_in
 from kinject.llm.prompt_injection import escape_tags
 from kinject.recipe import Recipe, read_recipe
 from kinject.sandbox.grammar import parse_entry
@@ -281,78 +279,14 @@ def test_the_command_prints_the_table_and_ends_with_1_when_short(
     assert "Short by 12" in capsys.readouterr().out
 
 
-def test_questions_as_json_are_those_as_lines(
-    make: Make, question_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    url = question_server().url
-    with monkeypatch.context() as patch:
-        patch.setattr("kinject.llm.chat._STRUCTURES", ())
-        wanted = rows(make_questions(make(url)).questions_path)
-    shutil.rmtree(tmp_path / "run")
-    read: list[str] = []
-
-    def spied(text: str) -> Any:
-        value = json_in(text)
-        read.append("json" if value is not None else "lines")
-        return value
-
-    monkeypatch.setattr("kinject.augment.questions.drafts.json_in", spied)
-    result = make_questions(make(url))
-    assert rows(result.questions_path) == wanted
-    assert read.count("json") == read.count("lines") == 12  # the endpoint reads its own lines to write JSON
-
-
-def test_open_questions_have_the_forms_of_their_answer_that_the_model_confirms(
+def test_open_questions_have_their_answer_with_choices_or_without(
     make: Make, question_server: Callable[..., Any]
 ) -> None:
-    def reply(messages: list[Message], completion: Completion) -> str:
-        return completion.text.replace("\nWrong", "\nAlso: nobody\nWrong", 1)
-
-    url = question_server(reply).url
+    url = question_server().url
     result = make_questions(make(url, kinds=["choices", "open"], n_questions=5, n_proposed=5))
-    questions = rows(result.questions_path)
     assert result.got == 60
-    for row in questions:
-        gold = row["choices"][row["answer"]]
-        assert row["answers"] == ([gold, f"the year {gold}"] if gold.isdigit() else [gold])
-    assert [question.answers for question in read_questions(result.questions_path)] == [
-        tuple(r["answers"]) for r in questions
-    ]
+    for row in rows(result.questions_path):
+        assert row["answers"] == [row["choices"][row["answer"]]]
     bare = rows(make_questions(make(url, kinds=["open"])).questions_path)
     assert all("choices" not in row and row["answers"] for row in bare)
     assert all(question.answers for question in read_questions(result.questions_path, "open"))
-
-
-@pytest.mark.parametrize("structured", [False, True])
-def test_unanswerable_questions_are_near_the_passages_and_answered_by_none(
-    make: Make,
-    question_server: Callable[..., Any],
-    documents: Path,
-    structured: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if not structured:
-        monkeypatch.setattr("kinject.llm.chat._STRUCTURES", ())
-    people = [parse_entry(row["text"]) for row in rows(documents)]
-    assert people[0] is not None
-    answered_elsewhere = f"Where was {people[0].name} born?"
-
-    def reply(messages: list[Message], completion: Completion) -> str:
-        text = completion.text
-        return f"{text}\n\n**Unanswerable 7:** {answered_elsewhere}" if "\nUnanswerable:" in text else text
-
-    url = question_server(reply).url
-    recipe = make(url, kinds=["open", "unanswerable"], n_proposed=6)
-    result = make_questions(recipe)
-    questions = read_questions(result.run_dir / "unanswerable.jsonl", "open")
-    assert len(questions) == result.n_unanswerable == 24
-    assert not any(question.accepted for question in questions)
-    names = {person.name for person in people if person is not None}
-    assert not [question for question in questions if any(name in question.question for name in names)]
-    refused = [row for row in rows(result.rejected_path) if row.get("question") == answered_elsewhere]
-    reasons = Counter(row["reason"] for row in refused)
-    # The first passage answers it, and a search from the others finds it; to the first it is no new question.
-    assert reasons["answered"] >= 11
-    assert reasons.keys() <= {"answered", "duplicate"}
-    assert read_manifest(result.manifest_path)["counts"]["n_unanswerable"] == 24  # type: ignore[index]
-    assert make_questions(recipe).n_sent == 0

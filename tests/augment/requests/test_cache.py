@@ -26,6 +26,7 @@ def answer(number: int) -> Completion:
     return Completion(f"text {number}", "stop", Usage(number, 2 * number))
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_kill_right_after_an_answer_counted_does_not_lose_it(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, signal, sys\nfrom pathlib import Path\n"

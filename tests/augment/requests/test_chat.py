@@ -1,8 +1,7 @@
 """Chat models as they are: parameters that an endpoint refuses, thinking in answers, servers without a key."""
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from kinject.augment import augment
 from kinject.errors import EndpointError
 from kinject.llm.chat import refused_parameter, split_thinking
 from kinject.llm.endpoint import Endpoint
-from kinject.llm.generator import Structure, items_in, json_in
 from kinject.llm.replies import parse_completion
 from kinject.recipe import GeneratorSection, Recipe
-from kinject.types import Message
 
 Make = Callable[..., Recipe]
 THOUGHT = "<think>\nThe passage names one Person & 3 dates.\n\nI rewrite it.\n</think>\n\n"
@@ -178,119 +175,3 @@ def test_a_server_without_a_key_works_wherever_it_stands(monkeypatch: pytest.Mon
     Endpoint(GeneratorSection("openai", model="m", base_url="http://vllm.example.org:8000/v1"))
     with pytest.raises(EndpointError, match="OPENAI_API_KEY is not set"):
         Endpoint(GeneratorSection("openai", model="m"))
-
-
-def says(talk: Talk, content: str) -> bool:
-    message = {"role": "assistant", "content": content}
-    return talk.say(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
-
-
-def structured(forms: Sequence[str]) -> Callable[[Talk, int], bool | None]:
-    """Return the script of an endpoint that writes JSON for these types of response_format and refuses the others."""
-
-    def act(talk: Talk, number: int) -> bool | None:
-        request = json.loads(talk.body)
-        form = request.get("response_format", {}).get("type")
-        if form is None or form in forms:
-            return says(talk, '{"items": ["a", "b"]}' if form else "a\nb")
-        message = f"Invalid parameter: 'response_format' of type '{form}' is not supported with this model."
-        return talk.say(400, json.dumps({"error": {"message": message, "param": "response_format"}}).encode())
-
-    return act
-
-
-@pytest.mark.parametrize(
-    ("forms", "tries", "sent"),
-    [
-        (("json_schema",), ["json_schema"], "as JSON"),
-        (("json_object",), ["json_schema", "json_object"], "as JSON"),
-        ((), ["json_schema", "json_object", None], "as lines"),
-    ],
-)
-def test_a_list_is_asked_for_as_json_where_the_endpoint_writes_it(
-    hostile: Any, forms: Sequence[str], tries: list[str | None], sent: str
-) -> None:
-    server = hostile(structured(forms))
-    section = GeneratorSection("openai", model="sandbox", base_url=server.url)
-    lines: list[Message] = [{"role": "user", "content": "<passage>\nx\n</passage>\n\nas lines"}]
-    as_json: list[Message] = [{"role": "user", "content": "<passage>\nx\n</passage>\n\nas JSON"}]
-    structure = Structure("items", {"type": "object"}, as_json)
-
-    async def answers() -> list[str]:
-        async with Endpoint(section) as endpoint:
-            return [(await endpoint.complete(lines, seed, structure)).text for seed in range(3)]
-
-    assert asyncio.run(answers()) == ['{"items": ["a", "b"]}' if forms else "a\nb"] * 3
-    requests = [json.loads(body) for body in server.seen]
-    formats = [request.get("response_format", {}).get("type") for request in requests]
-    assert formats == [*tries, tries[-1], tries[-1]]  # what it refuses is remembered
-    assert requests[-1]["messages"][0]["content"].endswith(sent)
-    if forms == ("json_schema",):
-        schema = {"name": "items", "strict": True, "schema": {"type": "object"}}
-        assert requests[0]["response_format"]["json_schema"] == schema
-
-
-def test_an_endpoint_that_takes_response_format_and_ignores_it_is_asked_for_lines(
-    hostile: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = hostile(lambda talk, number: says(talk, "a\nb"))
-    section = GeneratorSection("openai", model="sandbox", base_url=server.url)
-    messages: list[Message] = [{"role": "user", "content": "<passage>\nx\n</passage>\n\nas lines"}]
-
-    async def answers() -> None:
-        async with Endpoint(section) as endpoint:
-            for seed in range(2):
-                await endpoint.complete(messages, seed, Structure("items", {}, messages))
-
-    asyncio.run(answers())
-    assert ["response_format" in json.loads(body) for body in server.seen] == [True, False]
-    assert caplog.text.count("it writes no JSON although it takes response_format") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ('{"a": [1]}', {"a": [1]}),
-        ('```json\n{"a": 1}\n```', {"a": 1}),
-        ("[1]", None),
-        ("- a\n- b", None),
-        ('{"a": 1', None),
-        ("[" * 100_000, None),
-    ],
-)
-def test_json_is_read_with_or_without_a_fence(text: str, value: object) -> None:
-    assert json_in(text) == value
-
-
-def test_items_are_lines_of_text() -> None:
-    assert items_in('{"items": ["a\\nb", 3, "", " c ", null]}') == ["a b", "c"]
-    assert items_in('{"items": []}') == []
-    assert items_in('{"items": "a"}') is None
-    assert items_in("a\nb") is None
-
-
-def test_the_facts_of_a_style_are_the_same_as_json_and_as_lines(
-    make_recipe: Make, serving: Any, hostile: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fenced(value: dict[str, Any]) -> None:
-        message = value["choices"][0]["message"]
-        message["content"] = f"```json\n{json.dumps({'items': message['content'].splitlines()})}\n```"
-
-    def act(talk: Talk, number: int) -> bool | None:
-        request = json.loads(talk.body)
-        return talk.say(200, talk.completion(fenced)) if "response_format" in request else None
-
-    settings = {"styles": {"atomic_facts": 1}, "generator__concurrency": 2}
-    with monkeypatch.context() as patch:
-        patch.setattr("kinject.llm.chat._STRUCTURES", ())
-        lines = augment(make_recipe(serving().url, **settings))
-    wanted = lines.corpus_path.read_bytes()
-    for name in ("cache.sqlite", "notes.jsonl", "variants.jsonl", "rejected.jsonl"):
-        (lines.run_dir / name).unlink()
-    server = hostile(act)
-    assert augment(make_recipe(server.url, **settings)).corpus_path.read_bytes() == wanted
-    prompts = [json.loads(body) for body in server.seen]
-    structured = [one for one in prompts if "response_format" in one]
-    assert 0 < len(structured) < len(prompts)  # the preparations alone
-    assert all("Do not write lines." in one["messages"][-1]["content"] for one in structured)
-    assert caplog.text == ""

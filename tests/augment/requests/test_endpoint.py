@@ -1,20 +1,17 @@
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kinject.augment import augment
-from kinject.errors import EndpointError
 from kinject.llm import Transient
+from kinject.llm.endpoint import is_loopback
 from kinject.llm.replies import parse_completion
 from kinject.recipe import Recipe
-from kinject.web import is_loopback
 
 Make = Callable[..., Recipe]
-Answer = tuple[int, dict[str, str], bytes]
 
 
 def body(content: object = "text", reason: object = "stop", **rest: Any) -> bytes:
@@ -22,102 +19,35 @@ def body(content: object = "text", reason: object = "stop", **rest: Any) -> byte
     return json.dumps({"choices": [choice], **rest}).encode()
 
 
-@pytest.fixture
-def scripted() -> Iterator[Callable[[list[Answer]], Any]]:
-    """A server, not ours, that gives the scripted answers in order and the last one ever after."""
-    servers = []
-
-    def start(answers: list[Answer]) -> Any:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.server.seen.append((self.headers, self.rfile.read(int(self.headers["content-length"]))))  # type: ignore[attr-defined]
-                status, headers, content = answers.pop(0) if len(answers) > 1 else answers[0]
-                self.send_response(status)
-                for name, value in {"content-length": str(len(content)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def do_GET(self) -> None:
-                self.send_error(404)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.seen = []  # type: ignore[attr-defined]
-        server.url = f"http://127.0.0.1:{server.server_address[1]}/v1"  # type: ignore[attr-defined]
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        return server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 def test_a_request_carries_what_the_recipe_says_and_the_key_in_its_header_alone(
-    make_recipe: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch
+    make_recipe: Make, hostile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-abc")
-    server = scripted([(200, {}, body("I'm sorry, I can't."))])
-    augment(
-        make_recipe(
-            server.url, styles={"paraphrase": 1}, max_attempts=1, generator__temperature=0.5, generator__max_tokens=77
-        )
-    )
-    headers, sent = server.seen[0]
-    assert headers["authorization"] == "Bearer sk-abc"
-    request = json.loads(sent)
-    assert b"sk-abc" not in sent
+    keys: list[str] = []
+    server = hostile(lambda talk, number: keys.append(talk.headers["authorization"]))
+    settings = {"generator__temperature": 0.5, "generator__max_tokens": 77}
+    augment(make_recipe(server.url, styles={"paraphrase": 1}, max_attempts=1, **settings))
+    assert set(keys) == {"Bearer sk-abc"}
+    request = json.loads(server.seen[0])
+    assert b"sk-abc" not in server.seen[0]
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("sandbox", 0.5, 77)
     assert isinstance(request["seed"], int)
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
 
 
-@pytest.mark.parametrize(
-    ("status", "content", "message"),
-    [
-        (
-            401,
-            b'{"error": {"message": "Incorrect API key: sk-abc"}}',
-            r"refused \(401: Incorrect API key: \(key\)\).*OPENAI_API_KEY",
-        ),
-        (403, b"no", "the key is refused .403: no."),
-        (402, b"{}", "out of credit"),
-        (429, b'{"error": {"message": "quota", "code": "insufficient_quota"}}', "out of credit"),
-        (404, b'{"detail": "Not Found"}', "answered 404"),
-    ],
-)
-def test_what_no_request_can_mend_stops_the_run_at_once(
-    make_recipe: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch, status: int, content: bytes, message: str
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-abc")
-    server = scripted([(status, {}, content)])
-    with pytest.raises(EndpointError, match=message) as caught:
-        augment(make_recipe(server.url, generator__concurrency=2))
-    assert caught.value.fatal
-    assert len(server.seen) <= 2
-    assert "sk-abc" not in str(caught.value)
-
-
-def test_a_bad_request_counts_as_failed_and_is_told_in_one_printable_line(make_recipe: Make, scripted: Any) -> None:
-    server = scripted([(400, {}, b'{"error": {"message": "context too long\\n\\u001b[31m' + b"x" * 500 + b'"}}')])
-    result = augment(make_recipe(server.url, styles={"paraphrase": 1}))
+def test_a_bad_request_counts_as_failed_and_is_told_in_one_printable_line(make_recipe: Make, hostile: Any) -> None:
+    body = b'{"error": {"message": "context too long\\n\\u001b[31m' + b"x" * 500 + b'"}}'
+    result = augment(make_recipe(hostile(lambda talk, number: talk.say(400, body)).url, styles={"paraphrase": 1}))
     (error,) = result.failed
     assert result.failed[error] == 12
     assert "answered 400 (context too long [31mxxx" in error
     assert len(error) < 300
 
 
-def test_a_pause_that_the_endpoint_asks_for_is_kept(make_recipe: Make, scripted: Any) -> None:
-    import time
-
-    good = (200, {}, body("I'm sorry."))
-    server = scripted([(429, {"retry-after": "0.4"}, b"{}"), good])
+def test_a_pause_that_the_endpoint_asks_for_is_kept(few: Callable[..., Recipe], hostile: Any) -> None:
+    server = hostile(lambda talk, number: None if number else talk.say(429, b"{}", retry_after="0.4"))
     began = time.monotonic()
-    augment(make_recipe(server.url, styles={"paraphrase": 1}, max_attempts=1, generator__concurrency=1))
+    augment(few(server.url))
     assert time.monotonic() - began >= 0.4
 
 

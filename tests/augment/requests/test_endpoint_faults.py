@@ -100,11 +100,6 @@ def never(talk: Talk) -> bool:
     return True
 
 
-def drip(talk: Talk) -> bool:
-    talk.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-    return talk.until_left(b"1\r\n \r\n", 0.02)
-
-
 def flood(talk: Talk) -> bool:
     talk.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     return talk.until_left(b"10000\r\n" + b" " * 0x10000 + b"\r\n", 0)
@@ -146,30 +141,12 @@ FAULTS: dict[str, Fault] = {
     "402": Fault(status(402), "stop", "out of credit"),
     "403": Fault(status(403), "stop", r"the key is refused \(403"),
     "404": Fault(status(404), "stop", r"no model 'sandbox' \(404.*It offers sandbox, other"),
-    "408": Fault(status(408), "server error", "answered 408"),
-    "409": Fault(status(409), "server error", "answered 409"),
-    "413": Fault(status(413), "failed", "answered 413"),
-    "422": Fault(status(422), "failed", "answered 422"),
     "429": Fault(status(429), "overload", "answered 429.*Nothing else came"),
     "429 quota": Fault(status(429, b'{"error": {"code": "insufficient_quota"}}'), "stop", "out of credit"),
-    "429 Retry-After seconds": Fault(status(429, retry_after="0.01"), "overload", "answered 429"),
-    "429 Retry-After date": Fault(
-        status(429, retry_after="Wed, 21 Oct 2015 07:28:01 GMT", date="Wed, 21 Oct 2015 07:28:00 GMT"),
-        "overload", "answered 429",
-    ),
-    "429 Retry-After in the past": Fault(
-        status(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"), "overload", "answered 429"
-    ),
-    "429 Retry-After negative": Fault(status(429, retry_after="-5"), "overload", "answered 429"),
     "429 Retry-After for days": Fault(status(429, retry_after="8640000"), "overload", "answered 429"),
-    "429 Retry-After nonsense": Fault(status(429, retry_after="inf"), "overload", "answered 429"),
     "500": Fault(status(500), "server error", "answered 500"),
-    "501": Fault(status(501), "server error", "answered 501"),
     "502": Fault(status(502), "connection", "answered 502"),
     "503": Fault(status(503), "overload", "answered 503"),
-    "504": Fault(status(504), "server error", "answered 504"),
-    "529": Fault(status(529), "overload", "answered 529"),
-    "599": Fault(status(599, b"<h1>oops</h1>"), "server error", "answered 599"),
     "redirect": Fault(
         status(301, location="https://elsewhere.example/v1"), "stop", "301: it redirects requests to https://elsewhere"
     ),
@@ -180,10 +157,6 @@ FAULTS: dict[str, Fault] = {
         whole(b'{"error": {"code": "rate_limit_exceeded", "message": "as ordered"}}'), "overload",
         r"answered 429 \(as ordered\)",
     ),
-    "429 inside a choice": Fault(
-        whole(b'{"choices": [{"error": {"code": 429, "message": "as ordered"}, "finish_reason": "error"}]}'),
-        "overload", "answered 429",
-    ),
     "error inside a 200": Fault(
         whole(b'{"choices": [], "error": {"message": "as ordered"}}'), "malformed",
         r"answered 200 with an error \(as ordered\)",
@@ -193,7 +166,6 @@ FAULTS: dict[str, Fault] = {
     "body shorter than announced": Fault(cut, "connection", "broke during the answer", lost=True),
     "headers that never end": Fault(endless_headers, "connection", "no connection"),
     "headers that never come": Fault(never, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
-    "body that drips": Fault(drip, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
     "body that never ends": Fault(flood, "malformed", "longer than 1,000,000 bytes", lost=True),
     "body that unpacks to far more": Fault(bomb, "malformed", "longer than 1,000,000 bytes", lost=True),
     "broken compression": Fault(bad_gzip, "connection", "broke during the answer", lost=True),
@@ -204,40 +176,25 @@ FAULTS: dict[str, Fault] = {
     "good answer under a wrong content type": Fault(
         lambda talk: talk.say(200, talk.completion(), content_type="text/plain"), "kept", "", exit=0
     ),
-    "event stream": Fault(
-        whole(b'data: {"choices": []}\n\n', content_type="text/event-stream"), "malformed", "not a chat completion.*data:"
-    ),
-    "empty body": Fault(whole(b""), "malformed", "not a chat completion.*empty"),
     "invalid JSON": Fault(whole(b'{"choices": [{"mess'), "malformed", "not a chat completion", lost=True),
-    "JSON nested too deep": Fault(whole(b"[" * 200_000), "malformed", "not a chat completion"),
-    "JSON that is no object": Fault(whole(b"[1, 2]"), "malformed", "not a chat completion"),
     "no choices field": Fault(changed(lambda value: value.pop("choices")), "malformed", "KeyError", lost=True),
-    "no message field": Fault(message(message=None), "refused as no answer", "no answer", exit=1),
-    "empty choices": Fault(changed(lambda value: value.update(choices=[])), "refused as no answer", "", exit=1),
     "null content": Fault(message(message={"content": None}), "refused as no answer", "no answer", exit=1),
     "content in parts": Fault(
         changed(lambda value: value["choices"][0]["message"].update(
             content=[{"type": "text", "text": value["choices"][0]["message"]["content"]}])),
         "kept", "", exit=0,
     ),
-    "content that is a number": Fault(message(message={"content": 5}), "malformed", "TypeError", lost=True),
     "tool calls": Fault(
         message(message={"content": None, "tool_calls": [{"function": {"name": "rm"}}]}, finish_reason="tool_calls"),
         "refused as no answer", "no answer", exit=1,
     ),
     "refusal field": Fault(message(message={"content": None, "refusal": "No."}), "refused as filtered", "", exit=1),
     "finish length": Fault(message(finish_reason="length"), "refused as truncated", "truncated", exit=1),
-    "finish content_filter": Fault(message(finish_reason="content_filter"), "refused as filtered", "", exit=1),
     "finish unknown": Fault(message(finish_reason="brought down\ud800\x1b[31m"), "refused as truncated", "", exit=1),
-    "finish that is no text": Fault(message(finish_reason={"a": 1}), "refused as truncated", "", exit=1),
     "finish missing": Fault(message(finish_reason=None), "kept", "", exit=0),
     "usage missing": Fault(usage(), "kept", "", exit=0),
-    "usage negative": Fault(usage(prompt_tokens=-(10**9), completion_tokens=-1), "kept", "", exit=0),
-    "usage absurd": Fault(usage(prompt_tokens=10**30, completion_tokens=10**19), "kept", "", exit=0),
-    "usage that is no number": Fault(usage(prompt_tokens=float("inf"), completion_tokens="many"), "kept", "", exit=0),
     "other model": Fault(changed(lambda value: value.update(model="gpt-2")), "kept", "", exit=0),
     "other language": Fault(text(lambda good, prompt: IN_RUSSIAN), "refused as language", "language", exit=1),
-    "the prompt itself": Fault(text(lambda good, prompt: prompt), "refused as wrapper", "", exit=1),
     "the prompt's instructions": Fault(
         text(lambda good, prompt: f"{good} Give the text alone, with no introduction, no remark."),
         "refused as prompt", "prompt", exit=1,
@@ -246,24 +203,17 @@ FAULTS: dict[str, Fault] = {
         text(lambda good, prompt: prompt.split("<passage>\n")[1].split("\n</passage>")[0]), "refused as echo", "", exit=1
     ),
     "HTML": Fault(text(lambda good, prompt: f"<p>{good}</p>"), "refused as markup", "markup", exit=1),
-    "script": Fault(
-        text(lambda good, prompt: f"{good} <script>alert(1)</script>"), "refused as markup", "markup", exit=1
-    ),
     "a refusal in words": Fault(text(lambda good, prompt: "I'm sorry, I can't."), "refused as refusal", "", exit=1),
-    "10 MB": Fault(text(lambda good, prompt: good + " word" * 2_000_000), "refused as truncated", "", exit=1,
-                   settings={"most_bytes": 64 * 2**20}),
     "a text far too long": Fault(text(lambda good, prompt: good + " " * 60_000 + "."), "refused as length", "", exit=1),
     "half characters and NUL": Fault(
         text(lambda good, prompt: good + " \ud83d\x00"), "kept", "", exit=0
     ),
 }  # fmt: skip
-"""Fault -> what is done to it. The same rows stand in the documentation."""
+"""Fault -> what is done to it."""
 
 
 def _settle(fault: Fault, monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> dict[str, Any]:
     """Apply a fault's settings; return the fields of the recipe."""
-    if "most_bytes" in fault.settings:
-        monkeypatch.setattr("kinject.llm.endpoint.MOST_BYTES", fault.settings["most_bytes"])
     if stays:
         monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
         monkeypatch.setattr("kinject.llm.sender.N_FAILURES_IN_A_ROW", 2)
@@ -309,8 +259,6 @@ def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
         else:
             assert (counts["retried"], counts["lost"]) == ({fault.met: 1}, int(fault.lost))
     assert len(set(_texts(result.corpus_path))) == 2 * N
-    undisturbed = augment(few(hostile(lambda talk, number: None).url, **fields))
-    assert len(_texts(undisturbed.corpus_path)) == 2 * N
 
 
 @pytest.mark.usefixtures("impatient")

@@ -84,10 +84,11 @@ def echoing() -> Iterator[Callable[..., str]]:
         server.server_close()
 
 
-@pytest.mark.parametrize("echo", ECHOES)
 @pytest.mark.parametrize(
-    ("status", "form"), [(401, "json"), (403, "text"), (404, "json"), (400, "json"), (402, "text")]
-)
+    ("status", "form", "echo"),
+    [(401, "json", "plain"), (403, "text", "header"), (404, "json", "url"), (400, "json", "twice"), (402, "text", "cut"),
+     (400, "json", "behind")],
+)  # fmt: skip
 def test_an_error_that_repeats_the_key_is_told_without_it(
     make_recipe: Make, echoing: Callable[..., str], canary_key: str, status: int, form: str, echo: str
 ) -> None:
@@ -100,7 +101,7 @@ def test_an_error_that_repeats_the_key_is_told_without_it(
     assert canary_key[:-3] not in output
 
 
-@pytest.mark.parametrize(("form", "echo"), [*(("json", echo) for echo in ECHOES), ("reason", "header")])
+@pytest.mark.parametrize(("form", "echo"), [("json", "url"), ("json", "cut"), ("reason", "header")])
 def test_an_answer_that_repeats_the_key_is_kept_without_it(
     make_recipe: Make, echoing: Callable[..., str], echo: str, form: str
 ) -> None:

@@ -28,7 +28,6 @@ PEM = Path(__file__).with_name("untrusted.pem")
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
     monkeypatch.setattr("kinject.llm.sender.N_FAILURES_IN_A_ROW", 2)
-    monkeypatch.setattr("kinject.llm.endpoint.MOST_BYTES", 100_000)
 
 
 def _closed_port() -> int:
@@ -66,37 +65,6 @@ def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(few: 
         augment(few(secure.url.replace("http:", "https:")))
     assert caught.value.fatal
     assert secure.seen == []
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"HTTP/1.1 301 Moved\r\nlocation: https://elsewhere.example\r\ncontent-length: 0\r\n\r\n", "redirects requests to"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", "broke during the answer"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b" " * 200_000, "longer than 100,000 bytes"),
-        (b"garbage\r\n\r\n", "no connection"),
-        (b"", "no connection"),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("one_try")
-def test_what_breaks_on_the_wire_is_sorted(few: Few, hostile: Start, raw: bytes, message: str) -> None:
-    def act(talk: Talk, number: int) -> bool:
-        talk.close_connection = True
-        return talk.raw(raw)
-
-    with pytest.raises(EndpointError, match=message):
-        augment(few(hostile(act).url))
-
-
-@pytest.mark.usefixtures("one_try")
-@pytest.mark.parametrize("started", [b"", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"])
-def test_an_answer_that_never_ends_is_given_up(few: Few, hostile: Start, started: bytes) -> None:
-    def act(talk: Talk, number: int) -> bool:
-        talk.raw(started)
-        return talk.until_left(b"1\r\n \r\n" if started else b"", 0.02)
-
-    with pytest.raises(EndpointError, match=r"no whole answer within 0.2 s"):
-        augment(few(hostile(act).url, generator__timeout=0.2))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +177,7 @@ def test_a_failed_commit_is_told_to_everyone_who_waits_for_it(tmp_path: Path) ->
     assert [type(result) for result in asyncio.run(run())] == [OverflowError] * 2
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", [301, 307])
 def test_a_redirect_takes_neither_documents_nor_key_to_another_host(few: Few, hostile: Start, status: int) -> None:
     other = hostile(lambda talk, number: None)
     away = {"location": other.url + "/chat/completions"}

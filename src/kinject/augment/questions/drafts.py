@@ -11,18 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.augment.answers import plain_text, says_none
+from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
 from kinject.language.detect import compare_languages
-from kinject.llm.generator import json_in
 from kinject.llm.prompt_injection import has_injection
 from kinject.recipe import QuestionsSection
 from kinject.types import Document, Passage
 
 _LINE = re.compile(
-    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|also|wrong|sentence|unanswerable)\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
+    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
     re.IGNORECASE,
 )
 _CATCH_ALL = re.compile(
@@ -41,8 +40,8 @@ _SHAPES: Mapping[str, re.Pattern[str]] = {
 }
 _MAX_LENGTH_RATIO, _MIN_LENGTH_DIFFERENCE = 1.6, 3
 """A correct choice is too long with more than this ratio to the longest wrong one in words, and this many words more."""
-_MOST_WORDS, _MOST_FORMS = 12, 4
-"""Words of an open question's answer, and its other forms."""
+_MOST_WORDS = 12
+"""Words of an open question's answer."""
 _MAX_OVERLAP = 0.8
 """Two questions with one answer that share more of their words (Jaccard similarity) are duplicates."""
 
@@ -60,7 +59,6 @@ REASONS: Mapping[str, str] = {
     "language": "another language than the passage",
     "duplicate": "the same question or fact as another on the document",
     "long answer": "the answer of an open question has more than 12 words",
-    "answered": "a passage answers a question that none should answer",
     "no answer": "the model gave no complete answer",
     "not verified": "asked with the passage, the model gives another answer, or none",
     "closed-book": "asked without the passage, the model is correct every time",
@@ -70,16 +68,12 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposed question. `answer` is the correct choice, `sentence` the sentence of the passage with the answer.
-
-    `also` are other forms of the answer. A question that no document answers has nothing but its text.
-    """
+    """A proposed question. `answer` is the correct choice, `sentence` the sentence of the passage with the answer."""
 
     question: str
     answer: str
     wrong: tuple[str, ...]
     sentence: str
-    also: tuple[str, ...] = ()
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -96,10 +90,7 @@ class Candidate:
 
 
 def read_drafts(answer: str) -> list[Draft]:
-    """Return the drafts in a model's answer: lines, or JSON. A missing line is an empty field."""
-    value = json_in(answer)
-    if value is not None:
-        return _read_json(value)
+    """Return the drafts in a model's answer. A missing line is an empty field."""
     drafts: list[Draft] = []
     lines: list[tuple[str, str]] = []
     for line in [*plain_text(answer).splitlines(), "Question: -"]:
@@ -107,8 +98,6 @@ def read_drafts(answer: str) -> list[Draft]:
         if match is None:
             continue
         key = match["key"].lower()
-        if key == "unanswerable":
-            continue
         if key == "question" and lines:
             drafts.append(_parse_draft(lines))
             lines = []
@@ -116,72 +105,11 @@ def read_drafts(answer: str) -> list[Draft]:
     return drafts
 
 
-def read_unanswerable(answer: str) -> list[str]:
-    """Return the questions in a model's answer that the passage does not answer: lines, or JSON."""
-    value = json_in(answer)
-    if value is not None:
-        questions = _texts(value.get("unanswerable"))
-    else:
-        matches = [_LINE.match(line.strip()) for line in plain_text(answer).splitlines()]
-        questions = [match["value"].strip() for match in matches if match and match["key"].lower() == "unanswerable"]
-    return list(dict.fromkeys(questions))
-
-
-def _texts(value: object) -> list[str]:
-    """Return the texts of a list, each as one line; other values are left out."""
-    return [" ".join(item.split()) for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
-def _read_json(value: Mapping[str, object]) -> list[Draft]:
-    """Return the drafts in a JSON object of the schema of `propose_as_json`. Values that are no text are left out."""
-    questions = value.get("questions")
-    rows = [row for row in questions if isinstance(row, dict)] if isinstance(questions, list) else []
-    drafts = []
-    for row in rows:
-        texts = [row.get(name) for name in ("question", "answer", "sentence")]
-        question, right, sentence = (" ".join(text.split()) if isinstance(text, str) else "" for text in texts)
-        wrong, also = tuple(_texts(row.get("wrong"))), tuple(_texts(row.get("also")))
-        drafts.append(Draft(question, right, wrong, sentence.strip('"“”'), also))
-    return drafts
-
-
 def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
     first = dict(reversed(lines))
     wrong = tuple(value for key, value in lines if key == "wrong")
-    also = tuple(value for key, value in lines if key == "also" and not says_none(value))
     sentence = first.get("sentence", "").strip('"“”')
-    return Draft(first.get("question", ""), first.get("answer", ""), wrong, sentence, also)
-
-
-def other_forms(draft: Draft, passage: str) -> tuple[str, ...]:
-    """Return the forms of the answer that may be accepted: different ones, short, in no wrong choice, without a fault."""
-    choice_forms = {normal_form(choice) for choice in (draft.answer, *draft.wrong)}
-    forms: dict[str, str] = {}
-    for text in draft.also:
-        form = normal_form(text)
-        fine = form and form not in choice_forms and not has_injection(text) and not new_markup(text, passage)
-        if fine and len(text.split()) <= _MOST_WORDS:
-            forms.setdefault(form, text)
-    return tuple(forms.values())[:_MOST_FORMS]
-
-
-def find_text_fault(question: str, passage: str, others: Iterable[str]) -> tuple[str, str]:
-    """Return (reason of `REASONS`, evidence) of the first fault of a question that no document should answer."""
-    if has_injection(question):
-        return "injection", question[:80]
-    mention = _MENTIONS_TEXT.search(question)
-    if mention:
-        return "points at the text", mention[0]
-    change = compare_languages(passage, question)
-    if change:
-        return "language", change
-    same = next((other for other in others if normal_form(other) == normal_form(question)), None)
-    return ("duplicate", same) if same is not None else ("", "")
-
-
-def says_unanswered(answer: str) -> bool:
-    """Return whether, by a model's answer, a passage does not answer a question."""
-    return re.match(r"\W*X(?:\W|\Z)", answer, re.IGNORECASE) is not None
+    return Draft(first.get("question", ""), first.get("answer", ""), wrong, sentence)
 
 
 def find_fault(draft: Draft, passage: str, others: Iterable[Draft], *, open_answer: bool = False) -> tuple[str, str]:
@@ -263,26 +191,21 @@ def parse_specificity(answer: str) -> int:
 
 @dataclass
 class Outcome:
-    """The questions of one passage: candidates, the most specific first, and refused drafts as (draft, reason, detail).
-
-    `unanswerable` are texts of questions that no document answers.
-    """
+    """The questions of one passage: candidates, the most specific first, and refused drafts as (draft, reason, detail)."""
 
     candidates: list[Candidate] = field(default_factory=list)
     refused: list[tuple[Draft | None, str, str]] = field(default_factory=list)
-    unanswerable: list[str] = field(default_factory=list)
     usage: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of_row(cls, row: Row) -> Outcome:
         """Return a stored outcome that is to have more questions: without what was refused."""
         candidates = [Candidate(_draft_of(one), one["specificity"]) for one in row["candidates"]]
-        return cls(candidates, [], list(row["unanswerable"]), Counter(row["usage"]))
+        return cls(candidates, [], Counter(row["usage"]))
 
     def is_short(self, section: QuestionsSection) -> bool:
         """Return whether there are fewer questions than `section` asks for."""
-        n_unanswerable = len(self.unanswerable) if "unanswerable" in section.kinds else section.n_questions
-        return min(len(self.candidates), n_unanswerable) < section.n_questions
+        return len(self.candidates) < section.n_questions
 
 
 def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int, endpoint: str) -> Row:
@@ -296,7 +219,6 @@ def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int,
         "candidates": [
             {**_draft_row(candidate.draft), "specificity": candidate.specificity} for candidate in outcome.candidates
         ],
-        "unanswerable": outcome.unanswerable,
         "refused": [
             {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
             for draft, reason, detail in outcome.refused
@@ -306,13 +228,12 @@ def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int,
 
 
 def _draft_of(row: Row) -> Draft:
-    return Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"], tuple(row["also"]))
+    return Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"])
 
 
 def _draft_row(draft: Draft) -> dict[str, Any]:
     return {
         "question": draft.question, "answer": draft.answer, "wrong": list(draft.wrong), "sentence": draft.sentence,
-        "also": list(draft.also),
     }  # fmt: skip
 
 
@@ -359,7 +280,6 @@ class QuestionSelector:
         self._kinds = frozenset(section.kinds)
         self._document = ""
         self._selected: list[Draft] = []
-        self._unanswered: set[str] = set()
         self.counts = Counter[str]()
         self.refused = Counter[str]()
 
@@ -390,20 +310,6 @@ class QuestionSelector:
         source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
         return split, selected, [source | row for row in refused]
 
-    def select_unanswerable(self, document: Document, outcome: Row) -> list[Row]:
-        """Return rows of the questions near a passage that no document answers, each text once in the run."""
-        rows: list[Row] = []
-        for question in outcome["unanswerable"][: self._n_questions]:
-            if normal_form(question) in self._unanswered:
-                continue
-            self._unanswered.add(normal_form(question))
-            rows.append({
-                "id": content_id("unanswerable question", document.id, question), "document_id": document.id,
-                "subject": document.title, "question": question, "answers": [], "passage_id": outcome["passage_id"],
-            })  # fmt: skip
-        self.counts["unanswerable"] += len(rows)
-        return rows
-
 
 def question_row(document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]) -> Row:
     """Return a question in the question format, with its passage, sentence and specificity."""
@@ -411,7 +317,7 @@ def question_row(document: Document, passage_id: str, candidate: Candidate, kind
     choices = list(draft.choices)
     answer = choices.index(draft.answer)
     answer_fields: Row = {"choices": choices, "answer": answer} if "choices" in kinds else {}
-    answer_fields |= {"answers": [draft.answer, *draft.also]} if "open" in kinds else {}
+    answer_fields |= {"answers": [draft.answer]} if "open" in kinds else {}
     return {
         "id": content_id("question", document.id, draft.question, choices, answer),
         "document_id": document.id,

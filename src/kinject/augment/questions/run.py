@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,70 +23,39 @@ from kinject.augment.questions.drafts import (
     OutcomeFile,
     QuestionSelector,
     find_fault,
-    find_text_fault,
-    other_forms,
     outcome_row,
     parse_letter,
     parse_specificity,
     read_drafts,
-    read_unanswerable,
-    says_unanswered,
 )
+from kinject.augment.store import WritingResult, sent_by
 from kinject.corpus.passages import cut_note, split_passages, word_spans
-from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
 from kinject.errors import EndpointError, InputError
-from kinject.llm import Structure, generator_identity
-from kinject.llm.balance import render_endpoints
+from kinject.llm import generator_identity
 from kinject.llm.generator import request_seed
 from kinject.llm.limits import limits_of
 from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.llm.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
-from kinject.types import Completion, Document, Message, Passage, Tabular
+from kinject.types import Completion, Document, Message, Passage
 
-_N_NEAREST = 3
-"""Passages of all documents that must not answer an unanswerable question."""
-_Request = tuple[list[Message], int, Structure | None]
+_Request = tuple[list[Message], int]
 
 
-@dataclass(frozen=True)
-class QuestionsResult(Tabular):
-    """The result of `make_questions`.
+@dataclass(frozen=True, kw_only=True)
+class QuestionsResult(WritingResult):
+    """The result of `make_questions`: `asked` and `got` count questions, `refused` drafts, `failed` passages.
 
-    `asked` and `got` count questions, `refused` drafts by reason, `failed` passages without an answer by error. `spare`
-    counts questions without a fault that are not among the most specific ones. `tokens_in` and `tokens_out` are those of
-    every passage that is done; `n_sent` and `n_cached` are of this run alone. `cost` is that of everything ever answered
-    into the run folder, in the currency of the prices; `cost_note` names the part of it that is estimated. `endpoints` counts
-    this run's answers by endpoint, where there are several.
+    `spare` counts questions without a fault that are not among the most specific ones.
     """
 
-    run_dir: Path
     questions_path: Path
-    rejected_path: Path
-    manifest_path: Path
-    n_documents: int
-    n_passages: int
-    asked: int
-    got: int
     n_validation: int
     n_test: int
     spare: int
-    refused: Mapping[str, int]
-    failed: Mapping[str, int]
-    tokens_in: int
-    tokens_out: int
-    tokens_thinking: int
-    n_sent: int
-    n_cached: int
-    cost: float
-    out_of_budget: bool
-    cost_note: str = ""
-    endpoints: Mapping[str, Any] = field(default_factory=dict)
-    n_cut: int = 0
-    n_unanswerable: int = 0
 
     @property
     def short(self) -> bool:
@@ -129,13 +98,10 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, re
     result = QuestionsResult(
         run_dir=run_dir, questions_path=run_dir / "questions.jsonl", rejected_path=run_dir / "rejected.jsonl",
         manifest_path=run_dir / "manifest.json", n_documents=n_documents, n_passages=n_passages,
-        asked=n_passages * section.n_questions, got=counts["got"], n_validation=counts["validation"],
+        n_cut=n_cut, asked=n_passages * section.n_questions, got=counts["got"], n_validation=counts["validation"],
         n_test=counts["test"], spare=counts["spare"], refused=dict(selector.refused.most_common()),
         failed=dict(failed.most_common()), tokens_in=counts["tokens_in"], tokens_out=counts["tokens_out"],
-        tokens_thinking=counts["tokens_thinking"],
-        n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
-        out_of_budget=sender.out_of_budget, cost_note=sender.traffic.cost_note(),
-        endpoints=sender.traffic.endpoints(), n_cut=n_cut, n_unanswerable=counts["unanswerable"],
+        tokens_thinking=counts["tokens_thinking"], **sent_by(sender),
     )  # fmt: skip
     _write_manifest(recipe, section, result, sender.traffic)
     return result
@@ -174,8 +140,7 @@ async def _request_questions(
     limits = limits_of(section.generator, section.budget)
     failed = Counter[str]()
     async with open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer) as sender:
-        corpus = Corpus(passages) if "unanswerable" in section.kinds else None
-        writer = QuestionWriter(sender, section, recipe.seed, corpus)
+        writer = QuestionWriter(sender, section, recipe.seed)
 
         async def process(item: tuple[Document, Passage]) -> None:
             document, passage = item
@@ -206,47 +171,22 @@ async def _request_questions(
     return sender, failed
 
 
-class Corpus:
-    """The passages of every document of a run, searched by BM25."""
-
-    def __init__(self, passages: PassageFile) -> None:
-        """Index the passages (at least one)."""
-        by_id = {passage.id: (document, passage) for document, passage in _passages_of(passages)}
-        self._sources = [source_of(document, passage) for document, passage in by_id.values()]
-        self._index = Bm25([passage.below_path() for _, passage in by_id.values()], _terms)
-
-    def nearest(self, question: str) -> list[Source]:
-        """Return the passages nearest to a question."""
-        return [self._sources[index] for index in best_of(self._index.scores(question), _N_NEAREST)]
-
-
-def _terms(text: str) -> list[str]:
-    """Return the words of `text`, and the pairs of letters in those that are not ASCII: a word of Chinese is a clause."""
-    words = words_of(text)
-    return words + [word[index : index + 2] for word in words if not word.isascii() for index in range(len(word) - 1)]
-
-
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
     """Return an id that depends on everything that shapes the questions on a passage."""
     section, blank = recipe.questions, ("",) * len(prompts.LETTERS)
     arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
     messages = [prompts.propose(*arguments), prompts.verify(Source("", ""), "", blank), prompts.closed_book("", blank)]
-    if section.generator.kind == "openai":
-        messages.append(prompts.propose_as_json(*arguments).messages)
-    if "unanswerable" in section.kinds:
-        messages.append(prompts.answered_by(Source("", ""), ""))
     numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
     return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
 
 
 @dataclass(frozen=True)
 class QuestionWriter:
-    """Writes questions with the model behind `sender`. `seed` is the recipe's; `corpus` searches every document."""
+    """Writes questions with the model behind `sender`. `seed` is the recipe's."""
 
     sender: Sender
     section: QuestionsSection
     seed: int
-    corpus: Corpus | None = None
 
     async def write(self, document: Document, passage: Passage, outcome: Outcome) -> None:
         """Put the questions on a passage into `outcome`. While they are too few, the model is asked again, for other facts.
@@ -256,23 +196,20 @@ class QuestionWriter:
         for attempt in range(self.section.max_attempts):
             if not outcome.is_short(self.section):
                 break
-            drafts, unanswered = await self._propose(document, passage, attempt, outcome)
-            outcome.unanswerable += await self._check_unanswered(document, passage, unanswered, outcome)
+            drafts = await self._propose(document, passage, attempt, outcome)
             verified = await self._verify(document, passage, drafts, outcome)
             unknown = await self._unknown_without_passage(verified, outcome)
-            outcome.candidates += await self._check_forms(document, passage, unknown, outcome)
+            outcome.candidates += unknown
             outcome.candidates.sort(key=lambda candidate: -candidate.specificity)  # stable: ties in order of proposal
 
-    async def _propose(
-        self, document: Document, passage: Passage, attempt: int, outcome: Outcome
-    ) -> tuple[list[Draft], list[str]]:
-        """Return the proposed drafts and unanswerable questions that have no fault."""
+    async def _propose(self, document: Document, passage: Passage, attempt: int, outcome: Outcome) -> list[Draft]:
+        """Return the proposed drafts that have no fault."""
         known = [candidate.draft for candidate in outcome.candidates]
         known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
-        earlier = [*(draft.question for draft in known), *outcome.unanswerable]
+        earlier = [draft.question for draft in known]
         arguments = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
-        messages, structure = prompts.propose(*arguments), prompts.propose_as_json(*arguments)
-        (completion,) = await self._send([(messages, self._seed_of(messages, attempt), structure)], outcome)
+        messages = prompts.propose(*arguments)
+        (completion,) = await self._send([(messages, self._seed_of(messages, attempt))], outcome)
         verdict = check_completion(completion)
         drafts = read_drafts(completion.text) if verdict.accepted else []
         if not drafts:
@@ -284,58 +221,8 @@ class QuestionWriter:
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
-                accepted.append(replace(draft, also=other_forms(draft, passage.shown) if is_open else ()))
-        unanswered: list[str] = []
-        proposed = (
-            read_unanswerable(completion.text) if verdict.accepted and "unanswerable" in self.section.kinds else []
-        )
-        for question in proposed[: self.section.n_proposed]:
-            others = [*earlier, *(draft.question for draft in drafts), *unanswered]
-            reason, detail = find_text_fault(question, text, others)
-            if reason:
-                outcome.refused.append((Draft(question, "", (), ""), reason, detail))
-            else:
-                unanswered.append(question)
-        return accepted, unanswered
-
-    async def _check_unanswered(
-        self, document: Document, passage: Passage, questions: Sequence[str], outcome: Outcome
-    ) -> list[str]:
-        """Return the questions that, by the model, neither this passage nor those nearest to the question answer."""
-        if self.corpus is None:  # the recipe asks for none
-            return []
-        requests: list[_Request] = []
-        owners: list[str] = []
-        for question in questions:
-            for source in dict.fromkeys((source_of(document, passage), *self.corpus.nearest(question))):
-                messages = prompts.answered_by(source, question)
-                requests.append((messages, self._seed_of(messages, 0), None))
-                owners.append(question)
-        answers = await self._send(requests, outcome)
-        answered = {
-            owner: answer.text.strip() or "nothing"
-            for owner, answer in zip(owners, answers, strict=True)
-            if not says_unanswered(answer.text) or not check_completion(answer).accepted
-        }
-        for question, text in answered.items():
-            outcome.refused.append((Draft(question, "", (), ""), "answered", f"the model answers {text[:60]!r}"))
-        return [question for question in questions if question not in answered]
-
-    async def _check_forms(
-        self, document: Document, passage: Passage, candidates: Sequence[Candidate], outcome: Outcome
-    ) -> list[Candidate]:
-        """Return the candidates with the other forms of their answers that the model also chooses, given the passage."""
-        tried = [(index, form) for index, candidate in enumerate(candidates) for form in candidate.draft.also]
-        forms = [replace(candidates[index].draft, answer=form) for index, form in tried]
-        replies = await self._answers_with_passage(document, passage, forms, 0, outcome)
-        confirmed: dict[int, list[str]] = {}
-        for (index, form), draft, reply in zip(tried, forms, replies, strict=True):
-            if parse_letter(reply) == prompts.LETTERS[draft.choices.index(draft.answer)]:
-                confirmed.setdefault(index, []).append(form)
-        return [
-            replace(candidate, draft=replace(candidate.draft, also=tuple(confirmed.get(index, ()))))
-            for index, candidate in enumerate(candidates)
-        ]
+                accepted.append(draft)
+        return accepted
 
     async def _verify(
         self, document: Document, passage: Passage, drafts: Sequence[Draft], outcome: Outcome
@@ -361,7 +248,7 @@ class QuestionWriter:
         for draft in drafts:
             choices = _rotate(draft.choices, rotation)
             messages = prompts.verify(source_of(document, passage), draft.question, choices)
-            requests.append((messages, self._seed_of(messages, 0), None))
+            requests.append((messages, self._seed_of(messages, 0)))
         answers = await self._send(requests, outcome)
         return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
 
@@ -377,7 +264,7 @@ class QuestionWriter:
             for rotation in range(n_times):
                 choices = _rotate(candidate.draft.choices, rotation + 1)
                 messages = prompts.closed_book(candidate.draft.question, choices)
-                requests.append((messages, self._seed_of(messages, rotation), None))
+                requests.append((messages, self._seed_of(messages, rotation)))
                 correct.append(prompts.LETTERS[choices.index(candidate.draft.answer)])
         answers = await self._send(requests, outcome)
         hits = [parse_letter(answer.text) == letter for answer, letter in zip(answers, correct, strict=True)]
@@ -421,7 +308,7 @@ def _write_files(
 ) -> None:
     """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages."""
     with contextlib.ExitStack() as stack:
-        files = ("questions", "validation", "test", "rejected", "unanswerable")
+        files = ("questions", "validation", "test", "rejected")
         write = {name: stack.enter_context(open_jsonl(recipe.run_dir / f"{name}.jsonl")) for name in files}
         for document, passage in _passages_of(passages):
             outcome = outcomes.get(_outcome_id(recipe, document, passage))
@@ -433,23 +320,17 @@ def _write_files(
                 write[split](row)
             for row in refused:
                 write["rejected"](row)
-            for row in selector.select_unanswerable(document, outcome):
-                write["unanswerable"](row)
 
 
 def _write_manifest(
     recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
 ) -> None:
-    names = (
-        "n_documents", "n_passages", "n_cut", "asked", "got", "n_unanswerable", "n_validation", "n_test", "spare",
-        "refused", "failed", "tokens_in", "tokens_out", "tokens_thinking", "cost", "out_of_budget",
-    )  # fmt: skip
-    counts = {name: getattr(result, name) for name in names}
+    counts = result.counts("n_validation", "n_test", "spare")
     counts["this_run"] = traffic.counts()
     inputs = document_hashes(Path(section.documents), recipe.documents)
     write_manifest(
         result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
-        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl", "unanswerable.jsonl"],
+        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
     )  # fmt: skip
 
 
@@ -460,32 +341,17 @@ def render_questions(result: QuestionsResult) -> str:
         f"in {result.questions_path}",
         f"validation.jsonl {result.n_validation}, test.jsonl {result.n_test} (by document); "
         f"{result.spare} more are valid but less specific",
-        *(
-            [f"unanswerable.jsonl {result.n_unanswerable}: near the passages, answered by none"]
-            if result.n_unanswerable
-            else []
-        ),
         *filter(None, [cut_note(result.n_cut, result.n_passages, "questions.passage_tokens")]),
     ]
     if result.refused:
         lines += ["", f"questions refused (each in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}: {REASONS[reason]}" for reason, number in result.refused.items()]
-    if result.failed:
-        lines += ["", "passages without an answer:"]
-        lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
     lines += [
+        *result.render_failed("passages without an answer:"),
         "",
-        f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache; "
-        f"{result.tokens_in:,} tokens in, {result.tokens_out:,} out"
-        + (f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""),
+        *result.render_requests(),
+        *result.render_cost(),
     ]
-    lines += render_endpoints(result.endpoints)
-    if result.cost:
-        lines.append(f"cost {result.cost:.4f}, including everything answered into {result.run_dir} before")
-    if result.cost_note:
-        lines.append(result.cost_note)
-    if result.out_of_budget:
-        lines.append("Stopped before the budget was exceeded.")
     if result.short:
         rerun = "run again for the failed passages; " if result.failed else ""
         lines.append(

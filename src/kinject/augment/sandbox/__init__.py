@@ -23,9 +23,9 @@ from kinject.sandbox.grammar import (
     rewrite_fact_first,
     rewrite_reversed,
 )
-from kinject.sandbox.people import DEMONYM, POOLS, Person, choose_one, create_country, seeded_random, shuffled
+from kinject.sandbox.people import DEMONYM, POOLS, Person, choose_one, seeded_random, shuffled
 from kinject.sandbox.questions import render_question
-from kinject.sandbox.templates import QUESTIONS, SENTENCES
+from kinject.sandbox.templates import SENTENCES
 from kinject.types import Completion, Message
 
 _DRAWS = 64
@@ -180,7 +180,6 @@ def _grade(accepted: Sequence[str], text: str) -> str:
 _WANTED = re.compile(r"^Write at most (\d+) four-choice questions", re.MULTILINE)
 _OPTION = re.compile(r"^([A-D])\. (.+)$", re.MULTILINE)
 _SPECIFICITY = 8
-_YEAR_FORM = "the year "
 
 
 def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
@@ -203,24 +202,12 @@ def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
     if match is not None:
         return Completion(_drafts(person, passage, task, int(match[1]), seed))
     options = _OPTION.findall(task)
-    if not options:
-        question = task.strip().splitlines()[2]
-        return Completion(next((person.facts[name] for name in person.facts if _asks(question, person, name)), "X"))
-    correct = [letter for letter, choice in options if choice.removeprefix(_YEAR_FORM) in person.facts.values()]
+    correct = [letter for letter, choice in options if choice in person.facts.values()]
     return Completion(f"{correct[0]} {_SPECIFICITY}" if len(correct) == 1 else "X 1")
 
 
-def _asks(question: str, person: Person, attribute: str) -> bool:
-    return question in [text.format(name=person.name) for text in QUESTIONS[attribute]]
-
-
-@cache
-def _strangers() -> Sequence[tuple[str, str]]:
-    return create_country().spare_names
-
-
 def _drafts(person: Person, passage: str, task: str, n: int, seed: int) -> str:
-    """Return `n` questions on an entry, each with another form of its answer if it has one, and others on people without one."""
+    """Return `n` questions on an entry."""
     rng = seeded_random("examiner", passage, seed)
     blocks = []
     for attribute in shuffled(list(person.facts), rng)[:n]:
@@ -228,10 +215,6 @@ def _drafts(person: Person, passage: str, task: str, n: int, seed: int) -> str:
         wrong = [value for value in shuffled(POOLS[attribute], rng) if value != gold][:3]
         sentence = next(sentence for sentence in sentences(passage) if gold in sentence)
         lines = [f"Question: {render_question(person, attribute, rng)}", f"Answer: {gold}"]
-        lines += [f"Also: {_YEAR_FORM}{gold}"] if attribute == "birth_year" and "also" in task.lower() else []
         lines += [f"Wrong: {value}" for value in wrong]
         blocks.append("\n".join([*lines, f"Sentence: {sentence}"]))
-    for attribute in shuffled(list(person.facts), rng)[:n] if "unanswerable" in task.lower() else ():
-        stranger = Person(*choose_one(_strangers(), rng), {})
-        blocks.append(f"Unanswerable: {render_question(stranger, attribute, rng)}")
     return "\n\n".join(blocks)

@@ -7,19 +7,16 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from kinject.augment.answers import lines_of, says_none
 from kinject.augment.checks.planted_errors import plant_error
 from kinject.augment.prompts import passage_of
-from kinject.augment.questions.drafts import read_drafts, read_unanswerable
 from kinject.augment.sandbox import generate_answer
 from kinject.errors import DiskError, InputError
-from kinject.llm.judges import GRADES
+from kinject.llm.endpoint import is_loopback
 from kinject.types import Message
-from kinject.web import is_loopback
 
 MODEL = "sandbox"
 _MOST_BYTES = 2**28
@@ -215,8 +212,6 @@ class SandboxServer:
         except (ValueError, KeyError, TypeError, InputError) as error:
             return _error(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         text: str | None = completion.text
-        if "response_format" in request:
-            text = _as_json(completion.text)
         reason = completion.finish_reason
         if fault in FAULTY_ANSWERS:
             text, reason = FAULTY_ANSWERS[fault](completion.text, messages)
@@ -230,18 +225,6 @@ class SandboxServer:
             {"id": "chatcmpl-0", "object": "chat.completion", "model": MODEL, "choices": choices, "usage": usage},
             {},
         )
-
-
-def _as_json(text: str) -> str:
-    """Return a grade, questions, or else the lines of an answer, in the form of their schema."""
-    if text.lower() in GRADES:
-        return json.dumps({"grade": text})
-    drafts = read_drafts(text)
-    if drafts:
-        questions = [asdict(draft) for draft in drafts]
-        others = {"unanswerable": read_unanswerable(text)} if "\nUnanswerable:" in text else {}
-        return json.dumps({"questions": questions, **others})
-    return json.dumps({"items": [] if says_none(text) else lines_of(text)})
 
 
 def _is_from_here(headers: Mapping[str, str]) -> bool:
