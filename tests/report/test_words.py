@@ -130,8 +130,8 @@ def test_numbers_of_a_sentence_are_those_of_the_answers() -> None:
     for finding in find_all(view):
         text = sentence(finding)
         assert f"{100 * finding.before:.1f}%" in text
-        assert f"→ {100 * finding.after:.1f}%" in text
-        assert f"{format_points(finding.change)} points" in text
+        assert f"→ {100 * finding.contrast.accuracy:.1f}%" in text
+        assert f"{format_points(finding.contrast.delta)} points" in text
         if finding.tag in (Tag.BETTER, Tag.WORSE):
             assert "in these models" not in text  # the samples are about the method
 

@@ -290,14 +290,14 @@ def test_a_p_below_5_percent_and_an_interval_without_0_are_the_same():
 
 
 def test_an_arm_whose_variance_is_not_the_familys_keeps_its_own():
-    """An F test against those below it, from the largest downwards; the rest share one variance."""
-    alike = [SeedVariance(value, 2.0) for value in (1e-4, 2e-4, 3e-4, 4e-4)]
-    for variance in family_variances(alike):
-        assert variance == pytest.approx(SeedVariance(2.5e-4, 8.0))
-    wild = SeedVariance(9e-3, 2.0)
-    assert scipy.stats.f.sf(9e-3 / 2.5e-4, 2, 8) < 0.03
+    """An F test against those below it, from the largest downwards; the rest share one variance, of a cut distribution."""
+    alike, wild = [SeedVariance(value, 2.0) for value in (1e-4, 2e-4, 3e-4, 4e-4)], SeedVariance(9e-3, 2.0)
+    cut = scipy.stats.f.isf(0.05, 2, 6)
+    assert 4e-4 / 2e-4 < cut < scipy.stats.f.isf(0.05, 2, 4) < 9e-3 / 2.5e-4
+    left = 1 - cut * math.exp(-cut) / (1 - math.exp(-cut))  # the mean of an exponential number below `cut`
+    for variance in (*family_variances(alike), *family_variances([*alike, wild])[:-1]):
+        assert variance == pytest.approx((2.5e-4 / left, 8.0, False, 0.0))
     assert family_variances([*alike, wild])[-1] == wild._replace(alone=True)
-    assert family_variances([*alike, wild])[0] == pytest.approx(SeedVariance(2.5e-4, 8.0))
     assert family_variances([SeedVariance(0.0, 2.0)] * 2) == [SeedVariance(0.0, 4.0)] * 2
     assert family_variances([wild]) == [wild]
     arm, base = simulated(1, 3, 50, 2, 0.6), simulated(2, 1, 50, 2, 0.6)

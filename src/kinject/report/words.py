@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from kinject.report.formatting import (
     format_count,
@@ -23,7 +22,7 @@ from kinject.report.formatting import (
 from kinject.report.limits import doubts
 from kinject.report.page import SETTLE, Answer, Evidence
 from kinject.report.view import View, arm_name
-from kinject.results import MARGIN, in_these_models
+from kinject.results import MARGIN, Contrast, in_these_models
 from kinject.stats.findings import About, Finding, Tag, find
 
 _MOST_ARMS = 4  # in one sentence; more are counted
@@ -78,6 +77,7 @@ _QUESTIONS: tuple[tuple[str, tuple[About, ...], str], ...] = (
     ("Does it answer what no document says?", (About.DECLINING,), ""),
 )  # fmt: skip
 """The practitioner's questions, the comparisons that answer them, and the answer without any ("": left out)."""
+_OUTCOMES = {"answered": "answers to questions that no document answers", "wrong": "wrong answers"}
 _ROLES = {About.LEARNING: "learning", About.RETENTION: "retention", About.DECLINING: "unanswerable"}
 
 
@@ -119,10 +119,10 @@ def write_opening(view: View) -> Opening:
     answers = []
     for question, abouts, otherwise in _QUESTIONS:
         group = [finding for finding in findings if finding.about in abouts]
-        told = [f for f in group if f.about is not About.ADDED or f.tag in (Tag.BETTER, Tag.WORSE)]
-        parts = [_leads(view, told), *(_diverged(view, about) for about in abouts)]
-        parts += [_perplexities(view)] if About.RETENTION in abouts else []
-        lead = " ".join(filter(None, parts)) or otherwise.format(kind=view.report.kind)
+        lead = _leads(view, [f for f in group if f.about is not About.ADDED or f.tag in (Tag.BETTER, Tag.WORSE)])
+        if About.RETENTION in abouts:
+            lead = " ".join(filter(None, (lead, _perplexities(view))))
+        lead = lead or otherwise.format(kind=view.report.kind)
         if lead:
             lines = sorted((_line(view, finding) for finding in group), key=lambda line: line.tone == "flat")
             answers.append(Answer(question, lead, tuple(lines)))
@@ -131,29 +131,25 @@ def write_opening(view: View) -> Opening:
 
 def _words(view: View, finding: Finding) -> tuple[str, str]:
     """Return the tag of a finding and its phrase."""
+    result = finding.result
     if finding.tag is Tag.TOO_FEW:
         return _TOO_FEW
-    if finding.about is About.LEARNING and finding.tag is Tag.BETTER and not finding.above_chance:
+    if (
+        finding.about is About.LEARNING
+        and finding.tag is Tag.BETTER
+        and (result.too_few or result.low <= result.chance)
+    ):
         return _AT_CHANCE
-    if finding.about is About.ADDED and finding.tag is Tag.BETTER:
-        result = view.result(finding.model, finding.arm, finding.question_set, finding.k)
-        plain = None if result is None else result.to_plain
-        if plain is not None and plain.is_significant and plain.delta > 0:
-            return _BOTH
+    plain = result.to_plain
+    if (
+        finding.about is About.ADDED
+        and finding.tag is Tag.BETTER
+        and plain
+        and plain.is_significant
+        and plain.delta > 0
+    ):
+        return _BOTH
     return _WORDS[finding.about][finding.tag]
-
-
-def _diverged(view: View, about: About) -> str:
-    """Return the sentence on arms of which no question of a set has a score."""
-    items = [item for item in view.report.unscored if item.role == _ROLES.get(about) and not item.k]
-    names = {
-        name: [i for i in items if i.question_set == name] for name in dict.fromkeys(i.question_set for i in items)
-    }
-    return " ".join(
-        f"On {quoted(name)}, {join_words([arm_name(i.arm) + ('' if i.seed is None else f' (seed {i.seed})') for i in of_set])} "
-        "diverged: no question has a score."
-        for name, of_set in names.items()
-    )  # fmt: skip
 
 
 def _effect(view: View, findings: Sequence[Finding]) -> str:
@@ -161,83 +157,74 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
     learned = [finding for finding in findings if finding.about is About.LEARNING]
     if not learned:
         return _untrained(view)
-    arms = list(dict.fromkeys(finding.arm for finding in learned))
-    sets = list(dict.fromkeys(finding.question_set for finding in learned))
+    arms = list(dict.fromkeys(finding.result.arm for finding in learned))
+    sets = list(dict.fromkeys(finding.result.question_set for finding in learned))
     if view.several_models or len(sets) > _MOST_SETS:
-        n_arms = format_count(len({(f.model, f.arm) for f in findings}), "trained arm")
+        n_arms = format_count(len({(f.result.model, f.result.arm) for f in findings}), "trained arm")
         models = format_count(len(view.report.models), "base model")
-        low, high = min(learned, key=lambda f: f.change), max(learned, key=lambda f: f.change)
+        ends = [
+            f"{format_points(f.contrast.delta)}{unit} ({arm_name(f.result.arm)} on {quoted(f.result.question_set)})"
+            for choose, unit in ((min, ""), (max, " points")) for f in [choose(learned, key=lambda f: f.contrast.delta)]
+        ]  # fmt: skip
         return (
             f"{n_arms} of {models} on {format_count(len(sets), 'question set')} to be learned: the change from training lies "
-            f"between {format_points(low.change)} ({arm_name(low.arm)} on {quoted(low.question_set)}) and "
-            f"{format_points(high.change)} points ({arm_name(high.arm)} on {quoted(high.question_set)})."
+            f"between {ends[0]} and {ends[1]}."
         )
-    best = _best_arm(view) if len(arms) > 1 else arms[0]
-    if not best:
-        return " ".join(_between([f for f in learned if f.question_set == name]) for name in sets)
-    parts = [_before_and_after(finding) for finding in learned if finding.arm == best]
+    shown = [r for r in view.headline_results() if r.to_closest is not None and r.to_closest.is_significant]
+    leaders = list({result.arm for result in shown}) if len(arms) > 1 else arms
+    if len(leaders) != 1:  # none is the best on a learning set, or another on each
+        return " ".join(_between([f for f in learned if f.result.question_set == name]) for name in sets)
+    best = leaders[0]
+    parts = [_before_and_after(finding) for finding in learned if finding.result.arm == best]
     if len(arms) > 1:
-        scope = next(r.to_closest.scope for r in view.headline_results() if r.arm == best and r.to_closest is not None)
+        scope = next(r.to_closest.scope for r in shown if r.to_closest is not None)
         parts.append(f"{arm_name(best)} did best of {len(arms)} trained models{in_these_models(scope)}.")
     reading = view.reading(view.report.models[0], best)
     return " ".join([*parts, *([f"It read {reading}."] if reading else [])])
 
 
-def _best_arm(view: View) -> str:
-    """Return the trained arm that is shown to be better than all others on a learning set, and worse on none; else ""."""
-    shown = [r for r in view.headline_results() if r.to_closest is not None and r.to_closest.is_significant]
-    arms = {result.arm for result in shown}
-    return arms.pop() if len(arms) == 1 else ""
-
-
 def _before_and_after(finding: Finding) -> str:
     """Return ``cpt answers 134 of 600 questions “new” before and 590 after training (22.3% → 98.3%, ...): +76.0 points ...``."""
-    n, before, after = finding.n_questions, finding.before, finding.after
+    n, before, after = finding.contrast.n, finding.before, finding.contrast.accuracy
     percents = f"{format_percent(before)} → {format_percent(after)}"
-    documents = "" if _unit(finding) == "questions" else f", {format_count(finding.n_documents, 'document')}"
-    trainings = f", mean of {finding.n_seeds} trainings" if finding.n_seeds > 1 else ""
+    documents = _size(finding.contrast).partition(" on ")[2]
+    seeds = len(finding.result.by_seed)
+    details = ", ".join(filter(None, (percents, documents, f"mean of {seeds} trainings" if seeds > 1 else "")))
     return (
-        f"{arm_name(finding.arm)} answers {before * n:,.0f} of {n:,} questions {quoted(finding.question_set)} before and "
-        f"{after * n:,.0f} after training ({percents}{documents}{trainings}): {_difference(finding, test=False)}."
+        f"{arm_name(finding.result.arm)} answers {before * n:,.0f} of {n:,} questions {quoted(finding.result.question_set)} "
+        f"before and {after * n:,.0f} after training ({details}): {_difference(finding, test=False)}."
     )
 
 
-def _unit(finding: Finding) -> str:
-    return "questions" if finding.n_documents == finding.n_questions else "documents"
-
-
-def _size(finding: Finding) -> str:
+def _size(contrast: Contrast) -> str:
     """Return ``600 questions on 120 documents``."""
-    questions = format_count(finding.n_questions, "question")
-    if finding.n_documents == finding.n_questions:
-        return questions
-    return f"{questions} on {format_count(finding.n_documents, 'document')}"
+    documents = "" if contrast.unit == "questions" else f" on {format_count(contrast.n_clusters, 'document')}"
+    return format_count(contrast.n, "question") + documents
 
 
 def _between(of_set: Sequence[Finding]) -> str:
     """Return the span of several arms on one set, and which is highest."""
-    best, low = max(of_set, key=lambda f: f.after), min(of_set, key=lambda f: f.after)
-    span = " to ".join(dict.fromkeys((format_percent(low.after), format_percent(best.after))))
+    best, low = (choose(of_set, key=lambda f: f.contrast.accuracy) for choose in (max, min))
+    span = " to ".join(dict.fromkeys(format_percent(f.contrast.accuracy) for f in (low, best)))
     unsure = "none is shown to be the best"
     if best.tag is Tag.TOO_FEW:
-        unsure = f"too few {_unit(best)} ({best.n_documents}) for any test, so they are not ranked"
+        unsure = f"too few {best.contrast.unit} ({best.contrast.n_clusters}) for any test, so they are not ranked"
     return (
-        f"{len(of_set)} trained models answer {span} of the questions {quoted(best.question_set)}, before training "
-        f"{format_percent(best.before)} ({_size(best)}); highest {arm_name(best.arm)}, "
+        f"{len(of_set)} trained models answer {span} of the questions {quoted(best.result.question_set)}, before training "
+        f"{format_percent(best.before)} ({_size(best.contrast)}); highest {arm_name(best.result.arm)}, "
         f"{_difference(best, test=False)}; {unsure}."
     )
 
 
 def _untrained(view: View) -> str:
     """Return the accuracies of the base, where no trained arm can be compared."""
-    parts = []
-    for model in view.report.models[:1]:
-        for name in view.sets("", model)[:_MOST_SETS]:
-            base, rag = view.result(model, view.base(model), name), view.retrieval(model, name)
-            if base is not None:
-                beside = "" if rag is None else f", {format_percent(rag.accuracy)} with passages before the question"
-                guess = f" (guessing gives {format_percent(base.chance)})" if base.chance else ""
-                parts.append(f"{format_percent(base.accuracy)} of {base.n:,} questions {quoted(name)}{beside}{guess}")
+    parts, model = [], view.report.models[0]
+    for name in view.sets("", model)[:_MOST_SETS]:
+        base, rag = view.result(model, view.base(model), name), view.retrieval(model, name)
+        if base is not None:
+            beside = "" if rag is None else f", {format_percent(rag.accuracy)} with passages before the question"
+            guess = f" (guessing gives {format_percent(base.chance)})" if base.chance else ""
+            parts.append(f"{format_percent(base.accuracy)} of {base.n:,} questions {quoted(name)}{beside}{guess}")
     if not parts:
         return "No arm has a score, so there is no result."
     trained = any(arm.trained for arm in view.report.arms)
@@ -247,15 +234,16 @@ def _untrained(view: View) -> str:
 
 def _leads(view: View, findings: Sequence[Finding]) -> str:
     """Return a sentence for each question set: its arms by tag, each with its change."""
-    sets = list(dict.fromkeys((f.model, f.question_set) for f in findings))
+    sets: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        sets.setdefault((finding.result.model, finding.result.question_set), []).append(finding)
     if len(sets) > _MOST_ARMS:
         labels = [_words(view, finding)[0] for finding in findings]
         tags = [f"{label} {labels.count(label)}" for label in dict.fromkeys(labels)]
         return f"In {len(findings)} comparisons: {', '.join(tags)} ({_points_span(findings)} points)."
     sentences = []
-    for model, name in sets:
-        of_set = [f for f in findings if (f.model, f.question_set) == (model, name)]
-        judged = {f.scope for f in of_set if f.tag is not Tag.TOO_FEW}
+    for (model, name), of_set in sets.items():
+        judged = {f.contrast.scope for f in of_set if f.tag is not Tag.TOO_FEW}
         scope = f"{in_these_models('these models')}," if judged == {"these models"} else ""
         of = f" ({format_name(model)})" if view.several_models else ""
         phrases: dict[str, list[Finding]] = {}
@@ -267,55 +255,52 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
 
 
 def _clause(phrase: str, same: Sequence[Finding]) -> str:
-    arms = join_words([f"{arm_name(f.arm, f.k)} ({format_points(f.change)} points)" for f in same])
-    if len(same) > _MOST_ARMS:
-        arms = f"{len(same)} arms ({_points_span(same)} points)"
-    losses = same[0].about is About.RETENTION
-    most = max(f.possible_loss if losses else f.possible_gain for f in same)
-    possible = f"{'losses' if losses else 'gains'} of up to {100 * most:.1f} points"
-    n, unit = f"{same[0].n_documents:,}", _unit(same[0])
-    return phrase.format(arms=arms, possible=possible, most=f"{100 * most:.1f}", unit=unit, n=n)
+    arms = f"{len(same)} arms ({_points_span(same)} points)"
+    if len(same) <= _MOST_ARMS:
+        names = [f"{arm_name(f.result.arm, f.result.k)} ({format_points(f.contrast.delta)} points)" for f in same]
+        arms = join_words(names)
+    most, contrast = f"{100 * max(f.possible for f in same):.1f}", same[0].contrast
+    possible = f"{'losses' if same[0].about is About.RETENTION else 'gains'} of up to {most} points"
+    return phrase.format(arms=arms, possible=possible, most=most, unit=contrast.unit, n=f"{contrast.n_clusters:,}")
 
 
 def _points_span(findings: Sequence[Finding]) -> str:
-    changes = [finding.change for finding in findings]
+    changes = [finding.contrast.delta for finding in findings]
     return " to ".join(dict.fromkeys(map(format_points, (min(changes), max(changes)))))
 
 
 def _line(view: View, finding: Finding) -> Evidence:
-    label = quoted(finding.question_set) + (f" ({format_name(finding.model)})" if view.several_models else "")
-    tag = _words(view, finding)[0]
-    return Evidence(arm_name(finding.arm, finding.k), label, tag, _TONES.get(tag, "flat"), f"{sentence(finding)}.")
+    result, tag = finding.result, _words(view, finding)[0]
+    label = quoted(result.question_set) + (f" ({format_name(result.model)})" if view.several_models else "")
+    return Evidence(arm_name(result.arm, result.k), label, tag, _TONES.get(tag, "flat"), f"{sentence(finding)}.")
 
 
 def sentence(finding: Finding) -> str:
     """Return the numbers of a finding: both accuracies, the difference with its interval and p, and what remains possible."""
-    seeds = f", {finding.n_seeds} seeds" if finding.n_seeds > 1 else ""
+    contrast, n_seeds = finding.contrast, len(finding.result.by_seed)
+    seeds = f", {n_seeds} seeds" if n_seeds > 1 else ""
     of = " with retrieval alone" if finding.about in (About.INSTEAD, About.ADDED) else ""
-    text = f"{format_percent(finding.before)}{of} → {format_percent(finding.after)}, {_size(finding)}{seeds}: "
+    text = f"{format_percent(finding.before)}{of} → {format_percent(contrast.accuracy)}, {_size(contrast)}{seeds}: "
     text += _difference(finding)
     if finding.tag is Tag.TOO_FEW:
-        effective = "" if finding.n_effective >= finding.n_documents else f" (they count as {finding.n_effective:.0f})"
-        return f"{text}; {finding.n_documents} {_unit(finding)}{effective} are too few for a test: {finding.needed} are needed"
-    if (
-        finding.tag in (Tag.ALIKE, Tag.UNDECIDED, Tag.NOTHING_TO_LOSE)
-        and finding.low is not None
-        and finding.high is not None
-    ):
-        text += f"; changes of {format_points(finding.low)} to {format_points(finding.high)} points remain possible"
+        n, effective = contrast.n_clusters, contrast.n_effective
+        as_few = "" if effective >= n else f" (they count as {effective:.0f})"
+        return f"{text}; {n} {contrast.unit}{as_few} are too few for a test: {finding.needed} are needed"
+    if finding.tag not in (Tag.BETTER, Tag.WORSE) and contrast.low is not None and contrast.high is not None:
+        text += f"; changes of {format_points(contrast.low)} to {format_points(contrast.high)} points remain possible"
     return text
 
 
 def _difference(finding: Finding, *, test: bool = True) -> str:
     """Return ``+61.8 points (95% interval +57.0 to +66.1; p < 0.001 after Holm)``."""
-    parts = []
-    if finding.low is not None and finding.high is not None:
-        parts.append(f"95% interval {format_points(finding.low)} to {format_points(finding.high)}")
-    if test and finding.p is not None:
-        parts.append(format_p(finding.p) + (" after Holm" if finding.family > 1 else ""))
-    scope = in_these_models(finding.scope) if test and finding.tag in (Tag.BETTER, Tag.WORSE) else ""
+    contrast, parts = finding.contrast, []
+    if contrast.low is not None and contrast.high is not None:
+        parts.append(f"95% interval {format_points(contrast.low)} to {format_points(contrast.high)}")
+    if test and contrast.deciding_p is not None:
+        parts.append(format_p(contrast.deciding_p) + (" after Holm" if contrast.family > 1 else ""))
+    scope = in_these_models(contrast.scope) if test and finding.tag in (Tag.BETTER, Tag.WORSE) else ""
     inside = f" ({'; '.join(parts)})" if test and parts else f", {parts[0]}" if parts else ""
-    return f"{format_points(finding.change)} points{scope}{inside}"
+    return f"{format_points(contrast.delta)} points{scope}{inside}"
 
 
 def _perplexities(view: View) -> str:
@@ -330,48 +315,41 @@ def _perplexities(view: View) -> str:
     return " ".join(sentences)
 
 
-_OUTCOMES: tuple[tuple[Literal["answered", "wrong"], str], ...] = (
-    ("answered", "answers to questions that no document answers"),
-    ("wrong", "wrong answers"),
-)
-
-
 def _outcomes(view: View) -> Iterator[Answer]:
     """Yield the changes of wrong answers, and of answers that no document holds; nothing where models wrote none."""
-    shown = [r for r in view.headline_results() if r.outcomes]
-    lines = []
-    for outcome, words in _OUTCOMES:
+    shown, lines = [r for r in view.headline_results() if r.outcomes], []
+    for outcome, words in _OUTCOMES.items():
         for result in shown:
             part = result.outcome(outcome)
             if part is not None and part.to_base is not None and part.to_base.is_significant:
-                more = part.to_base.delta > 0
-                points = format_points(part.to_base.delta)
-                text = f"{format_percent(part.rate)} of {part.n:,} questions, {points} points to base."
-                lines.append(Evidence(arm_name(result.arm, result.k), quoted(result.question_set),
-                                  f"{'more' if more else 'fewer'} {words}", "bad" if more else "good", text))  # fmt: skip
+                amount, tone = ("more", "bad") if part.to_base.delta > 0 else ("fewer", "good")
+                text = f"{format_percent(part.rate)} of {part.n:,} questions, {format_points(part.to_base.delta)} points to base."
+                arm, name = arm_name(result.arm, result.k), quoted(result.question_set)
+                lines.append(Evidence(arm, name, f"{amount} {words}", tone, text))
     if shown:
         named = [f"{line.tag} from {line.arm} on {line.question_set}" for line in lines[:_MOST_ARMS]]
         named += [f"{len(lines) - _MOST_ARMS} more changes"] if len(lines) > _MOST_ARMS else []
-        lead = f"Shown: {join_words(named)}." if named else (
-            "No change in wrong answers, or in answers to questions that no document answers, is shown.")  # fmt: skip
+        lead = f"Shown: {join_words(named)}."
+        if not named:
+            lead = "No change in wrong answers, or in answers to questions that no document answers, is shown."
         yield Answer("Does it know what it does not know?", lead, tuple(lines))
 
 
 def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what would settle the open questions: documents, seeds, question sets, retrieval."""
     trained = [finding for finding in findings if finding.about in _ROLES]
-    for name in list(dict.fromkeys(finding.question_set for finding in trained))[:_MOST_SETS]:
-        unsettled = [f for f in trained if f.question_set == name and (f.needed or 0) > f.n_effective]
-        if not unsettled:
+    for name in list(dict.fromkeys(finding.result.question_set for finding in trained))[:_MOST_SETS]:
+        of_set = [f for f in trained if f.result.question_set == name and (f.needed or 0) > f.contrast.n_effective]
+        if not of_set:
             continue
-        most = max(unsettled, key=lambda finding: finding.needed or 0)
-        unit, has = _unit(most), f"it has {most.n_documents:,}"
+        most = max(of_set, key=lambda finding: finding.needed or 0)
+        unit, has = most.contrast.unit, f"it has {most.contrast.n_clusters:,}"
         if most.tag is Tag.TOO_FEW:
             yield f"{quoted(name)} needs questions on at least {most.needed:,} {unit} for a test ({has})."
         else:
             points = f"{100 * MARGIN:g} points"
             yield f"To tell a change of {points} from none, {quoted(name)} needs about {most.needed:,} {unit} ({has})."
-    if trained and max(finding.n_seeds for finding in trained) == 1:
+    if trained and max(len(finding.result.by_seed) for finding in trained) == 1:
         yield "Each arm was trained once; a study with 3 seeds or more tells the method from one lucky training."
     abouts = {finding.about for finding in findings}
     if trained and About.RETENTION not in abouts and not view.report.perplexities:

@@ -14,7 +14,7 @@ from kinject.stats.matrix import CorrectnessMatrix, SeedVariance, row_variance
 from kinject.stats.tests import flips_p, quantile, tail
 
 _ROUNDING = 1e-12
-_UNLIKE = 0.03
+_UNLIKE = 0.05
 """p of the F test below which an arm keeps its own variance."""
 
 
@@ -88,27 +88,27 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
 def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
     """Return the variances of a study's arms: one for all that are alike, with the degrees of freedom of all.
 
-    From the largest downwards, an arm that an F test at 3% tells from those below it keeps its own.
+    From the largest downwards, an arm that an F test at 5% tells from those below it keeps its own. The largest of an alike
+    family is cut off too at times, so the mean of the others is divided by that of a chi-squared number below the limit.
     """
-    from scipy.special import fdtrc
+    from scipy.special import chdtr, fdtri
 
     order = sorted(range(len(variances)), key=lambda i: variances[i].value)
-    pooled = list(variances)
+    pooled, limit = list(variances), math.inf
     while len(order) > 1:
-        *rest, last = order
-        df = sum(variances[i].df for i in rest)
-        mean = sum(variances[i].df * variances[i].value for i in rest) / df
-        largest = variances[last]
-        if largest.value <= mean or (mean and float(fdtrc(largest.df, df, largest.value / mean)) >= _UNLIKE):
+        rest, of = [variances[i] for i in order[:-1]], variances[order[-1]]
+        df = sum(other.df for other in rest)
+        limit = float(fdtri(of.df, df, 1 - _UNLIKE))
+        if of.value <= limit * sum(other.df * other.value for other in rest) / df:
             break
-        pooled[last] = largest._replace(alone=True)
-        order = rest
-    alike = [variances[i] for i in order]
-    df = sum(of.df for of in alike)
-    for i in order:
-        value, noise = sum(of.df * of.value for of in alike) / df, sum(of.df * of.noise for of in alike) / df
-        pooled[i] = SeedVariance(value, df, noise=noise)
-    return pooled
+        pooled[order.pop()] = of._replace(alone=True)
+    df = sum(variances[i].df for i in order)
+    each = df / max(len(order), 1)
+    left = float(chdtr(each + 2, each * limit) / chdtr(each, each * limit)) if len(order) > 1 else 1.0
+    value, noise = (
+        (sum(variances[i].df * variances[i][part] for i in order) / df for part in (0, 3)) if df else (0.0, 0.0)
+    )
+    return [of if of.alone else SeedVariance(value / left, df, noise=noise) for of in pooled]
 
 
 def contrast_estimate(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> Estimate:
