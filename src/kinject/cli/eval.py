@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,12 @@ or by written answers, with and without retrieval. In the recipe's run_dir:
   report.html      verdict, tables, figures, changed answers (also report.md and report.json)
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
   flips.jsonl      every answer that differs from the base's
-Exit code 0: every question has a score; 1: some have none (the output names them).
+Exit code 0: every question has a score and every requirement is met; 1: not (the output names which).
 
 examples:
   kinject eval
   kinject eval recipes/eval.yaml eval.limit=50 run_dir=runs/eval-quick
+  kinject eval --require 'new>=0.8' --require 'known>=-0.02'             a gate in CI
   accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval    GPUs divide the questions"""
 
 
@@ -43,13 +45,21 @@ def add_eval(verbs: Any) -> None:
         action="store_true",
         help="print the prompts of each model, and what endpoints may cost; ask nothing",
     )
+    parser.add_argument(
+        "--require",
+        action="append",
+        metavar="[ARM:]SET>=NUMBER",
+        help="an accuracy (0.8) or a change from the base (-0.02) that the 95%% interval must hold, or exit code 1; "
+        "requirements.json and .xml (JUnit) have the checks",
+    )
     parser.set_defaults(run=_eval)
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    if arguments.require:
+        arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
     recipe = recipe_of(arguments, "eval")
     if arguments.show is not None:
-        from kinject.errors import InputError
         from kinject.eval.run import show_prompts
 
         if arguments.show < 1:
@@ -64,6 +74,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             show(line)
         return 0
     from kinject.api import evaluate
+    from kinject.eval.require import check_requirements, read_requirements
     from kinject.report.files import render_summary
 
     report = evaluate(recipe)
@@ -71,7 +82,11 @@ def _eval(arguments: argparse.Namespace) -> int:
         return 0
     show(render_summary(report))
     show(f"report: {recipe.run_dir / 'report.html'}")
-    return 1 if report.unscored or any(result.n_unscored for result in report.results) else 0
+    checks = check_requirements(read_requirements(recipe.eval.require, list(recipe.eval.questions)), report)
+    for check in checks:
+        show(str(check))
+    failed = any(check.verdict != "met" for check in checks)
+    return 1 if failed or report.unscored or any(result.n_unscored for result in report.results) else 0
 
 
 _COMPARE = """\

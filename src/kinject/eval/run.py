@@ -27,6 +27,7 @@ from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ChatStyle, PromptRequest, scored_texts
+from kinject.eval.require import check_requirements, read_requirements, write_checks
 from kinject.eval.results import Answers, chosen_k_notes, fault_notes, find_flips, make_report, mass_notes
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
@@ -89,6 +90,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
             f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. Start one."
         )
     plan = read_plan(recipe)
+    requirements = read_requirements(section.require, list(section.questions))
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
     for source in map(Path, section.retrieval.documents if section.retrieval else ()):
         inputs |= {} if source.is_file() else document_hashes(source, recipe.documents)
@@ -109,6 +111,8 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)), judge=judge.accuracy if judge else None)
         if shard.is_first:
             _write_files(recipe, run, report, judge)
+            if requirements:
+                write_checks(check_requirements(requirements, report), recipe.run_dir)
     shard.finish()
     return report
 

@@ -227,6 +227,9 @@ class EvalSection:
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
+    require: tuple[str, ...] = option(
+        (), help="SET>=0.8 or ARM:SET>=-0.02 (a change from the base): what an interval must hold, or exit code 1."
+    )
 
     def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
         """Return the table of each model by name, completed from `model_defaults` and from this section."""

@@ -1,0 +1,94 @@
+"""Requirements on an evaluation: what an interval holds is met, and CI learns the rest by exit code and files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.report.study_samples import first, make_evaluation, make_result
+
+from kinject.errors import InputError
+from kinject.eval.require import check_requirements, read_requirements, write_checks
+from kinject.stats.comparisons import make_contrast
+from kinject.stats.matrix import CorrectnessMatrix
+
+SETS = ["new", "known"]
+BASE = make_result("base", first(150, 600), None)
+ARM = make_result("cpt", first(500, 600), first(150, 600))  # 83.3%, 58.3 points more than the base
+REPORT = make_evaluation([BASE, ARM, make_result("cpt", first(560, 600), first(150, 600), k=1)])
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("new>=0.78", "met"),
+        (" new >= .8", "met"),
+        ("new>=0.82", "cannot be told"),
+        ("cpt:new>=0.9", "not met"),
+        ("new>=+0.5", "met"),
+        ("new>=+0.58", "cannot be told"),
+        ("new>=+0.7", "not met"),
+        ("new>=-0.02", "met"),
+        ("base:new>=0.2", "met"),
+        ("cpt+rag:new>=0.9", "met"),
+    ],
+)
+def test_the_interval_decides(text: str, verdict: str) -> None:
+    checks = check_requirements(read_requirements([text], SETS), REPORT)
+    assert [check.verdict for check in checks] == [verdict]
+
+
+def test_every_arm_without_retrieval_is_meant_unless_one_is_named() -> None:
+    report = make_evaluation([*REPORT.results, make_result("repeat", first(300, 600), first(150, 600))])
+    checks = check_requirements(read_requirements(["new>=0.6", "repeat:new>=0.4"], SETS), report)
+    assert [(check.arm, check.verdict) for check in checks] == [
+        ("cpt", "met"), ("repeat", "not met"), ("repeat", "met"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["old>=0.5", "new>0.5", "new>=50", "new>=1.5", "new", "new>=", ">=0.5", "a:b:new>=0.5"]
+)
+def test_what_is_no_requirement_is_named_with_the_sets(text: str) -> None:
+    with pytest.raises(InputError, match=r"expected .ARM:.SET>=NUMBER with a SET of new, known"):
+        read_requirements([text], SETS)
+
+
+def test_an_arm_without_scores_and_a_base_without_another_are_named() -> None:
+    for text, message in (("gone:new>=0.5", "no arm has scores"), ("base:new>=-0.1", "base is not compared")):
+        with pytest.raises(InputError, match=message):
+            check_requirements(read_requirements([text], SETS), REPORT)
+
+
+def test_ci_reads_the_checks(tmp_path: Path) -> None:
+    write_checks(check_requirements(read_requirements(["new>=0.78", "cpt:new>=0.9"], SETS), REPORT), tmp_path)
+    suite = ElementTree.parse(tmp_path / "requirements.xml").getroot()  # noqa: S314 (our own file)
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert str(failure.get("message")).startswith("not met: cpt:new>=0.9 (cpt, texts: +0.833")
+    assert [row["verdict"] for row in json.loads((tmp_path / "requirements.json").read_text())].count("met") == 1
+
+
+def test_an_unchanged_model_passes_and_a_loss_of_five_points_does_not() -> None:
+    """600 questions on 200 documents, 90% right; of an unchanged model's answers 1% differ at random."""
+    draw = np.random.default_rng(7)
+    ids, documents = tuple(map(str, range(600))), tuple(str(index // 3) for index in range(600))
+    requirements = read_requirements(["new>=-0.02"], SETS)
+
+    def fraction_met(lost: float, gained: float) -> float:
+        met = 0
+        for _ in range(200):
+            base = draw.random(600) < 0.9
+            right = np.where(base, draw.random(600) >= lost / 0.9, draw.random(600) < gained / 0.1)
+            matrices = [CorrectnessMatrix(values[None].astype(float), ids, documents) for values in (right, base)]
+            arm = replace(ARM, to_base=make_contrast(*matrices, "base", scope="these models"))
+            met += check_requirements(requirements, make_evaluation([BASE, arm]))[0].verdict == "met"
+        return met / 200
+
+    assert fraction_met(0.005, 0.005) >= 0.95
+    assert fraction_met(0.07, 0.02) <= 0.2
