@@ -190,6 +190,12 @@ def test_readers_of_documents(run_here: Callable[..., str]) -> None:
     assert all(float(percent) >= 50 for _, percent in matches)
 
 
+def test_a_heap_of_kinds_of_files(run_here: Callable[..., str], tmp_path: Path) -> None:
+    assert re.search(
+        r"kinds of files, 0 with text lost.*; 0 unreadable ones untold", run_here("documents/heap.py", tmp_path / "h")
+    )
+
+
 def test_web_pages(tmp_path: Path, run_here: Callable[..., str]) -> None:
     truth = "The bridge at Arvika was built in 1931 and carries the road to the north. " * 8
     page = f"<html><body><nav><a href=/>Home</a></nav><article><p>{truth}</p></article></body></html>"

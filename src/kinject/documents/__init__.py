@@ -27,7 +27,7 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
     A heap (a folder, a pattern) is collected first, as `collect` does, and its files are parsed only if their content is
     new; unreadable files are left out, with a warning. A file of rows (JSONL, CSV, Parquet, a folder saved by
     `datasets`, a data set on the hub by its name) holds ``{text, id?, title?, source?, meta?}``; other keys go to `meta`.
-    There, a document without an id gets the hash of its title and text. Only a hash of each id stays in memory.
+    There, a document without an id gets the hash of its title and text.
 
     Raises as `collect`; of a single file, `DiskError` when it cannot be read and `InputError` (file:line) on a document that
     is empty, is not text, or has the id of an earlier one, and when a library is not installed.
@@ -41,18 +41,18 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
             )
         yield from read_rows(result.documents_path)
         return
-    seen: set[int] = set()
-    n_documents = 0
+    seen: dict[int, str] = {}
     for location, document in _read_located(path):
         if isinstance(document, InputError):
             raise document
-        digest = int(content_id(document.id), 16)
-        if digest in seen:
-            _raise_repeated(path, document.id, location)
-        seen.add(digest)
-        n_documents += 1
+        earlier = seen.setdefault(int(content_id(document.id), 16), location)
+        if earlier != location:
+            raise InputError(
+                f"{location}: id {document.id!r} is already the id of {earlier}. "
+                "Each document needs an id (or, without ids, a text) of its own."
+            )
         yield document
-    if not n_documents:
+    if not seen:
         raise InputError(f"{path}: holds no documents. Expected at least one.")
 
 
@@ -83,18 +83,6 @@ def _read_located(path: Path) -> Iterator[LocatedDocument]:
         raise DiskError(f"{path}: nothing is there. Check the path.")
     with open_to_read(path) as stream:
         yield from read_file(path, stream)
-
-
-def _raise_repeated(path: Path, identity: str, location: str) -> None:
-    """Raise `InputError` if a document before `location` has the id `identity`; it is found by reading again."""
-    for earlier, document in _read_located(path):
-        if earlier == location:
-            return
-        if isinstance(document, Document) and document.id == identity:
-            raise InputError(
-                f"{location}: id {identity!r} is already the id of {earlier}. "
-                "Each document needs an id (or, without ids, a text) of its own."
-            )
 
 
 def document_hashes(path: Path, section: DocumentsSection | None = None) -> dict[str, str]:

@@ -190,7 +190,7 @@ def _hashed(files: Sequence[FoundFile], section: DocumentsSection) -> list[HeapF
 
 def _read_options(section: DocumentsSection) -> ReadOptions:
     names = section.fields or {}
-    return ReadOptions(names.get("text"), names.get("title"), names.get("id"), section.ocr)
+    return ReadOptions(names.get("text"), names.get("title"), names.get("id"))
 
 
 def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path) -> int:

@@ -29,6 +29,7 @@ _SPACE = re.compile(r"\s+")
 _CODE_CLASS = re.compile(r"(?:language|lang|highlight-source|highlight|brush:?)[- ]([\w+#]+)")
 _UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", re.MULTILINE)
 """A fenced code, a table, or a line."""
+_ITEM = re.compile(r" *(?:-|\d+\.) ")
 _SHORT_PAGE = 500
 """Characters up to which a page is read whole."""
 _SHARED = 0.6
@@ -87,7 +88,7 @@ def page_of(path: Path, source: str, *, whole_page: bool = False) -> tuple[str, 
     if not main and len(text) > _SHORT_PAGE and tree.css_first(_WIKI_PAGE) is None:
         trafilatura = import_extra("trafilatura", path)
         extracted = trafilatura.extract(source, include_comments=False) or ""
-        main = _lines_within(text, extracted)
+        main = _lines_within(text, extracted, {_plain(link.text()) for link in tree.css("a")})
         if len(main) < 0.8 * len(extracted):  # the text is in a script of the page
             main = extracted
     if not main:
@@ -113,17 +114,30 @@ def _meta(tree: Any) -> dict[str, str]:
     return meta
 
 
-def _lines_within(text: str, main: str) -> str:
-    """Return the lines of the Markdown `text` whose words are in `main`, with the headings, tables and code among them."""
+def _plain(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def _lines_within(text: str, main: str, links: set[str]) -> str:
+    """Return the lines of the Markdown `text` whose words are in `main`, with headings, tables and code among them.
+
+    Items of a list below them stay, too, unless they are `links`, as menus and lists of related pages are.
+    """
     words = re.findall(r"\w+", main.lower())
     triples = set(zip(words, words[1:], words[2:], strict=False))
-    lines = {" ".join(re.findall(r"\w+", line.lower())) for line in main.splitlines()}
+    lines = set(map(_plain, main.splitlines()))
     units = [match[0] for match in _UNIT.finditer(text)]
     kept = [_is_within(unit, triples, lines) for unit in units]
     if not any(kept):
         return ""
     first, last = kept.index(True), len(kept) - kept[::-1].index(True)
-    following = False
+    following = below = False
+    for index, unit in enumerate(units):
+        item = _ITEM.match(unit)
+        kept[index] = kept[index] or (
+            index < last and item is not None and below and _plain(unit[item.end() :]) not in links
+        )
+        below = kept[index] if unit.strip() else below
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
         if not unit.strip():

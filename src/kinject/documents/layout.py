@@ -439,6 +439,16 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
             previous is not None and not box.is_table and not previous.is_table and level == before and not item
             and _continues(previous, box, usual, right)
         )  # fmt: skip
+        if (
+            previous is not None
+            and previous.is_table
+            and not box.is_table
+            and len(blocks) > 1
+            and text[:1].islower()
+            and not (level or item or blocks[-2][0] in "#-|" or _SENTENCE_END.search(blocks[-2]))
+        ):  # the table parts a sentence: it goes above its paragraph
+            blocks[-2:] = [blocks[-1], blocks[-2]]
+            continues = True
         if continues and re.search(r"[^\W\d_]-$", blocks[-1]) and text[:1].islower():
             blocks[-1] = blocks[-1][:-1] + text
         elif continues:

@@ -161,11 +161,7 @@ def readers_version() -> str:
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in [*sorted(here.glob("*.py")), here.parent / "language" / "detect.py"]
     ]
-    libraries = {
-        re.split(r"[^\w.-]", line)[0]
-        for line in metadata.requires("kinject") or ()
-        if "documents" in line or "ocr" in line
-    }
+    libraries = {re.split(r"[^\w.-]", line)[0] for line in metadata.requires("kinject") or () if "documents" in line}
     versions = []
     for name in sorted({*libraries, "pyarrow", "pycld2", "rensa"}):
         with contextlib.suppress(metadata.PackageNotFoundError):

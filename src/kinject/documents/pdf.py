@@ -1,4 +1,4 @@
-"""PDF: its words in reading order, tables as Markdown, scans and images by optical character recognition.
+"""PDF: its words in reading order, tables as Markdown.
 
 PDFium finds characters and rules; this module finds their meaning: columns, paragraphs, headings, tables, running headers.
 """
@@ -6,11 +6,9 @@ PDFium finds characters and rules; this module finds their meaning: columns, par
 from __future__ import annotations
 
 import ctypes
-import importlib
-import io
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -34,9 +32,6 @@ _MOST_OPERATIONS = 200_000
 """Texts and drawings on one page of a PDF, and characters: a dense map has some ten thousand."""
 _MOST_RULES = 5_000
 """Rules of one page among which tables are looked for."""
-_OCR_SECONDS = 120
-"""Time for one page or image."""
-_OCR_SCALE = 300 / 72
 _FIX = "Print it to a new PDF, or take it out."
 _LIGATURES = str.maketrans({
     "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": "", "\u00a0": " ",
@@ -60,7 +55,7 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     """Yield the text of a PDF as one document; `pages` in meta are [start, number] of each page with text.
 
     Raises `InputError` naming the page that cannot be read, where a password is needed, and where no page holds text
-    (scanned images) unless `options.ocr`.
+    (scanned images).
     """
     pdfium = import_extra("pypdfium2", path)
     document = _opened(path, read_bytes(path, options.largest, stream), pdfium)
@@ -70,19 +65,12 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         for number in range(len(document)):
             with library_errors(Path(f"{path}: page {number + 1}"), "PDF", _FIX):
                 pages.append(_page(document, number, pdfium))
-        scanned = [number for number, boxes in enumerate(pages) if not boxes]
-        if scanned and options.ocr:
-            read_image_text = reader_of_images(path)
-            for number in scanned:
-                with library_errors(Path(f"{path}: page {number + 1}"), "scan", "Take it out."):
-                    text = read_image_text(document[number].render(scale=_OCR_SCALE).to_pil())
-                pages[number] = [Box(0, 0, 0, 0, text, 0, is_table=True)] if text else []
     finally:
         document.close()
     if not any(pages):
         raise InputError(
-            f"{path}: empty document: none of its {len(pages)} pages holds text. It is a scan, which needs OCR: `ocr: true` "
-            "(pip install 'kinject[ocr]')."
+            f"{path}: empty document: none of its {len(pages)} pages holds text. It is a scan, which needs OCR: "
+            "run ocrmypdf on it."
         )
     text, starts, title = compose([in_reading_order(page) if page else [] for page in without_furniture(pages)])
     stated = meta.pop("title", "")
@@ -126,11 +114,11 @@ def _page(document: Any, number: int, pdfium: Any) -> list[Box]:
         if max(n_objects, n_chars) > _MOST_OPERATIONS:
             raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
         left, _, right, top = page.get_bbox()
-        words = [word for word in _words(text_page, n_chars, top, pdfium.raw) if left - 5 <= word.x0 <= right + 5]
+        across, down = _rules(page, top, pdfium)
+        words = [word for word in _words(text_page, n_chars, top, down, pdfium.raw) if left - 5 <= word.x0 <= right + 5]
         words = list(dict.fromkeys(words))  # bold text that is drawn twice
         if not words:
             return []
-        across, down = _rules(page, top, pdfium)
         words, tables = _ruled_tables(words, across, down)
         return [*words, *tables]
     finally:
@@ -139,8 +127,8 @@ def _page(document: Any, number: int, pdfium: Any) -> list[Box]:
         page.close()
 
 
-def _words(text_page: Any, n: int, top: float, raw: Any) -> Iterator[Box]:
-    """Yield the words of a page in the order in which they are drawn."""
+def _words(text_page: Any, n: int, top: float, down: list[Rule], raw: Any) -> Iterator[Box]:
+    """Yield the words of a page in the order in which they are drawn; the rules `down` part them."""
     box = raw.FS_RECTF()
     letters: list[str] = []
     x0 = y0 = x1 = y1 = size = 0.0
@@ -166,7 +154,10 @@ def _words(text_page: Any, n: int, top: float, raw: Any) -> Iterator[Box]:
             apart = (
                 abs((upper + lower) - (y0 + y1)) / 2 > 0.5 * height or left - x1 > 0.25 * height or left < x1 - height
             )
-            if apart:
+            close = left - x1 > 0.03 * height and any(
+                x1 - 1 < rule.position < left + 1 and rule.start < (y0 + y1) / 2 < rule.end for rule in down
+            )
+            if apart or close:
                 yield word()
                 letters = []
         if letters:
@@ -329,41 +320,3 @@ def _cells(
     ):
         n_header += 1
     return rows, n_header
-
-
-def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the text in an image, if `options.ocr` is set."""
-    if not options.ocr:
-        raise InputError(
-            f"{path}: an image. With `ocr: true` (pip install 'kinject[ocr]') its text is read; or take it out."
-        )
-    data = read_bytes(path, options.largest, stream)
-    ocr_text = reader_of_images(path)
-    from PIL import Image
-
-    with library_errors(path, "image", "Take it out."):
-        text = ocr_text(Image.open(io.BytesIO(data)))
-    yield whole_file(path, "", text)
-
-
-def reader_of_images(path: Path) -> Callable[[Any], str]:
-    """Return a function that reads the text in an image of Pillow's with tesseract. Raises `InputError` if it is missing."""
-    try:
-        tesseract = importlib.import_module("pytesseract")
-        languages = "+".join(name for name in tesseract.get_languages() if name != "osd")
-    except ImportError as error:
-        raise InputError(
-            f"{path}: `ocr: true` needs pytesseract, which is not installed. Run: pip install 'kinject[ocr]'"
-        ) from error
-    except OSError as error:
-        raise InputError(
-            f"{path}: `ocr: true` needs the program tesseract, which is not installed (Debian: apt-get install tesseract-ocr)."
-        ) from error
-
-    def read_image_text(image: Any) -> str:
-        text = tesseract.image_to_string(image, lang=languages, timeout=_OCR_SECONDS)
-        return re.sub(
-            r"(?<=[^\W\d_])-\n(?=[a-z])|(?<=\S)(\n)(?=[a-z])", lambda match: " " if match[1] else "", text
-        ).strip()
-
-    return read_image_text

@@ -28,14 +28,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 @dataclass(frozen=True)
 class ReadOptions:
     """Options of reading files. `text_field`, `title_field` and `id_field` name the keys of rows and the columns of tables
-    (None: found by name). `ocr` reads scans by optical character recognition. A file, or a member of an archive, that is
-    held whole in memory has at most `largest` bytes. `within` counts the archives and mails that the file lies in.
+    (None: found by name). A file, or a member of an archive, that is held whole in memory has at most `largest` bytes.
+    `within` counts the archives and mails that the file lies in.
     """
 
     text_field: str | None = None
     title_field: str | None = None
     id_field: str | None = None
-    ocr: bool = False
     largest: int = LARGEST_FILE
     within: int = 0
 
@@ -73,7 +72,6 @@ KINDS: Mapping[str, Kind] = {
     "html": Kind((".html", ".htm", ".xhtml"), "html:read_html"),
     "mediawiki": Kind((), "markup:read_mediawiki"),
     "pdf": Kind((".pdf",), "pdf:read_pdf"),
-    "image": Kind((".png", ".jpg", ".jpeg", ".tif", ".tiff"), "pdf:read_image"),
     "docx": Kind((".docx", ".docm", ".dotx"), "office:read_docx"),
     "pptx": Kind((".pptx", ".pptm", ".ppsx"), "office:read_pptx"),
     "xlsx": Kind((".xlsx", ".xlsm"), "office:read_xlsx"),
@@ -93,23 +91,22 @@ KINDS: Mapping[str, Kind] = {
 }
 """Name -> kind. Whoever adds one adds a test to tests/corpus/test_kinds_of_documents.py and a row to docs/own-documents.md."""
 SUFFIXES: Mapping[str, str] = {suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes if suffix}
-_BINARY = frozenset({"pdf", "image", "docx", "pptx", "xlsx", "epub", "parquet", "zip", "gzip", "odf", "msg", "tar"})
+_BINARY = frozenset({"pdf", "docx", "pptx", "xlsx", "epub", "parquet", "zip", "gzip", "odf", "msg", "tar"})
 _ARCHIVES = frozenset({"zip", "gzip", "tar"})
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 MOST_WITHIN = 4
 """Archives and mails that a file may lie in."""
 _SIGNATURES = (
-    (b"\x1f\x8b", "gzip"), (b"PAR1", "parquet"), (b"\x89PNG", "image"), (b"\xff\xd8\xff", "image"), (b"II*\0", "image"),
-    (b"MM\0*", "image"), (b"{\\rtf", "rtf"),
+    (b"\x1f\x8b", "gzip"), (b"PAR1", "parquet"), (b"{\\rtf", "rtf"),
 )  # fmt: skip
+_IMAGE = "an image. ocrmypdf makes a PDF with text of it; or take it out"
 _OLD = "an Office file of before 2007, or one locked with a password. Save it as .docx, .xlsx or .pptx"
 _REFUSED = (
     (b"\xd0\xcf\x11\xe0", _OLD),
     (b"%!PS", "PostScript. Convert it to PDF"),
     (b"!BDN", "an Outlook data file. Export the mails"),
     (b"\0\0\0\1Bud1", "a file of macOS's Finder. Take it out"),
-    (b"GIF8", "an image (GIF). Take it out"),
-    (b"BM", "an image (BMP). Convert it to PNG"),
+    *((signature, _IMAGE) for signature in (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"GIF8", b"BM")),
     (b"<svg", "a drawing (SVG). Take it out"),
     (b"SQLite format 3", "a database (SQLite). Export its tables as CSV"),
     (b"7z\xbc\xaf", "a 7z archive. Unpack it"),

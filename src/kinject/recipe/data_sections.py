@@ -17,7 +17,6 @@ class DocumentsSection:
     fields: Mapping[Literal["text", "title", "id"], str] | None = option(
         None, help="Columns or keys with the text, the title and the id; default: found by name."
     )
-    ocr: bool = option(False, help="Read scanned pages by OCR (an extra).")
     near_duplicates: float | None = option(
         0.85, help="A document that shares so large a part of its words with another, and its facts, is left out; null keeps it.",
         min=0.5, max=1.0,
