@@ -251,11 +251,8 @@ def read_report(path: str | Path) -> Report:
     return read(Path(path))
 
 
-def plan(
-    recipe: TrainRecipe | str | Path, *, memory: int | None = None, devices: int | None = None, nodes: int | None = None,
-    link: float | None = None, calibration: bool = True, seconds: float = 120.0,
-) -> Plan:  # fmt: skip
-    """Estimate memory, time and disk of a training run. `memory` is that of a device in bytes, `link` bytes a second.
+def plan(recipe: TrainRecipe | str | Path, **options: Any) -> Plan:
+    """Estimate memory, time and disk of a training run; `options` are those of `kinject.plan.run.PlanOptions`.
 
     Without devices, this machine's. `calibration` times a few real steps, for at most `seconds`.
 
@@ -264,7 +261,7 @@ def plan(
     from kinject.plan.run import PlanOptions
     from kinject.plan.run import plan as run
 
-    return run(_checked(recipe, "plan"), PlanOptions(memory, devices, calibration, seconds, nodes, link))
+    return run(_checked(recipe, "plan"), PlanOptions(**options))
 
 
 def find_lr(

@@ -26,7 +26,7 @@ def test_every_style_is_listed_and_its_prompts_are_shown_on_a_passage_with_its_h
         assert main(["recipes", "styles", name, "--documents", str(manual)]) == 0
         shown = capsys.readouterr().out
         assert "called 'Pump'.\n" in shown
-        assert "<passage>\n## Care" in shown
+        assert "<passage>\n# Pump\n\n## Care" in shown
         assert wanted in shown
     assert main(["recipes", "styles", "plane"]) == 2
     assert "plane: unknown style. Did you mean plain?" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def special(folder: Path) -> Iterator[dict[str, Path]]:
         bound.bind("socket")
         yield {
             "a folder": folder / "folder", "a pipe": folder / "link to a pipe", "a socket": folder / "socket",
-            "a device": Path("/dev/zero"), "a file of the kernel": Path("/proc/self/status"),
+            "a device": Path("/dev/zero"),
         }  # fmt: skip
 
 
@@ -67,30 +67,6 @@ def test_a_file_that_becomes_a_pipe_between_the_check_and_the_opening_is_refused
     monkeypatch.setattr("kinject.disk.files.check_regular", lambda path: None)  # the check came too early
     with pytest.raises(DiskError, match="found a pipe"):
         open_to_read(path)
-
-
-def test_empty_files_are_read_and_endless_ones_of_size_0_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "empty").touch()
-    assert read_bytes(tmp_path / "empty") == b""
-    monkeypatch.setattr("kinject.disk.files._kernel_devices", frozenset)  # as on a mount of another name
-    for name in ("/proc/self/status", "/proc/self/mem"):
-        with pytest.raises(DiskError, match="found a file of the kernel"):
-            read_bytes(Path(name))
-
-
-def test_a_file_that_grows_while_it_is_opened_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "log"
-    path.touch()
-    read = os.pread
-
-    def after_a_write(descriptor: int, n: int, offset: int) -> bytes:
-        path.write_bytes(b"row\n")
-        return read(descriptor, n, offset)
-
-    monkeypatch.setattr(os, "pread", after_a_write)
-    assert read_bytes(path) == b"row\n"
 
 
 def test_a_descriptor_of_a_file_on_disk_is_that_file_and_one_of_a_pipe_is_not(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import secrets
@@ -136,7 +135,7 @@ def open_to_read(path: Path) -> BufferedReader:
 def check_regular(path: Path) -> None:
     """Raise `DiskError` unless `path` is a file on a disk, or a link to one. Nothing is opened.
 
-    A folder, pipe, socket or device is refused, and a file below /proc or /sys, where reading may never end.
+    A folder, pipe, socket or device is refused.
     """
     try:
         status = path.stat()
@@ -148,15 +147,12 @@ def check_regular(path: Path) -> None:
 def open_regular(name: str | os.PathLike[str], flags: int) -> int:
     """Return a descriptor of a file: the `opener` of every `open` of a path that others can write. It never waits.
 
-    Raises `DiskError` as `check_regular`, and for a file of size 0 that holds bytes (a kernel's, below another folder).
+    Raises `DiskError` as `check_regular`.
     """
     path = Path(name)
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
     try:
-        status = os.fstat(descriptor)
-        _refuse_unless_regular(path, status)
-        if not status.st_size and not flags & (os.O_WRONLY | os.O_RDWR) and _is_endless(descriptor):
-            raise _no_file(path, "a file of the kernel")
+        _refuse_unless_regular(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
@@ -181,32 +177,9 @@ def kind_of(mode: int) -> str:
 
 
 def _refuse_unless_regular(path: Path, status: os.stat_result) -> None:
-    kind = kind_of(status.st_mode) or ("a file of the kernel" if status.st_dev in _kernel_devices() else "")
-    if kind:
-        raise _no_file(path, kind)
-
-
-def _no_file(path: Path, kind: str) -> DiskError:
-    fix = (
-        "Check the path."
-        if kind == "a folder"
-        else "Save its content as a file and give that: it is read more than once."
-    )
-    return DiskError(f"{path}: found {kind}, expected a file. {fix}")
-
-
-@functools.cache
-def _kernel_devices() -> frozenset[int]:
-    """Return the device numbers of /proc and /sys, where they are file systems of their own."""
-    return frozenset(os.stat(name).st_dev for name in ("/proc", "/sys") if os.path.ismount(name))
-
-
-def _is_endless(descriptor: int) -> bool:
-    """Return whether a file of size 0 gives a byte, or makes its reader wait for one: no disk holds it."""
-    try:
-        return bool(os.pread(descriptor, 1, 0)) and not os.fstat(descriptor).st_size
-    except OSError:
-        return True
+    if kind := kind_of(status.st_mode):
+        fix = "Save its content as a file and give that: it is read more than once."
+        raise DiskError(f"{path}: found {kind}, expected a file. {'Check the path.' if kind == 'a folder' else fix}")
 
 
 def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = None) -> bytes:

@@ -17,15 +17,11 @@ from kinject.disk.files import LOCK
 
 State = Literal["done", "short", "unfinished", "running", "not started"]
 
-_VERBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "study": ("report.html", ("choices.json", "questions")),
-    "train": ("model", ("log.jsonl", "recipe.yaml")),
-    "eval": ("report.html", ("answers.jsonl", "pending.json")),
-    "documents": ("documents.jsonl", ("skipped.jsonl",)),
-    "augment": ("corpus.jsonl", ("variants.jsonl", "rejected.jsonl")),
-    "questions": ("questions.jsonl", ("outcomes.jsonl",)),
-}
-"""Verb -> its last file, and files that show that a run without a manifest is one of the verb."""
+_LAST_FILES: Mapping[str, str] = {
+    "study": "report.html", "train": "model", "eval": "report.html", "documents": "documents.jsonl",
+    "augment": "corpus.jsonl", "questions": "questions.jsonl",
+}  # fmt: skip
+"""Verb -> its last file."""
 _SECTIONS = {
     "study": "study",
     "trainer": "train",
@@ -62,8 +58,8 @@ def find_runs(folder: Path = Path()) -> list[FoundRun]:
     others = sorted(set(_run_folders(folder / "runs", 0)) - {folder / run_dir for run_dir in recipes})
     for path in others:
         run_dir = path.relative_to(folder)
-        verb = str(_manifest(path).get("stage") or _guess_verb(path))
-        if verb in _VERBS:
+        verb = str(_manifest(path).get("stage"))
+        if verb in _LAST_FILES:
             runs.append(_run(folder, run_dir, verb, ""))
     return runs
 
@@ -92,7 +88,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
-    path, last = folder / run_dir, _VERBS[verb][0]
+    path, last = folder / run_dir, _LAST_FILES[verb]
     manifest = _manifest(path)
     counts = manifest.get("counts", {})
     state: State = "unfinished"
@@ -121,10 +117,6 @@ def _manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) and isinstance(manifest.get("counts"), dict) else {}
-
-
-def _guess_verb(path: Path) -> str:
-    return next((verb for verb, (_, files) in _VERBS.items() if any((path / name).exists() for name in files)), "")
 
 
 def _is_held(lock: Path) -> bool:
