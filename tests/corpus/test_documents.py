@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from kinject.cli import main
 from kinject.disk import content_id, read_jsonl
-from kinject.documents import read_documents
+from kinject.documents import read_documents, write_general_text
 from kinject.errors import DiskError, InputError
 
 
@@ -81,20 +80,13 @@ def test_no_documents_is_an_error(tmp_path: Path) -> None:
         list(read_documents(tmp_path / "absent.jsonl"))
 
 
-def test_general_text_is_parted_and_nothing_is_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = tmp_path / "pages.jsonl"
+def test_general_text_is_parted_and_nothing_is_written_over(tmp_path: Path) -> None:
+    source, folder = tmp_path / "pages.jsonl", tmp_path / "data"
     source.write_text("".join(json.dumps({"id": f"p{n}", "text": f"Page {n}."}) + "\n" for n in range(9)))
-    command = ["recipes", "general", "--source", str(source), "--documents", "5", "--held-out", "2"]
-    assert main(command) == 0
-    names = [
-        [row["id"] for _, row in read_jsonl(tmp_path / "data" / name)]
-        for name in ("general.jsonl", "general-held-out.jsonl")
-    ]
+    paths = write_general_text(str(source), folder, 5, 2)
+    names = [[row["id"] for _, row in read_jsonl(path)] for path in paths]
     assert names == [["p2", "p3", "p4", "p5", "p6"], ["p0", "p1"]]
-    assert main(command) == 2
-    assert "data/general.jsonl: is there already, and nothing is written over." in capsys.readouterr().err
-    assert main([*command, "--documents", "8", "--out", "more"]) == 2
-    assert "holds fewer than 10 documents" in capsys.readouterr().err
+    with pytest.raises(InputError, match="is there already, and nothing is written over"):
+        write_general_text(str(source), folder, 5, 2)
+    with pytest.raises(InputError, match="holds fewer than 10 documents"):
+        write_general_text(str(source), tmp_path / "more", 8, 2)

@@ -1,4 +1,4 @@
-"""kinject recipes: list, copy and check recipes; their schema; general text."""
+"""kinject recipes: list, copy and check recipes; their schema, styles and public data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.errors import InputError
 from kinject.terminal import show
 
 if TYPE_CHECKING:
@@ -23,12 +22,6 @@ examples:
   kinject recipes                          all of them
   kinject recipes list studies             those below recipes/studies/
   kinject recipes copy eval                the main job; then `kinject` prints the next step"""
-
-_GENERAL_DETAIL = """\
-Write general text for corpus.replay and corpus.validation_corpus from a source of yours: a file, a
-folder or a data set on the hub. Documents go to data/general.jsonl and, others, to
-data/general-held-out.jsonl. The best text is that of the base model's own training. Without a
-source, and for a pinned one with a record of what was fetched: kinject recipes data get replay."""
 
 
 def add_recipes(verbs: Any) -> None:
@@ -51,19 +44,6 @@ def add_recipes(verbs: Any) -> None:
     add_styles(actions)
     add_schema(actions)
     add_data(actions)
-    general = actions.add_parser(
-        "general", help="fetch general text to replay and to watch", description=_GENERAL_DETAIL,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    general.add_argument(
-        "--source",
-        default=None,
-        help="file, folder or data set on the hub (default: that of kinject recipes data get replay)",
-    )
-    general.add_argument("--documents", type=int, default=20_000, metavar="N", help="to replay (default: %(default)s)")
-    general.add_argument("--held-out", type=int, default=500, metavar="N", help="to watch (default: %(default)s)")
-    general.add_argument("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
-    general.set_defaults(run=_general)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -93,20 +73,6 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
                 label + text, width, initial_indent=" " * 6, subsequent_indent=" " * 8, break_on_hyphens=False
             )
     return lines
-
-
-def _general(arguments: argparse.Namespace) -> int:
-    from kinject.corpus.public_data import GENERAL_TEXT
-    from kinject.documents import write_general_text
-
-    for option in ("documents", "held_out"):
-        if getattr(arguments, option) < 1:
-            raise InputError(f"--{option.replace('_', '-')}: found {getattr(arguments, option)}, allowed: 1 or more.")
-    for path in write_general_text(
-        arguments.source or GENERAL_TEXT, arguments.out, arguments.documents, arguments.held_out
-    ):
-        show(path)
-    return 0
 
 
 def _copy(arguments: argparse.Namespace) -> int:

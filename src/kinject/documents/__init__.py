@@ -69,7 +69,7 @@ def write_general_text(source: str, folder: Path, n_documents: int, n_held_out: 
             {"id": document.id, "text": document.text, "source": document.source} for document in islice(documents, n)
         ]
         if len(rows) < n:
-            raise InputError(f"{source}: holds fewer than {n_held_out + n_documents:,} documents. Lower --documents.")
+            raise InputError(f"{source}: holds fewer than {n_held_out + n_documents:,} documents.")
         write_jsonl(path, rows)
     return paths
 
