@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,8 +51,6 @@ _LONGEST_MESSAGE = 10_000
 
 class Endpoint:
     """One endpoint and model, open inside ``async with``."""
-
-    route = "chat/completions"
 
     def __init__(self, section: GeneratorSection) -> None:
         """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where it is missing."""
@@ -100,31 +98,25 @@ class Endpoint:
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
-        return await self.exchange(lambda: self._parameters.body(messages, seed), self.parse)
-
-    async def exchange(
-        self, make_body: Callable[[], dict[str, Any]], read: Callable[[bytes], Completion], *, learns: bool = True
-    ) -> Completion:
-        """Return the result of `read` on a reply; if it `learns`, a body with a refused parameter is made again.
-
-        Raises as `complete`.
-        """
         while True:
-            body = make_body()
+            body = self._parameters.body(messages, seed)
             reply = await self._post(body)
-            if not learns or reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
+            if reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
                 break
         if not 200 <= reply.status < 300:
             if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
                 return Completion("", "content_filter")
             raise await self.status_error(reply)
         try:
-            return read(reply.body)
+            completion = self.parse(reply.body)
         except Transient:
             status = status_in_body(reply.body)
             if status is None:
                 raise
             raise await self.status_error(replace(reply, status=status)) from None
+        if structure and completion.finish_reason in ("stop", ""):
+            self._parameters.check_structure(body, completion.text)
+        return completion
 
     async def _post(self, body: dict[str, Any]) -> Reply:
         """Return the whole reply to `body`, whatever its status. Raises as `complete`."""
@@ -136,7 +128,7 @@ class Endpoint:
             try:
                 # Not `chat.completions.create`: it reads no body that differs from OpenAI's, and knows no other parameters.
                 response = await self._client.post(
-                    f"/{self.route}", content=content, cast_to=httpx2.Response,
+                    "/chat/completions", content=content, cast_to=httpx2.Response,
                     options={"headers": {"Content-Type": "application/json"}},
                 )  # fmt: skip
             except openai.APIStatusError as error:
@@ -173,10 +165,6 @@ class Endpoint:
         if requested not in name.lower() and not self._models:
             self._models.add(name)
             log.warning(f"{self.url}: requested the model {self.section.model!r}, {self.shown(name)!r} answers.")
-
-    def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
-        """Return the body of a request."""
-        return self._parameters.body(messages, seed)
 
     def _connection_error(self, error: BaseException) -> EndpointError:
         """Return the error of a request without a whole answer; the openai client reports most as its cause."""
