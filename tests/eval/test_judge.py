@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -283,10 +284,8 @@ def test_grades_are_a_score_and_are_asked_once(
     assert all(kind.right == kind.planted for kind in report.judge.kinds)
     assert "The judge, judge (measured on planted answers" in render_summary(report)
     write_report(folder, report)
-    for name in ("report.md", "report.html"):
-        text = (folder / name).read_text("utf-8")
-        assert "The judge, judge" in text
-    assert "| correct | 20 | 100.0% | 100.0% |" in (folder / "report.md").read_text("utf-8")
+    assert "The judge, judge" in (folder / "report.html").read_text("utf-8")
+    assert re.search(r"correct +20 +100\.0% +100\.0%", render_summary(report))
 
 
 def test_a_budget_that_ends_is_an_error_that_keeps_the_grades(

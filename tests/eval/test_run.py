@@ -340,7 +340,7 @@ def test_a_model_that_scores_nothing_has_no_number_anywhere(run, diverge, tmp_pa
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [item["accuracy"] for item in stored["unscored"]] == [None, None]
     write_report(tmp_path / "run", report)
-    page = (tmp_path / "run" / "report.md").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
     for text in (render_summary(report), page):
         assert "base on new (letters, 0 shots): diverged. None of 4 questions has a score" in text
         assert "0.000" not in text.split("perplexity")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +14,6 @@ from scipy.stats import binomtest
 from kinject.results import ArmInfo, ArmResult, Contrast, Report
 
 Z = 1.959963984540054
-
-
-def markdown_faults(text: str, tag: str = r"<(?!\s)") -> list[str]:
-    """Return what in a report.md would be a tag (a match of `tag`), leads anywhere but to its figures, or tears a table.
-
-    Code, which is indented, is shown as it is.
-    """
-    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
-    faults = [match[0] for pattern in (tag, r"(?<!\\)\]\((?!figures/)", "://") for match in re.finditer(pattern, prose)]
-    width = 0
-    for line in prose.splitlines():
-        n = len(re.findall(r"(?<!\\)\|", line))
-        if line.startswith("|") and width not in (0, n):
-            faults.append(line)
-        width = n if line.startswith("|") else 0
-    return faults
 
 
 def wilson(n_correct: int, n: int) -> tuple[float, float]:

@@ -15,7 +15,6 @@ from kinject.errors import DiskError, InputError
 from kinject.report.figures import (
     accuracy,
     frontier,
-    loss,
     numbers_of,
     positions,
     sweep,
@@ -93,14 +92,6 @@ def test_forty_arms_and_long_names_fit(columns: int) -> None:
     assert render_svg(figure)
 
 
-def test_the_losses_of_all_arms_stand_in_one_panel(tmp_path: Path) -> None:
-    logs = [read_training_log(name, path) for name, path in write_logs(tmp_path).items()]
-    (panel,) = loss(logs).axes
-    drawn = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in panel.lines}
-    assert drawn == {log.name: (log.loss.steps, log.loss.values) for log in logs}
-    assert loss([TrainingLog("nothing", {})]) is None
-
-
 def test_light_lines_stand_at_the_ends_of_epochs(tmp_path: Path) -> None:
     logs = [read_training_log(name, path) for name, path in write_logs(tmp_path).items()]
     ends = [
@@ -122,11 +113,6 @@ def test_a_long_log_keeps_its_mean_when_thinned_and_hundreds_of_epochs_are_thinn
     assert len(values) <= 500
     assert sum(values) / len(values) == pytest.approx(sum(log.loss.values) / len(steps))
     assert sum(line.get_label() == "epoch" for line in lines) <= 24
-
-
-@pytest.mark.parametrize("losses", [(math.nan, 1.0, math.inf), (0.0, 0.0, 0.0), (-1.0, 5.0, 9.0), (1e-9, 1.0, 1e9)])
-def test_losses_that_no_scale_likes_are_still_drawn(losses: tuple[float, ...]) -> None:
-    assert render_svg(loss([log_of((1.0, 2.0, 3.0), losses)]))
 
 
 def test_of_rows_with_one_step_the_last_counts(tmp_path: Path) -> None:

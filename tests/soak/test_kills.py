@@ -240,7 +240,7 @@ def eval_case(folder: Path, model: Path) -> Case:
         assert len(set(rows)) == len(rows)
         return rows
 
-    dated = {"report.html": without_date, "report.md": without_date, "manifest.json": MANIFEST}
+    dated = {"report.html": without_date, "manifest.json": MANIFEST}
     return Case(
         ["eval", write_yaml(folder / "recipe.yaml", recipe)], [run], look=look, timed=dated,
         unordered=frozenset({"answers.jsonl"}),
@@ -281,7 +281,7 @@ def study_case(folder: Path, model: Path) -> Case:
         ["study", str(path), "--jobs", "1"], [run, stages], look=look, unordered=frozenset({"answers.jsonl"}),
         timed=dict.fromkeys(("manifest.json", "report.json", "done.json", "log.jsonl"), times),
         # what draws times: the figure of costs, and the pages with it
-        ignored=frozenset({".lock", "stage.log", "timing.jsonl", "report.html", "report.md", "costs.png", "costs.svg"}),
+        ignored=frozenset({".lock", "stage.log", "timing.jsonl", "report.html", "costs.png", "costs.svg"}),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EVAL = """\
 Score models, loaded here or behind endpoints, on question sets: by the log-probability of each choice,
 or by written answers, with and without retrieval. In the recipe's run_dir:
-  report.html      verdict, tables, figures, changed answers (also report.md and report.json)
+  report.html      verdict, tables, figures, changed answers (also report.json)
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
   flips.jsonl      every answer that differs from the base's
 Exit code 0: every question has a score and every requirement is met; 1: not (the output names which).

@@ -12,7 +12,7 @@ _STUDY = """\
 Run a whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on
 validation questions, claims tested, and a report. A finished stage is not repeated, so the same command
 resumes a stopped study. In the recipe's run_dir:
-  report.html    verdict, claims, tables, figures (also report.md, report.json, figures/)
+  report.html    verdict, claims, tables, figures (also report.json, figures/)
   choices.json   the choices made on validation questions, before test questions are read
 Stages are in study.cache_dir (runs/stages), shared by all studies; each folder has a stage.log.
 

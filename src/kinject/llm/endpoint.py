@@ -108,15 +108,12 @@ class Endpoint:
                 return Completion("", "content_filter")
             raise await self.status_error(reply)
         try:
-            completion = self.parse(reply.body)
+            return self.parse(reply.body)
         except Transient:
             status = status_in_body(reply.body)
             if status is None:
                 raise
             raise await self.status_error(replace(reply, status=status)) from None
-        if structure and completion.finish_reason in ("stop", ""):
-            self._parameters.check_structure(body, completion.text)
-        return completion
 
     async def _post(self, body: dict[str, Any]) -> Reply:
         """Return the whole reply to `body`, whatever its status. Raises as `complete`."""

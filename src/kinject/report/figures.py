@@ -283,31 +283,6 @@ def _draw_trade(
     return {f"{name}\0{len(arms) > 1}": line_mark(label, color=colour, marker=marker, linestyle=line, markersize=6)}
 
 
-def loss(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure | None:
-    """Return the training loss of each run as a line in one panel, logarithmic if losses span more than a factor of five."""
-    logs = [log for log in logs if log.loss.steps]
-    if not logs:
-        return None
-    finite = [loss for log in logs for loss in log.loss.values if math.isfinite(loss)]
-    with style():
-        figure, (panel,), _ = panels(1, 1, 3.2)
-        figure.set_size_inches(10.0 if columns > 1 else 4.4, 3.8)
-        marks = []
-        for index, log in enumerate(logs):
-            colour, _, line = series(index)
-            panel.plot(*_thinned(log.loss), color=colour, linestyle=line, linewidth=1.5, label=log.name)
-            marks.append(line_mark(format_name(log.name, LONGEST), color=colour, linestyle=line))
-        if finite and min(finite) > 0 and max(finite) > 5 * min(finite):
-            panel.set_yscale("log")
-            panel.yaxis.set_major_formatter(lambda loss, _: f"{loss:g}")
-            panel.yaxis.set_minor_formatter(lambda loss, _: f"{loss:g}" if f"{loss:e}"[0] in "25" else "")
-        panel.grid(axis="y", color=RULE, linewidth=0.6)
-        panel.set_xlabel("step")
-        panel.set_ylabel("training loss")
-        add_legend(figure, marks, columns)
-    return figure
-
-
 def _thinned(curve: Series) -> tuple[list[float], list[float]]:
     """Return steps and values; if there are more than can be seen, means of equally many neighbours."""
     size = max(1, math.ceil(len(curve.steps) / _MOST_POINTS))

@@ -1,13 +1,13 @@
-"""Reads report.json; writes report.md, report.html and the figures, and a report as text for terminal and model card.
+"""Reads report.json; writes report.html and the figures, and a report as text for terminal and model card.
 
-The report, the training logs that it names and their manifests decide every byte.
+The report and the manifests beside the training logs that it names decide every byte.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,10 @@ from kinject.report.page import (
     Page,
     Section,
     render_html,
-    render_markdown,
-    render_markdown_block,
+    render_markdown_table,
     render_text_block,
 )
-from kinject.report.runs import read_training_log, write_run_report
+from kinject.report.runs import write_run_report
 from kinject.report.style import Plot, draw_figure
 from kinject.report.tables import (
     arms_table,
@@ -50,11 +49,10 @@ from kinject.report.tables import (
     failures_table,
     headline_table,
     names_table,
-    published_note,
     results_table,
     small_tables,
 )
-from kinject.report.view import Training, TrainingLog, View, slug, unscored_text
+from kinject.report.view import Training, View, slug, unscored_text
 from kinject.report.words import write_opening
 from kinject.results import Report
 
@@ -70,11 +68,6 @@ _CAPTIONS = {
         "Learning against forgetting; the numbers are in the tables",
         "Up: more learned. Right: more kept. A model better than another lies above and to the right of it. Thin lines: 95% "
         "intervals.",
-    ),
-    "loss": (
-        "Training loss by step",
-        "Loss on the training text. A loss that steps down at each epoch is memorisation: it falls because the same text comes "
-        "again.",
     ),
     "sweep": (
         "Accuracy along a sweep; its numbers are in the table of results",
@@ -103,13 +96,12 @@ _BITS = (
 _RERUN = "A finished stage is found again by its content: a second run does only what is missing or changed."
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
 _FIX = "Run kinject eval or kinject study again."
-_TOLERANCE = 1e-6
 
 
 def read_report(path: Path) -> Report:
     """Return the report at `path` (a report.json).
 
-    Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged, inconsistent, or of a
+    Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged or of a
     newer format. Unknown keys are ignored.
     """
     value = read_json(path, _FIX)
@@ -133,47 +125,22 @@ def _from_json(value: Mapping[str, Any], source: str) -> Report:
         )
         found = "missing" if first["type"] == "missing" else f"found {first['input']!r:.60}: {first['msg']}"
         raise InputError(f"{source}: damaged report: {place or 'report'}: {found}.") from None
-    problem = next(_contradictions(report), "")
-    if problem:
-        raise InputError(f"{source}: damaged report: {problem}.")
     return report
 
 
-def _contradictions(report: Report) -> Iterator[str]:
-    """Yield where the numbers of a result contradict each other, or an arm is there twice."""
-    seen: set[tuple[object, ...]] = set()
-    for index, result in enumerate(report.results):
-        entry, n_scored = f"results[{index}]", result.n - result.n_unscored
-        if n_scored < 1 or not result.by_seed:
-            yield f"{entry}.n: found {result.n}, {result.n_unscored} unscored, {len(result.by_seed)} seeds; 1 of each is needed"
-        elif result.n_correct is not None and abs(result.accuracy - result.n_correct / n_scored) > _TOLERANCE:
-            yield f"{entry}.accuracy: found {result.accuracy}, which disagrees with n_correct / scored questions"
-        if result.interval == "Wilson" and not result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE:
-            yield f"{entry}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}"
-        key = (result.model, result.arm, result.question_set, *result.prompt_format, result.k, result.subject)
-        if key in seen:
-            yield f"{entry}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice"
-        seen.add(key)
-    for index, recall in enumerate(report.recalls):
-        if not 0 < recall.n >= recall.n_found:
-            yield f"recalls[{index}].n_found: found {recall.n_found} of {recall.n}"
-
-
 def write_report(run_dir: Path, report: Report) -> Path:
-    """Write report.md, report.html and figures/ (PNG and SVG) into `run_dir`; return report.html's path.
+    """Write report.html and figures/ (PNG and SVG) into `run_dir`; return report.html's path.
 
     An evaluation's commands and versions come from the manifests in `run_dir` and beside its training logs, its changed
     answers from flips.jsonl. Figures of an earlier report are removed. Raises `InputError` when an evaluation has no
-    results, or a log or flips.jsonl is damaged; `DiskError` on I/O.
+    results, or flips.jsonl is damaged; `DiskError` on I/O.
     """
     if report.kind == "evaluation" and not report.results and not report.unscored:
         raise InputError(f"{run_dir}: the report has no results. Evaluate at least one model on one question set.")
     report = _with_manifests(run_dir, report)
     view = View(report, _read_trainings(run_dir, report))
-    logs, missing = _read_logs(run_dir, view)
-    plots = _draw_figures(run_dir, view, logs)
-    page = _make_page(view, plots, missing, read_flips(run_dir / "flips.jsonl", view))
-    write_text(run_dir / "report.md", render_markdown(page))
+    plots = _draw_figures(run_dir, view)
+    page = _make_page(view, plots, read_flips(run_dir / "flips.jsonl", view))
     path = run_dir / "report.html"
     write_text(path, render_html(page, plots))
     return path
@@ -203,7 +170,7 @@ def render_card_tables(report: Report) -> str:
     """Return the opening and the headline table as Markdown, for a model card."""
     view = View(report)
     paragraphs = [escape_markdown(text) for text in write_opening(view).paragraphs()]
-    return "\n\n".join([*paragraphs, "\n".join(render_markdown_block(headline_table(view)))])
+    return "\n\n".join([*paragraphs, "\n".join(render_markdown_table(headline_table(view)))])
 
 
 def _with_manifests(run_dir: Path, report: Report) -> Report:
@@ -254,7 +221,7 @@ def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
     return words + (f", with {replay:.0%} older texts" if isinstance(replay, float) and replay else "")
 
 
-def _make_page(view: View, plots: Mapping[str, Plot], missing: Sequence[str], flips: Flips | None) -> Page:
+def _make_page(view: View, plots: Mapping[str, Plot], flips: Flips | None) -> Page:
     report, sets = view.report, view.sets()
     counts = ((len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set"))
     parts = [format_count(n, noun) for n, noun in counts]
@@ -268,7 +235,7 @@ def _make_page(view: View, plots: Mapping[str, Plot], missing: Sequence[str], fl
         description=format_name(report.description),
         facts=tuple((label, text) for label, text in _facts(view) if text),
         headline=opening.effect, figure=next(iter(_figure("accuracy", plots)), None), answers=opening.answers, open=opening.open,
-        sections=(*first, *_sections(_details(view, plots, missing, flips))), n_first=len(first),
+        sections=(*first, *_sections(_details(view, plots, flips))), n_first=len(first),
         footer=format_name(written + (f" with {versions}." if versions else ".")),
     )  # fmt: skip
 
@@ -287,9 +254,7 @@ def _first_sheet(view: View) -> Iterator[tuple[str, tuple[Block, ...]]]:
     yield "What the names mean", (names_table(view),)
 
 
-def _details(
-    view: View, plots: Mapping[str, Plot], missing: Sequence[str], flips: Flips | None
-) -> Iterator[tuple[str, tuple[Block, ...]]]:
+def _details(view: View, plots: Mapping[str, Plot], flips: Flips | None) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the other sections, in order; a section without blocks is left out."""
     report = view.report
     yield "What these data cannot tell", (Bullets(limitations(view)),)
@@ -298,13 +263,10 @@ def _details(
     for stem, name in _sweep_stems(report).items():
         yield f"Sweep: {format_name(name)}", _figure(stem, plots, "sweep")
     yield "Answers that changed", (FlipsBlock(flips),) if flips is not None else ()
-    gone = (Bullets((f"The logs of {join_words(list(missing))} are missing: moved or deleted.",)),) if missing else ()
-    yield "Training", (*_figure("loss", plots), *gone)
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
-    results = results_table(view)
     bits = _BITS if report.scaling is not None and report.scaling.points else ()
-    about = Bullets((*_method_sentences(view), *_ABOUT, *bits, *published_note(results)), small=True)
-    yield "Every number", (results, *small_tables(view), about) if report.results else ()
+    about = Bullets((*_method_sentences(view), *_ABOUT, *bits), small=True)
+    yield "Every number", (results_table(view), *small_tables(view), about) if report.results else ()
     yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view),
                             *((failures_table(view),) if report.failures else ()))  # fmt: skip
     yield "Notes", (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else ()
@@ -350,11 +312,10 @@ def _sweep_stems(report: Report) -> dict[str, str]:
     return stems
 
 
-def _draw_figures(run_dir: Path, view: View, logs: Sequence[TrainingLog]) -> dict[str, Plot]:
+def _draw_figures(run_dir: Path, view: View) -> dict[str, Plot]:
     """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
     drawers: dict[str, Callable[..., Any]] = {
         "accuracy": partial(figures.accuracy, view), "frontier": partial(figures.frontier, view),
-        "loss": partial(figures.loss, logs),
     }  # fmt: skip
     for stem, name in _sweep_stems(view.report).items():
         drawers[stem] = partial(figures.sweep, view, [sweep for sweep in view.report.sweeps if sweep.name == name])
@@ -368,22 +329,3 @@ def _draw_figures(run_dir: Path, view: View, logs: Sequence[TrainingLog]) -> dic
         if path.stem not in plots and path.suffix in (".png", ".svg"):
             path.unlink()  # of an earlier report
     return plots
-
-
-def _read_logs(run_dir: Path, view: View) -> tuple[list[TrainingLog], tuple[str, ...]]:
-    """Return the first log of each of the report's own arms, and the names of those that are missing.
-
-    Relative paths are `run_dir`'s.
-    """
-    logs: dict[tuple[str, str], TrainingLog] = {}
-    missing = []
-    for model, arm, _, path in view.report.logs:
-        info = view.arms.get((model, arm))
-        if info is None or info.sweep or (model, arm) in logs:
-            continue
-        name = f"{format_name(model)}, {format_name(arm)}" if view.several_models else format_name(arm)
-        if (run_dir / path).is_file():
-            logs[model, arm] = read_training_log(name, run_dir / path)
-        else:
-            missing.append(name)
-    return list(logs.values()), tuple(dict.fromkeys(missing))

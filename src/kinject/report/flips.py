@@ -14,7 +14,7 @@ from typing import Any
 
 from kinject.disk import Row, check_output, read_jsonl
 from kinject.errors import InputError
-from kinject.report.formatting import escape_markdown, format_name, format_prompt, format_text
+from kinject.report.formatting import format_name, format_prompt, format_text
 from kinject.report.view import View, arm_label
 from kinject.results import PromptFormat
 
@@ -104,7 +104,7 @@ class Flips:
 
     @property
     def shown(self) -> tuple[Flip, ...]:
-        """The first few of each arm, question set and direction: a page without its script and report.md hold these."""
+        """The first few of each arm, question set and direction: a page without its script holds these."""
         groups = groupby(self.rows, lambda row: (row.question.question_set, row.arm, row.prompt, row.change))
         return tuple(row for _, group in groups for row in tuple(group)[:_SHOWN])[:_MOST_SHOWN]
 
@@ -126,24 +126,6 @@ class Flips:
         """One sentence for a reader who sees `shown` alone."""
         n, few = len(self.rows), len(self.shown)
         return f"The first {few:,} of {n:,}, at most {_SHOWN} of each kind." if few < n else ""
-
-    def markdown_lines(self) -> list[str]:
-        """Return the lines of the section in Markdown."""
-        lines = [self.summary, "", self.excerpt, ""]
-        named = groupby(self.shown, lambda row: (row.arm, row.question.question_set, row.prompt, row.change))
-        for (arm, question_set, prompt, change), group in named:
-            lines += [f"### {escape_markdown(f'{arm} on {question_set}, {prompt}: {change}')}", ""]
-            for flip in group:
-                document = f"document {flip.question.document}" if flip.question.document else ""
-                about = ", ".join(filter(None, (document, flip.question.about, flip.notes)))
-                lines += [f"- {_one_line(flip.question.text)} ({escape_markdown(about)})"]
-                for text, marks, numbers in flip.choice_lines():
-                    numbers = f" ({numbers})" if numbers else ""
-                    marked = f" **({', '.join(marks)})**" if marks else ""
-                    lines += [f"  - {_one_line(text)}{numbers}{marked}"]
-                lines += [f"  - context: {_one_line(passage)}" for passage in flip.passages]
-            lines += [""]
-        return lines
 
     def as_markup(self) -> Any:
         """Return all rows as JSON for the page's script, texts and questions once each; nothing in it is read as markup."""
@@ -252,7 +234,3 @@ class _Reader:
 
 def _numbers(values: Sequence[float | None]) -> tuple[float | None, ...]:
     return tuple(None if value is None else float(value) for value in values)
-
-
-def _one_line(text: str) -> str:
-    return escape_markdown(" / ".join(line for line in text.splitlines() if line.strip()))

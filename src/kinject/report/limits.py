@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kinject.report.formatting import format_count, format_name, format_percent, format_prompt, join_words, quoted
+from kinject.report.formatting import format_count, format_name, format_percent, join_words, quoted
 from kinject.report.page import Answer, Evidence
 from kinject.report.view import View, arm_label, unscored_text
 from kinject.results import ArmResult, Failure
@@ -113,10 +113,7 @@ def failed_run(view: View, failure: Failure) -> str:
 
 def limitations(view: View) -> tuple[str, ...]:
     """Return one sentence for each limitation of the data, with what to do about it."""
-    return (
-        *_seeds(view), *_clusters(view), *_no_room(view), *_coverage(view), *_choices(view),
-        *_context(view), *_other_format_disagrees(view),
-    )  # fmt: skip
+    return (*_seeds(view), *_clusters(view), *_no_room(view), *_choices(view))
 
 
 def _seeds(view: View) -> Iterator[str]:
@@ -164,18 +161,6 @@ def _no_room(view: View) -> Iterator[str]:
                 )
 
 
-def _coverage(view: View) -> Iterator[str]:
-    for item in view.report.exposures:
-        if item.high <= 1 and not view.arms[item.model, item.arm].sweep:
-            yield (
-                f"{format_name(item.arm)} never read a whole text of the documents behind {item.n:,} answers on "
-                f"{quoted(item.question_set)}."
-            )
-    results = [view.result(arm.model, arm.name, name) for arm in view.report.arms for name in view.sets("", arm.model)]
-    if None in results:
-        yield f"{results.count(None):,} of {len(results):,} results (arm by question set) are missing."
-
-
 def _choices(view: View) -> Iterator[str]:
     """Yield choices at an end of their grid, and taken over by other arms."""
     for choice in view.report.choices:
@@ -186,26 +171,6 @@ def _choices(view: View) -> Iterator[str]:
         if choice.inherited_by:
             heirs = [format_name(name) for name in choice.inherited_by]
             yield f"{setting} was tuned for {arm} and taken over by {_listed(heirs)}: a difference may be one of tuning."
-
-
-def _context(view: View) -> Iterator[str]:
-    with_context = {r.question_set for r in view.set_results if r.k}
-    without = sorted(with_context - {r.question_set for r in view.set_results if r.chosen_k})
-    if without:
-        yield f"No K was chosen for {_listed([quoted(name) for name in without])}: no validation questions. The table shows all."
-
-
-def _other_format_disagrees(view: View) -> Iterator[str]:
-    """Yield a sentence for each result whose change is significantly the opposite in another prompt format."""
-    for result in view.set_results:
-        head = view.headline(result.question_set)
-        first = view.result(result.model, result.arm, result.question_set)
-        if result.prompt_format == head or result.k or first is None or view.arms[result.model, result.arm].sweep:
-            continue
-        a, b = result.to_base, first.to_base
-        if a is not None and b is not None and a.is_significant and b.is_significant and a.delta * b.delta < 0:
-            label = view.set_label(result.question_set, result.prompt_format, result.model)
-            yield f"{arm_label(result)} on {label} moved the other way than with {format_prompt(head)}: the format decides."
 
 
 def _listed(words: list[str]) -> str:

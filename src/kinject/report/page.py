@@ -1,4 +1,6 @@
-"""A report's page as plain values (sections of text, lists, tables, figures, commands), and rendered as HTML and Markdown.
+"""A report's page as plain values (sections of text, lists, tables, figures, commands), and rendered as HTML.
+
+Tables are rendered as Markdown and as text too.
 
 Names and texts come from recipes, question files and logs, so HTML escapes all of them, and Markdown all that it
 would read as markup.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -191,42 +193,8 @@ def _hash_of(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def render_markdown(page: Page) -> str:
-    """Return the page as Markdown, its figures by their file names."""
-    lines = [f"# {escape_markdown(page.title)}", "", escape_markdown(page.subtitle), ""]
-    lines += [escape_markdown(page.description), ""] if page.description else []
-    lines += [f"- {label}: {escape_markdown(text)}" for label, text in page.facts]
-    lines += ["", f"**{escape_markdown(page.headline)}**", ""]
-    lines += [*render_markdown_block(page.figure), ""] if page.figure is not None else []
-    for answer in page.answers:
-        lines += [f"## {answer.question}", "", escape_markdown(answer.lead), ""]
-        lines += [
-            f"- **{escape_markdown(evidence.arm)}** on {escape_markdown(evidence.question_set)}, *{evidence.tag}*: "
-            f"{escape_markdown(evidence.text)}"
-            for evidence in answer.evidence
-        ]
-        lines += [""] if answer.evidence else []
-    lines += [f"## {SETTLE}", "", *(f"- {escape_markdown(item)}" for item in page.open), ""] if page.open else []
-    for section in page.sections:
-        lines += [f"## {escape_markdown(section.title)}", ""]
-        for block in section.blocks:
-            lines += [*render_markdown_block(block), ""]
-    return "\n".join([*lines, escape_markdown(page.footer)]) + "\n"
-
-
-def render_markdown_block(block: Block) -> list[str]:
-    """Return the lines of one block of a page as Markdown."""
-    render: Mapping[type, Callable[..., list[str]]] = {
-        TableBlock: _markdown_table,
-        FigureBlock: lambda b: [f"![{b.label}](figures/{b.name}.png)", "", escape_markdown(b.caption)],
-        FlipsBlock: lambda b: b.flips.markdown_lines(),
-        Bullets: lambda b: [f"- {escape_markdown(item)}" for item in b.lines],
-        Code: lambda b: [f"    {item}" for item in b.lines],
-    }
-    return render[type(block)](block)
-
-
-def _markdown_table(block: TableBlock) -> list[str]:
+def render_markdown_table(block: TableBlock) -> list[str]:
+    """Return the lines of a table as Markdown."""
     lines = []
     if block.title:
         subtitle = f" ({escape_markdown(block.subtitle)})" if block.subtitle else ""

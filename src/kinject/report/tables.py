@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from kinject.report.formatting import (
     ROLES,
@@ -88,7 +83,6 @@ _COLUMNS = (
     "questions", "model", "arm", "asked", "accuracy, %", "by seed", "n", "documents", "guessing", "to base, points", "p, Holm",
     "became right", "became wrong", "to retrieval, points", "to itself without passages, points", "wrong, %",
     "abstained, %", "answered without an answer, %", "unread, %", "F1, %", "tokens", "thinking cut, %", "mass on letters, %",
-    "published, %",
 )  # fmt: skip
 
 
@@ -120,7 +114,7 @@ def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
     return (
         name, *_head(result), _accuracy(result), seeds, f"{result.n:,}", documents, f"{100 * result.chance:.1f}",
         _change(base), p, *flips, _change(result.to_rag), _change(result.to_plain), *_outcome_cells(result),
-        *_written_cells(result.written), mass, _published(view, result),
+        *_written_cells(result.written), mass,
     )  # fmt: skip
 
 
@@ -338,66 +332,6 @@ def _scaling_tables(view: View) -> Iterator[TableBlock]:
     if points:
         heads = ("questions", "model", "at", "parameters", "accuracy", "bits", "of at most", "bits per parameter")
         yield TableBlock("Bits held", "95% interval below", heads, points, heads=3)
-
-
-@cache
-def load_published() -> Mapping[str, Any]:
-    """Return published.json: `source`, `about`, `columns` and rows of the paper's tables, other names of the models."""
-    text = resources.files("kinject.report").joinpath("published.json").read_text("utf-8")
-    return dict(json.loads(text))
-
-
-def published_scores(model: str, task: str, shots: int) -> dict[str, float]:
-    """Return column (``base``, ``ft-par+rag``, ...) -> accuracy as printed in Tables 1 and 2; {} if there is none."""
-    results: dict[str, float] = {}
-    for table in ("table1", "table2"):
-        for name, of_shots, of_model, *values in load_published()[table]:
-            if _is_task(name, task) and of_shots in (None, shots) and _is_model(of_model, model):
-                results |= dict(zip(load_published()["columns"][table], values, strict=True))
-    return results
-
-
-def published_by_k(model: str, task: str, shots: int) -> dict[int, float]:
-    """Return K -> accuracy of the base with K passages as printed in Table 3; {} if there is none."""
-    for name, of_shots, of_model, *values in load_published()["table3"]:
-        if _is_task(name, task) and of_shots == shots and _is_model(of_model, model):
-            return dict(zip(load_published()["columns"]["table3"], values, strict=True))
-    return {}
-
-
-def _published(view: View, result: ArmResult) -> str:
-    """Return the paper's number for a result with the model, task, shots and arm of one of its cells; else ""."""
-    model, task = view.source(result.model), result.subject or result.question_set
-    arm = "base" if result.arm == view.base(result.model) else re.sub(r"[^a-z0-9]+", "-", result.arm.lower()).strip("-")
-    printed = published_scores(model, task, result.shots)
-    # The paper's Table 1 has one fine-tuned column, on the unchanged texts, which Table 2 calls regular.
-    printed |= {f"ft-reg{end}": printed[f"ft{end}"] for end in ("", "+rag") if f"ft{end}" in printed}
-    value = printed.get(arm) if not result.k else printed.get(f"{arm}+rag") if result.chosen_k else None
-    if value is None and result.k and arm == "base":
-        value = published_by_k(model, task, result.shots).get(result.k)
-    return "" if value is None else f"{100 * value:.1f}"
-
-
-def published_note(table: TableBlock) -> tuple[str, ...]:
-    """Return the source of the column of published numbers, () without one."""
-    if _COLUMNS[-1] not in table.columns:
-        return ()
-    published = load_published()
-    return (f"Published: {published['source']}. {published['about']} Models are matched by where they come from, tasks and arms "
-            "by name.",)  # fmt: skip
-
-
-def _flat(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower().rsplit("/", 1)[-1])
-
-
-def _is_task(published: str, task: str) -> bool:
-    flat = _flat(task).removeprefix("mmlu")
-    return flat in (_flat(published), *load_published()["tasks"].get(published, ()))
-
-
-def _is_model(published: str, model: str) -> bool:
-    return _flat(model) in (_flat(published), *load_published()["models"][published])
 
 
 def claims_text(view: View) -> Iterator[str]:
