@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kinject.errors import InputError
 from kinject.eval.prompts import rotate_options
-from kinject.eval.scores import letter_mass, letter_priors, merge_rotations, rescored, scores_of
+from kinject.eval.scores import letter_mass, merge_rotations, scores_of
 from kinject.types import Answer, Question
 
 ANSWER = Answer(
@@ -21,13 +20,6 @@ ANSWER = Answer(
 )
 def test_scores_divide_by_the_length_they_name(score, expected):
     assert scores_of(ANSWER, score) == pytest.approx(expected)
-
-
-def test_pmi_takes_away_what_the_choice_has_without_the_question():
-    without = replace(ANSWER, log_probs=(-1.0, -5.0))
-    assert scores_of(ANSWER, "pmi", without) == (-3.0, -1.0)
-    with pytest.raises(InputError, match="pmi needs the answer to the prompt without the question"):
-        scores_of(ANSWER, "pmi")
 
 
 def rotations(evidence: list[float], priors: list[float]) -> list[Answer]:
@@ -50,19 +42,7 @@ def test_a_letters_prior_drops_out_of_the_rotations_together():
         assert relative == pytest.approx([value - evidence[0] for value in evidence])
 
 
-def test_the_prior_of_each_letter_is_found():
-    fractions = [0.4, 0.3, 0.2, 0.1]
-    priors = letter_priors(rotations([-3.0, -2.5, -1.0, -2.0], [math.log(fraction) for fraction in fractions]))
-    assert priors == pytest.approx(fractions)
-
-
 def test_the_mass_on_the_letters_is_their_summed_probability():
     letters = replace(ANSWER, format="letters", log_probs=(math.log(0.3), math.log(0.1)))
     assert letter_mass([letters, replace(letters, log_probs=(math.nan, -1.0))]) == pytest.approx(0.4)
     assert letter_mass([ANSWER]) is None
-
-
-def test_scores_of_a_set_are_paired_by_question():
-    answers = [ANSWER, replace(ANSWER, question_id="p", log_probs=(-2.0, -1.0))]
-    without = [replace(ANSWER, question_id="p", log_probs=(-0.5, 0.0)), replace(ANSWER, log_probs=(-1.0, -1.0))]
-    assert [item.log_probs for item in rescored(answers, "pmi", without)] == [(-3.0, -5.0), (-1.5, -1.0)]

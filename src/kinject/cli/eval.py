@@ -110,7 +110,7 @@ def add_compare(verbs: Any) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folder; the first is the base")
     parser.add_argument(
         "--score",
-        choices=("sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"),
+        choices=("sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"),
         default="sum",
         help="the score to compare (default: sum; of written answers match)",
     )

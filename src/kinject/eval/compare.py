@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from kinject.errors import InputError
-from kinject.eval.prompts import PMI_BASELINE
 from kinject.eval.results import correct_family, correctness, summarize_arm
 from kinject.eval.scores import Score, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
@@ -74,12 +73,10 @@ def read_run(path: Path, score: Score = "sum") -> Run:
         settings.setdefault(setting, {}).setdefault(answer.arm, []).append(answer)
     if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
-    for setting, arms in settings.items():
+    for arms in settings.values():
         for arm, arm_answers in arms.items():
             try:
-                arms[arm] = rescored(
-                    arm_answers, score, _pmi_baseline(settings, setting, arm) if score == "pmi" else ()
-                )
+                arms[arm] = rescored(arm_answers, score)
             except InputError as error:
                 raise InputError(f"{path}: {error}") from error
     return Run(path.name or str(path), settings)
@@ -202,14 +199,3 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
     return Pair(
         *names, result, result.to_base, (correctness(after), correctness(before)), n_left_out, len(shared & unscored)
     )
-
-
-def _pmi_baseline(settings: dict[_Setting, dict[str, list[Answer]]], setting: _Setting, arm: str) -> list[Answer]:
-    """Return the answers of the same model to the prompts without the question."""
-    model = arm.removesuffix("+rag")
-    baseline = settings.get((setting[0], PMI_BASELINE, 0, 0), {}).get(model)
-    if baseline is None:
-        raise InputError(
-            f"{setting[0]}: pmi needs answers of {model} in the format {PMI_BASELINE}. Ask for it as well."
-        )
-    return baseline

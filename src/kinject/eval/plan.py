@@ -15,7 +15,6 @@ from kinject.eval.prompts import (
     GENERATED,
     MOST_LETTERS,
     OPEN,
-    PMI_BASELINE,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
     Format,
@@ -130,16 +129,12 @@ def read_plan(recipe: EvalRecipe) -> Plan:
 def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm, ...]:
     """Return every arm in the order of results: formats, shots, models, K; the first model without context leads.
 
-    Baselines without the question get neither examples nor passages; one is added if pmi needs it.
+    Baselines without the question get neither examples nor passages.
     """
     ks = section.retrieval.k if section.retrieval and item.gets_passages else ()
-    formats: list[Format] = list(section.formats)
-    has_choices = not GENERATED.issuperset(formats)
-    if has_choices and "pmi" in section.scores and PMI_BASELINE not in formats:
-        formats.append(PMI_BASELINE)
     return tuple(
         EvalArm(model, format, shots, k)
-        for format in dict.fromkeys(formats)
+        for format in dict.fromkeys(section.formats)
         for shots in ((0,) if format in WITHOUT_QUESTION else section.shots)
         for model in section.models
         for k in (0, *(dict.fromkeys(ks) if format not in WITHOUT_QUESTION else ()))

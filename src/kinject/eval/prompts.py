@@ -55,9 +55,6 @@ GENERATED = frozenset(name for name, traits in FORMATS.items() if traits.generat
 OPEN = frozenset(name for name in GENERATED if not FORMATS[name].letters)
 """The formats of which the question needs no choices."""
 
-PMI_BASELINE: Format = "texts-no-question"
-"""The format whose log-probs the score `pmi` subtracts."""
-
 
 @dataclass(frozen=True, slots=True)
 class Generation:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any, TypeVar
 
 from kinject.disk import Row
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
-from kinject.eval.prompts import GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
+from kinject.eval.prompts import GENERATED, LETTERED, OPEN
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
     WRITTEN_SCORES,
@@ -21,10 +20,7 @@ from kinject.eval.scores import (
     has_outcome,
     is_correct,
     is_scored,
-    is_unread,
-    letter_choices,
     letter_mass,
-    letter_priors,
     other_outcomes,
     outcome_of,
     outcome_results,
@@ -56,7 +52,6 @@ Answers = dict[tuple[str, EvalArm], list[Answer]]
 """(question set, arm) -> its answers, in the order of the questions."""
 
 RAG = "+rag"
-_LOW_MASS, _ONE_LETTER, _LEAST_LETTERS = 0.5, 0.9, 20
 
 
 def summarize_arm(
@@ -276,8 +271,7 @@ def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Un
 
 
 def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers) -> list[Answer]:
-    without = answers[question_set.name, EvalArm(arm.model, PMI_BASELINE, 0, 0)] if score == "pmi" else ()
-    return rescored(answers[question_set.name, arm], score, without)
+    return rescored(answers[question_set.name, arm], score)
 
 
 def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSection, answers: Answers) -> ArmResult:
@@ -298,77 +292,27 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
 
 
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
-    """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi.
-
-    So are letters that are written.
-    """
+    """Return the scores that mean something for `arm`: letters, scored or written, are all equally long."""
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     if arm.format in OPEN:
         return tuple(score for score in scores if score in WRITTEN_SCORES) or (text_score(scores),)
     scores = tuple(score for score in scores if score not in WRITTEN_SCORES) or ("sum",)
     if arm.format in LETTERED | GENERATED:
         return ("sum",)
-    if arm.format in WITHOUT_QUESTION:
-        return tuple(score for score in scores if score != "pmi") or ("sum",)
     return scores
 
 
-def fault_notes(question_set: QuestionSet, model: str, results: Answers) -> Iterator[str]:
-    """Yield notes on the model's prompts that were cut to the window, and on those that could not be scored or read."""
+def limit_notes(question_set: QuestionSet, model: str, results: Answers) -> Iterator[str]:
+    """Yield a note for each arm of the model whose written answers end at the limit of their length."""
+    most = question_set.generation.max_new_tokens
     for arm in (arm for arm in question_set.arms if arm.model == model):
         answers = results[question_set.name, arm]
-        label = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
-        n_cut = sum(answer.truncated > 0 for answer in answers)
-        if n_cut:
-            yield f"{label}: {n_cut} of {len(answers)} prompts did not fit the model's window and were cut"
-        n_unscored = sum(not is_scored(answer) for answer in answers)
-        if n_unscored:
-            yield (
-                f"{label}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
-                "they are left out of every number"
-            )
-        most = question_set.generation.max_new_tokens
         n_long = sum(a.text is not None and a.n_tokens[0] >= most for a in answers)
         if n_long:
+            label = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
             yield (
                 f"{label}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
             )
-        n_cut = sum(a.thinking_cut for a in answers)
-        if n_cut:
-            limit = "eval.max_thinking_tokens" if question_set.generation.max_thinking_tokens else "eval.max_new_tokens"
-            yield f"{label}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers"
-        n_unread = sum(map(is_unread, answers))
-        if n_unread:
-            yield f"{label}: {n_unread} of {len(answers)} written answers name no letter that can be read"
-        n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
-        if n_tied:
-            yield (
-                f"{label}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
-            )
-
-
-def mass_notes(answers: Answers) -> Iterator[str]:
-    """Yield a note for each arm whose probability mostly lies off the letters, and one on letters favoured as such."""
-    for (name, arm), arm_answers in answers.items():
-        mass = letter_mass(arm_answers)
-        label = f"{arm.name} on {name} ({arm.format}, {arm.shots} shots, K {arm.k})"
-        if mass is not None and mass < _LOW_MASS:
-            yield (
-                f"{label}: the letters hold only {mass:.1%} of the probability; the format may have failed, not the knowledge"
-            )
-        if mass is not None and len(arm_answers) >= _LEAST_LETTERS:
-            chosen = letter_choices(arm_answers)
-            letter, fraction = max(chosen.items(), key=lambda item: item[1], default=("", 0.0))
-            if fraction > _ONE_LETTER:
-                yield (
-                    f"{label}: {letter} is the answer to {fraction:.0%} of the questions: letters show this model's habit, not "
-                    "its knowledge; eval.formats: [texts] asks for that"
-                )
-        letter_probs = letter_priors(arm_answers) if arm.format in ROTATED else []
-        if letter_probs:
-            priors = zip(ascii_uppercase, letter_probs, strict=False)
-            fractions = ", ".join(f"{letter} {fraction:.0%}" for letter, fraction in priors)
-            yield f"{label}: whatever option they name, the letters get {fractions}; this bias is removed"
 
 
 def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[str]:

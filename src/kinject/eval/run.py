@@ -28,7 +28,7 @@ from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ChatStyle, PromptRequest, scored_texts
 from kinject.eval.require import check_requirements, read_requirements, write_checks
-from kinject.eval.results import Answers, chosen_k_notes, fault_notes, find_flips, make_report, mass_notes
+from kinject.eval.results import Answers, chosen_k_notes, find_flips, limit_notes, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
@@ -106,7 +106,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         if judge:
             judge.grade_answers(plan.open_questions(), run.results)
             run.notes.extend(judge.notes())
-        all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
+        all_notes = (*run.notes, *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)), judge=judge.accuracy if judge else None)
         if shard.is_first:
@@ -199,7 +199,7 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
         run.n_scored += n_new
         for prompt, answer in zip(prompts, answers, strict=True):
             run.results.setdefault((question_set.name, prompt.arm), []).append(answer)
-        run.notes.extend(fault_notes(question_set, model.name, run.results))
+        run.notes.extend(limit_notes(question_set, model.name, run.results))
     if isinstance(model, EndpointScorer):
         run.endpoints[name] = model.counts()
         run.notes += [f"{name}: no perplexity, which needs a local model"] if run.section.perplexity_corpus else []

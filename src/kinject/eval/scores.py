@@ -1,4 +1,4 @@
-"""From log-probs to comparable scores of choices (lengths, pmi, merged rotations), and from these to outcomes of answers.
+"""From log-probs to comparable scores of choices (lengths, merged rotations), and from these to outcomes of answers.
 
 Needs no model.
 """
@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from string import ascii_uppercase
 from typing import Any, Final, Literal
 
 from kinject.corpus.grading import (
@@ -31,7 +30,7 @@ from kinject.stats.intervals import bounded_accuracy
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.types import Answer, Written
 
-ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
+ChoiceScore = Literal["sum", "chars", "bytes", "tokens"]
 Score = ChoiceScore | TextScore | Literal["judge"]
 AnswerGrader = Callable[[Answer], bool]
 """A written answer -> whether it is correct."""
@@ -67,21 +66,14 @@ class PromptScore:
     lengths: tuple[int, ...] = ()
 
 
-def scores_of(answer: Answer, score: str, without: Answer | None = None) -> tuple[float, ...]:
+def scores_of(answer: Answer, score: str) -> tuple[float, ...]:
     """Return the score of each choice; the highest is the model's answer.
 
     ``sum``: the log-prob (lm-evaluation-harness's acc). ``chars``, ``bytes``, ``tokens``: divided by the choice's
-    length (acc_norm, acc_bytes). ``pmi``: minus the log-prob of the same choice in `without`, the answer to the prompt
-    without the question (Holtzman et al. 2021). Raises `InputError` if `answer` lacks a value that the score needs.
+    length (acc_norm, acc_bytes). Raises `InputError` if `answer` lacks the lengths.
     """
     if score == "sum":
         return answer.log_probs
-    if score == "pmi":
-        if without is None or len(without.log_probs) != len(answer.log_probs):
-            raise InputError(
-                f"question {answer.question_id!r}: pmi needs the answer to the prompt without the question. Ask for it as well."
-            )
-        return tuple(a - b for a, b in zip(answer.log_probs, without.log_probs, strict=True))
     lengths: Mapping[str, Sequence[int]] = {
         "chars": answer.n_chars, "bytes": answer.n_bytes, "tokens": answer.n_tokens,
     }  # fmt: skip
@@ -99,7 +91,7 @@ def best_choice(values: Sequence[float]) -> int | None:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def rescored(answers: Sequence[Answer], score: str, without: Sequence[Answer] = ()) -> list[Answer]:
+def rescored(answers: Sequence[Answer], score: str) -> list[Answer]:
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
     An answer that the model wrote gets `correct` from the one of `TEXT_GRADERS` that `score` names, or from the first of
@@ -111,11 +103,10 @@ def rescored(answers: Sequence[Answer], score: str, without: Sequence[Answer] = 
             return [_judged(answer) for answer in answers]
         return [_graded(answer, TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))) for answer in answers]
     score = "sum" if score in WRITTEN_SCORES else score
-    unprompted = {answer.question_id: answer for answer in without}
     merged = merge_rotations(answers)
     if score == "sum":
         return merged
-    return [replace(item, log_probs=scores_of(item, score, unprompted.get(item.question_id))) for item in merged]
+    return [replace(item, log_probs=scores_of(item, score)) for item in merged]
 
 
 def _graded(answer: Answer, is_correct: AnswerGrader) -> Answer:
@@ -226,27 +217,6 @@ def _merge(rotations: Sequence[Answer]) -> Answer:
     return replace(first, log_probs=tuple(sums), gold=(first.gold + first.rotation) % n, rotation=0)
 
 
-def letter_priors(answers: Sequence[Answer]) -> list[float]:
-    """Return the fraction of the probability that each letter gets regardless of its option, from all rotations; or [].
-
-    The geometric mean over options and rotations, normalised. Questions with another than the most common number of
-    options do not count.
-    """
-    counts = [len(answer.log_probs) for answer in answers]
-    n = max(set(counts), key=counts.count)
-    sums, n_used = [0.0] * n, 0
-    for answer in answers:
-        if len(answer.log_probs) == n and all(map(math.isfinite, answer.log_probs)):
-            total = _log_sum(answer.log_probs)
-            sums = [a + value - total for a, value in zip(sums, answer.log_probs, strict=True)]
-            n_used += 1
-    if not n_used:
-        return []
-    means = [value / n_used for value in sums]
-    log_total = _log_sum(means)
-    return [math.exp(value - log_total) for value in means]
-
-
 def letter_mass(answers: Sequence[Answer]) -> float | None:
     """Return the mean total probability of the letters; None for other formats or without finite answers.
 
@@ -258,13 +228,6 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
         math.fsum(map(math.exp, answer.log_probs)) for answer in answers if all(map(math.isfinite, answer.log_probs))
     ]
     return math.fsum(masses) / len(masses) if masses else None
-
-
-def letter_choices(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return the fraction of the scored answers in which each letter was chosen, for formats that choose letters."""
-    chosen = [best_choice(answer.log_probs) for answer in answers if answer.format in LETTERED]
-    letters = [ascii_uppercase[index] for index in chosen if index is not None]
-    return {letter: letters.count(letter) / len(letters) for letter in sorted(set(letters))}
 
 
 def _log_sum(values: Sequence[float]) -> float:

@@ -189,10 +189,10 @@ class EvalSection:
         "writes the letter or the answer.",
         nonempty=True,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"], ...] = (
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"], ...] = (
         option(
             ("sum",),
-            help="How choices are compared: log-prob, log-prob per length, or pmi; the test of a written answer: match "
+            help="How choices are compared: log-prob, or log-prob per length; the test of a written answer: match "
             "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
             nonempty=True,
         )

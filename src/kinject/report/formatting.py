@@ -22,7 +22,7 @@ _FORMATS = {
     "texts-no-question": "option texts without the question",
     "letters-written": "letters, written", "generate": "written answers",
 }  # fmt: skip
-_SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token", "pmi": "by PMI",
+_SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token",
            "match": "by match", "exact": "by exact match", "contains": "by containment",
            "judge": "by the judge"}  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
-from kinject.eval.prompts import GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
+from kinject.eval.prompts import GENERATED, LETTERED, OPEN, WITHOUT_QUESTION
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
@@ -83,11 +83,7 @@ class Records:
         of_run: dict[AskSetting, list[Answer]] = {}
         self._matrices.clear()
         for setting, answers in settings.items():
-            without = settings.get(AskSetting(setting.question_set, PMI_BASELINE, 0, 0), ())
-            score = self.score(setting)
-            if score == "pmi" and not without:
-                raise InputError(f"{folder}: pmi needs the format {PMI_BASELINE}. Add it to eval.formats.")
-            merged = sorted(rescored(answers, score, without), key=lambda answer: answer.question_id)
+            merged = sorted(rescored(answers, self.score(setting)), key=lambda answer: answer.question_id)
             if any(map(is_scored, merged)):
                 of_run[setting] = merged
             else:

@@ -247,9 +247,9 @@ class Planner:
     ) -> Stage:  # fmt: skip
         arguments = override_arguments(overrides or {})
         values = read_values(Path(recipe), arguments) if recipe else {}
-        if kind in ("eval", "judge"):  # answers are stored before they are scored; pmi alone asks further prompts
+        if kind in ("eval", "judge"):  # answers are stored before they are scored; a judge alone asks further prompts
             scores = values["eval"].pop("scores", ())
-            values["eval"] |= {score: True for score in ("pmi", "judge") if score in scores}
+            values["eval"] |= {"judge": True} if "judge" in scores else {}
         # Another version of kinject may train or score differently; paraphrases that were paid for remain valid.
         made_by = "" if kind == "augment" else version("kinject")
         identity = content_id(_FORMAT, kind, made_by, *self._hashed(values, dict(parameters or {}), list(dependencies)))
