@@ -270,9 +270,9 @@ def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
         "versions": {"torch": "2.13"},
     }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    text = write_report(tmp_path, make_report(logs=log_entries(logs))).with_suffix(".md").read_text("utf-8")
+    text = Elements(write_report(tmp_path, make_report(logs=log_entries(logs))).read_text("utf-8")).text
     assert text.count("kinject train 'recipes/my cpt.yaml'") == 1
-    assert "    kinject eval\n" in text
+    assert "kinject eval\n" in text
     assert "Evaluated 2026-01-02 with torch 2.13." in text
 
 
