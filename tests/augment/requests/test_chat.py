@@ -10,8 +10,7 @@ from faulty_server import Talk
 from kinject.augment import augment
 from kinject.errors import EndpointError
 from kinject.llm.chat import refused_parameter, split_thinking
-from kinject.llm.endpoint import Endpoint
-from kinject.llm.replies import parse_completion
+from kinject.llm.endpoint import Endpoint, parse_completion
 from kinject.recipe import GeneratorSection, Recipe
 
 Make = Callable[..., Recipe]

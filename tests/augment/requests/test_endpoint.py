@@ -7,8 +7,7 @@ import pytest
 
 from kinject.augment import augment
 from kinject.llm import Transient
-from kinject.llm.endpoint import is_loopback
-from kinject.llm.replies import parse_completion
+from kinject.llm.endpoint import is_loopback, parse_completion
 from kinject.recipe import Recipe
 
 Make = Callable[..., Recipe]

@@ -15,7 +15,7 @@ from kinject.augment import augment
 from kinject.doctor import answers
 from kinject.errors import EndpointError, RecipeError
 from kinject.llm.cache import AnswerCache
-from kinject.llm.replies import parse_completion, retry_after
+from kinject.llm.endpoint import parse_completion, retry_after
 from kinject.recipe import Recipe
 from kinject.types import Usage
 
