@@ -29,8 +29,6 @@ from kinject.stats.matrix import CorrectnessMatrix
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "bm25": {},
     "lexical": {"kind": "lexical"},
-    "bm25, heading path": {"heading_path": True},
-    "lexical, heading path": {"kind": "lexical", "heading_path": True},
     "bm25, passages of 64": {"passage_tokens": 64},
 }
 KS = (1, 5, 10)

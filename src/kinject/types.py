@@ -89,10 +89,6 @@ class Passage:
         """The text for a writer or a retriever: below the head of its table if it begins inside one."""
         return f"{self.header}\n{self.text}" if self.header else self.text
 
-    def below_path(self) -> str:
-        """Return `shown` below a line of `path`, as in "Handbook > Leave > Parental leave"."""
-        return f"{' > '.join(self.path)}\n{self.shown}" if self.path else self.shown
-
 
 @dataclass(frozen=True, slots=True)
 class Usage:

@@ -190,22 +190,6 @@ def test_other_forms_of_a_word_are_found_by_their_ngrams():
     assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
 
 
-def test_the_heading_path_is_searched_and_shown_where_it_is_wanted(write_rows):
-    text = "# Mills\n\n## Old mills\n\nBuilt in 1801 by Arden.\n\n## New mills\n\nBuilt in 1987 by Bryn."
-    documents = write_rows("d.jsonl", [{"id": "d", "title": "Handbook", "text": text}])
-    plain = RetrievalSection(documents=(str(documents),), passage_tokens=11)
-    for wanted in (False, True):
-        section = RetrievalSection(documents=(str(documents),), passage_tokens=11, heading_path=wanted)
-        retriever = make_retriever(section, read_passages(section))
-        (best,) = retriever.rank(["handbook of new mills"], 1)
-        passage = retriever.passages[best[0]]
-        assert passage.path[0] == "Handbook"
-        assert passage.below_path() == f"{' > '.join(passage.path)}\n{passage.text}"
-        if wanted:
-            assert passage.text == "## New mills\n\nBuilt in 1987 by Bryn."
-    assert [p.id for p in read_passages(plain)] == [p.id for p in read_passages(section)]
-
-
 def unit_vectors(rng: np.random.Generator, n: int, size: int = 48) -> np.ndarray:
     vectors = rng.normal(size=(n, size))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)

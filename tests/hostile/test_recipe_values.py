@@ -52,7 +52,6 @@ def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -
         ("regularization.kl", "1.0e+39"),
         ("adapter.trainable_token_indices", "[]"),
         ("model.new.num_hidden_layers", "-9223372036854775808"),
-        ("questions.generator.tokens_per_minute", "2"),
         ("eval.retrieval.kind", "dense"),
         ("model.new.rope_parameters", "{rope_theta: 0, rope_type: default}"),
         ("study.models.base.recipe", "tiny"),

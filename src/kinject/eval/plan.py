@@ -23,7 +23,7 @@ from kinject.eval.prompts import (
     pick_shots,
     rotate_options,
 )
-from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages, search_text
+from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
@@ -52,7 +52,7 @@ class QuestionSet:
     """A question set of the recipe: questions, pool of examples, retrieved passages (best first), and its arms.
 
     `contexts` has the passages of each question, or is empty. A validation split has the name of its test set in
-    `chooses_k_for`; "" for others. `heading_path`: passages are shown below their path. `generation` bounds the answers that
+    `chooses_k_for`; "" for others. `generation` bounds the answers that
     a model writes.
     """
 
@@ -63,7 +63,6 @@ class QuestionSet:
     contexts: tuple[tuple[Passage, ...], ...]
     chooses_k_for: str = ""
     arms: tuple[EvalArm, ...] = ()
-    heading_path: bool = False
     generation: Generation = Generation(32)
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
@@ -76,7 +75,7 @@ class QuestionSet:
         source = "" if arm.format in WITHOUT_QUESTION else template
         examples = self.examples(arm.shots)
         for question, context, shots in zip(self.questions, contexts, examples, strict=True):
-            texts = tuple(search_text(passage, self.heading_path) for passage in context[: arm.k])
+            texts = tuple(passage.shown for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
             for n in range(len(question.choices) if FORMATS[arm.format].rotates else 1):
                 rotated = rotate_options(question, n) if n else question
@@ -194,14 +193,13 @@ def _read_sets(
         contexts = tuple(read_contexts(Path(item.contexts), questions))
     elif retriever and k:
         contexts = _retrieve(retriever, questions, k)
-    heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, item)
     bounds = Generation(section.max_new_tokens, section.stop)
     answered = next((question for question in questions if question.is_answerable), None)
     if item.role == "unanswerable" and answered is not None:
         raise InputError(f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable.")
     test = QuestionSet(
-        name, role_of(item.role, questions), questions, pool, contexts, arms=arms, heading_path=heading_path,
+        name, role_of(item.role, questions), questions, pool, contexts, arms=arms,
         generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)

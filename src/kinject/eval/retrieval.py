@@ -50,20 +50,15 @@ class Retriever(Protocol):
         ...
 
 
-def search_text(passage: Passage, heading_path: bool) -> str:
-    """Return the text of a passage that is searched."""
-    return passage.below_path() if heading_path else passage.shown
-
-
 class Bm25Retriever:
     """BM25 over passages; words in lower case, no stop words."""
 
-    def __init__(self, passages: Sequence[Passage], heading_path: bool = False) -> None:
+    def __init__(self, passages: Sequence[Passage]) -> None:
         """Index `passages` (at least one)."""
         self.passages = tuple(passages)
         self.notes: tuple[str, ...] = ()
         self.models: Mapping[str, str] = {}
-        self._index = Bm25([search_text(passage, heading_path) for passage in passages], words_of)
+        self._index = Bm25([passage.shown for passage in passages], words_of)
 
     def best(self, query: str, k: int) -> tuple[Passage, ...]:
         """Return the `k` best passages for `query`, the best first; all if the index holds fewer."""
@@ -81,12 +76,12 @@ class LexicalRetriever:
     No model is needed, and no list of endings or stop words of a language.
     """
 
-    def __init__(self, passages: Sequence[Passage], heading_path: bool = False) -> None:
+    def __init__(self, passages: Sequence[Passage]) -> None:
         """Index `passages` (at least one)."""
         self.passages = tuple(passages)
         self.notes: tuple[str, ...] = ()
         self.models: Mapping[str, str] = {}
-        texts = [search_text(passage, heading_path) for passage in passages]
+        texts = [passage.shown for passage in passages]
         self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
         split = [sentences(text) or [text] for text in texts]
         self._first = np.cumsum([0, *map(len, split)])[:-1]
@@ -129,7 +124,7 @@ class DenseRetriever:
         self.passages = tuple(passages)
         name = Path(section.embedder).name.lower()
         self._prefix, prefix = next((pair for word, pair in PREFIXES.items() if word in name), ("", ""))
-        self._texts = [prefix + search_text(passage, section.heading_path) for passage in passages]
+        self._texts = [prefix + passage.shown for passage in passages]
         key = "eval.retrieval.embedder (kinds bm25 and lexical need none)"
         self._model = load_embedder(section.embedder, key)
         commit = getattr(getattr(self._model[0], "auto_model", None), "config", None)
@@ -309,7 +304,7 @@ def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Re
         retriever = DenseRetriever(passages, section)
     else:
         kind = Bm25Retriever if section.kind == "bm25" else LexicalRetriever
-        retriever = kind(passages, section.heading_path)
+        retriever = kind(passages)
     note = cut_note(sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens")
     retriever.notes += (note,) * bool(note)
     return retriever

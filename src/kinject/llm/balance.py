@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kinject.llm.generator import Generator, Transient
-from kinject.llm.limits import Limits, RateLimit
+from kinject.llm.limits import Limits
 from kinject.types import Usage
 
 _NEWEST = 0.1
@@ -43,31 +42,20 @@ class EndpointState:
     in_flight: int = 0
 
     def __post_init__(self) -> None:
-        prefix = f"{self.name}: " if self.name else ""
         self.most_in_flight = float(self.limits.concurrency)
-        self.requests = RateLimit(self.limits.requests_per_minute, f"{prefix}requests_per_minute")
-        self.tokens = RateLimit(self.limits.tokens_per_minute, f"{prefix}tokens_per_minute")
 
-    def expected_wait(self, units: float) -> tuple[float, float]:
+    def expected_wait(self) -> tuple[float, float]:
         """Seconds until it has answered its requests in flight and one more; before the first answers, the load decides.
 
         That of Finagle's Peak EWMA (mean latency times requests in flight), over the endpoint's capacity.
         """
         load = (self.in_flight + 1) / self.most_in_flight
-        return self._wait_for_rates(units) + self.latency * load, load
+        return self.latency * load, load
 
-    def wait(self, units: float) -> float:
-        """Return the seconds until it can take a request of `units` tokens; infinite if that depends on another's end."""
-        return math.inf if self.in_flight >= int(self.most_in_flight) else self._wait_for_rates(units)
-
-    def _wait_for_rates(self, units: float) -> float:
-        return max(self.requests.wait(), self.tokens.wait(units))
-
-    def take(self, units: float) -> list[float]:
-        """Count a request as in flight; return the entry of its tokens, for `tokens.settle`."""
-        self.in_flight += 1
-        self.requests.take()
-        return self.tokens.take(units)
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no request until one has ended."""
+        return self.in_flight >= int(self.most_in_flight)
 
     def leave(self, *, overloaded: bool) -> None:
         """Count a request as ended."""
@@ -98,17 +86,8 @@ class EndpointState:
 
 
 @dataclass
-class Turn:
-    """The permission to send one request to `endpoint`; `entry` holds its tokens within the rate."""
-
-    endpoint: EndpointState
-    entry: list[float]
-
-
-@dataclass
 class _Waiting:
-    future: asyncio.Future[Turn | None]
-    units: float
+    future: asyncio.Future[EndpointState | None]
     failed: Collection[EndpointState]
 
 
@@ -119,30 +98,24 @@ class LoadBalancer:
         self.endpoints = endpoints
         self._stopping = stopping
         self._waiting: deque[_Waiting] = deque()
-        self._timer: asyncio.TimerHandle | None = None
 
-    async def enter(self, units: float, failed: Collection[EndpointState] = ()) -> Turn | None:
-        """Return the turn of a request of `units` tokens, at none of `failed` if possible; None at the end of the run.
-
-        Raises `EndpointError` if an endpoint could never take it.
-        """
-        for endpoint in self.endpoints:
-            endpoint.tokens.check(units)
-        waiting = _Waiting(asyncio.get_running_loop().create_future(), units, failed)
+    async def enter(self, failed: Collection[EndpointState] = ()) -> EndpointState | None:
+        """Return the endpoint of the next request, none of `failed` if possible; None at the end of the run."""
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), failed)
         self._waiting.append(waiting)
         self._wake()
         try:
             return await waiting.future
         except asyncio.CancelledError:
-            turn = waiting.future.result() if waiting.future.done() and not waiting.future.cancelled() else None
-            if turn is not None:
-                turn.endpoint.leave(overloaded=False)
+            chosen = waiting.future.result() if waiting.future.done() and not waiting.future.cancelled() else None
+            if chosen is not None:
+                chosen.leave(overloaded=False)
             self._wake()
             raise
 
-    def leave(self, turn: Turn, *, overloaded: bool) -> None:
+    def leave(self, endpoint: EndpointState, *, overloaded: bool) -> None:
         """Count a request as ended."""
-        turn.endpoint.leave(overloaded=overloaded)
+        endpoint.leave(overloaded=overloaded)
         self._wake()
 
     def stop(self) -> None:
@@ -157,10 +130,7 @@ class LoadBalancer:
         return [endpoint for endpoint in self.endpoints if not endpoint.closed and endpoint not in failed]
 
     def _wake(self) -> None:
-        """Give the first waiting requests their turn; if no endpoint can take one, try again as soon as one can."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Give the first waiting requests their turn, while an endpoint can take one."""
         if self._stopping():
             self.stop()
         while self._waiting:
@@ -169,14 +139,12 @@ class LoadBalancer:
                 self._waiting.popleft()
                 continue
             fitting = self.others(first.failed) or self.others(())
-            endpoint = min(fitting, key=lambda endpoint: endpoint.expected_wait(first.units))
-            wait = endpoint.wait(first.units)
-            if wait:
-                if math.isfinite(wait):
-                    self._timer = asyncio.get_running_loop().call_later(wait, self._wake)
+            endpoint = min(fitting, key=lambda endpoint: endpoint.expected_wait())
+            if endpoint.is_full:
                 return
             self._waiting.popleft()
-            first.future.set_result(Turn(endpoint, endpoint.take(first.units)))
+            endpoint.in_flight += 1
+            first.future.set_result(endpoint)
 
     def status(self) -> str:
         """Return how many endpoints answer, and which do not; "" for one endpoint."""

@@ -210,7 +210,7 @@ class Endpoint:
     async def __aenter__(self) -> Endpoint:
         import openai
 
-        # The sender retries: its retries keep the rate limits, are counted, and stop with the run.
+        # The sender retries: its retries keep the budget, are counted, and stop with the run.
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none", base_url=self.url, max_retries=0, http_client=self._open_http()
         )

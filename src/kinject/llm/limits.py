@@ -1,32 +1,25 @@
-"""Limits of requests: how many at once and in a minute, and a budget that is never exceeded."""
+"""Limits of requests: how many at once, and a budget that is never exceeded."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kinject.errors import EndpointError
 from kinject.llm.cache import stored_usage
 from kinject.recipe import GeneratorSection
-
-PERIOD = 60.0
-"""Seconds of the window of a rate limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a run over all its endpoints. Rates are per minute, None without a limit; prices per million tokens.
+    """The limits of a run over all its endpoints. Prices are per million tokens.
 
     `budget` is in the currency of the prices and covers the run folder, earlier runs included.
     """
 
     concurrency: int
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
     price_in: float = 0.0
     price_out: float = 0.0
     budget: float | None = None
@@ -37,19 +30,13 @@ class Limits:
 
     def times(self, number: float) -> Limits:
         """Return the limits of so many endpoints (of 1/n: of each of n)."""
-        requests, tokens = (
-            None if rate is None else round(rate * number)
-            for rate in (self.requests_per_minute, self.tokens_per_minute)
-        )
-        concurrency = round(self.concurrency * number)
-        return replace(self, concurrency=concurrency, requests_per_minute=requests, tokens_per_minute=tokens)
+        return replace(self, concurrency=round(self.concurrency * number))
 
 
 def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
     """Return the limits of a generator, which each of its endpoints has, and the budget."""
     one = Limits(
         concurrency=generator.concurrency,
-        requests_per_minute=generator.requests_per_minute, tokens_per_minute=generator.tokens_per_minute,
         price_in=generator.price_in, price_out=generator.price_out, budget=budget,
     )  # fmt: skip
     return one.times(len(generator.parts()))
@@ -59,50 +46,6 @@ def spent_so_far(generator: GeneratorSection, path: Path) -> float:
     """Return the cost of all answers in the cache at `path`, 0 without one."""
     usage = stored_usage(path)
     return limits_of(generator, None).cost(usage.tokens_in, usage.tokens_out)
-
-
-class RateLimit:
-    """Allows `per_period` units in any window of `PERIOD` seconds, retries included. `name` is its key, for messages."""
-
-    def __init__(self, per_period: int | None, name: str) -> None:
-        self._limit = per_period
-        self._name = name
-        self._spent: deque[list[float]] = deque()
-        self._sum = 0.0
-
-    def check(self, units: float) -> None:
-        """Raise `EndpointError` (fatal) if `units` are more than can ever be spent."""
-        if self._limit is not None and units > self._limit:
-            raise EndpointError(
-                f"{self._name}: found {self._limit:,}, but one request can take {units:,.0f} tokens, its prompt and the "
-                "longest answer (max_tokens): it can never be sent. Give more, or lower max_tokens or passage_tokens.",
-                fatal=True,
-            )
-
-    def wait(self, units: float = 1.0) -> float:
-        """Return the seconds until `units` may be spent, 0 for now."""
-        if self._limit is None:
-            return 0.0
-        now = time.monotonic()
-        while self._spent and self._spent[0][0] <= now - PERIOD:
-            self._sum -= self._spent.popleft()[1]
-        if not self._spent or self._sum + units <= self._limit:
-            return 0.0
-        return max(self._spent[0][0] + PERIOD - now, 0.001)
-
-    def take(self, units: float = 1.0) -> list[float]:
-        """Spend `units`, for which `wait` returned 0; return an entry for `settle`."""
-        entry = [time.monotonic(), units]
-        if self._limit is not None:
-            self._spent.append(entry)
-            self._sum += units
-        return entry
-
-    def settle(self, entry: list[float], units: float) -> None:
-        """Correct an entry to the units that were really spent."""
-        if self._limit is not None and entry[0] > time.monotonic() - PERIOD:
-            self._sum += units - entry[1]
-            entry[1] = units
 
 
 @dataclass

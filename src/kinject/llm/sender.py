@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from kinject.errors import EndpointError
 from kinject.llm import SandboxWriter, open_generator
-from kinject.llm.balance import EndpointState, LoadBalancer, Turn
+from kinject.llm.balance import EndpointState, LoadBalancer
 from kinject.llm.cache import AnswerCache, request_key
 from kinject.llm.chat import with_thinking
 from kinject.llm.generator import Generator, Stopped, Transient
@@ -182,13 +182,12 @@ class Sender:
         n_answered = self.traffic.n_answered
         failed = list[EndpointState]()
         while True:
-            turn = await self._balancer.enter(tokens_in + most_out, failed)
-            if turn is None:
+            endpoint = await self._balancer.enter(failed)
+            if endpoint is None:
                 raise Stopped
-            endpoint = turn.endpoint
             failed.append(endpoint)
             try:
-                completion = await self._try(turn, messages, seed, tokens_in, most_out)
+                completion = await self._try(endpoint, messages, seed, tokens_in, most_out)
             except Transient as fault:
                 failure = fault
             except EndpointError as error:
@@ -235,9 +234,11 @@ class Sender:
             self._silent_since = now
         return now - self._silent_since > MAX_SILENCE
 
-    async def _try(self, turn: Turn, messages: list[Message], seed: int, tokens_in: float, most_out: int) -> Completion:
-        """Send once, within all limits, and end the turn."""
-        endpoint, overloaded = turn.endpoint, False
+    async def _try(
+        self, endpoint: EndpointState, messages: list[Message], seed: int, tokens_in: float, most_out: int
+    ) -> Completion:
+        """Send once, within all limits, and give the place at the endpoint free."""
+        overloaded = False
         used = Usage()
         try:
             if self.stopping:
@@ -260,9 +261,8 @@ class Sender:
                 raise
             finally:
                 self.budget.settle(reserved, used.tokens_in, used.tokens_out)
-                endpoint.tokens.settle(turn.entry, used.tokens_in + used.tokens_out)
         finally:
-            self._balancer.leave(turn, overloaded=overloaded)
+            self._balancer.leave(endpoint, overloaded=overloaded)
         self.traffic.n_answered += 1
         self.traffic.used = self.traffic.used + used
         self._n_failures = 0

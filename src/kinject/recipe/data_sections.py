@@ -149,14 +149,8 @@ class DistillationSection:
         "Default: the room that the model's window leaves.",
         min=8,
     )
-    divergence: Literal["forward", "reverse", "jensen-shannon"] = option(
-        "forward", help="forward: KL(teacher || student); reverse: KL(student || teacher)."
-    )
     top_k: int = option(
         64, help="Most likely tokens of each prediction of the teacher that are kept; the others count as one.", min=1
-    )
-    temperature: float = option(
-        1.0, help="Softens the predictions of both before they are compared.", above=0.0, max=100.0
     )
     cross_entropy: float = option(
         0.0, help="Fraction of the loss that is plain cross-entropy with the text.", min=0.0, below=1.0

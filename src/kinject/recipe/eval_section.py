@@ -54,9 +54,6 @@ class RetrievalSection:
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
     passage_tokens: int = option(256, help="Longest passage that is searched, in words and punctuation marks.", min=8)
-    heading_path: bool = option(
-        False, help="Put the title and the headings above a passage before its text, in the search and in the prompt."
-    )
     kind: Literal["bm25", "lexical", "dense"] = option(
         "bm25",
         help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings).",

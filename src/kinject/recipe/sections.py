@@ -165,8 +165,6 @@ class GeneratorSection:
     )
     api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
-    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
-    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
     price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
     price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
     temperature: float | None = option(

@@ -52,24 +52,13 @@ def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor
     return torch.cat([selected, others], -1)
 
 
-def divergence(
-    logits: torch.Tensor, target: torch.Tensor, ids: torch.Tensor | None = None, kind: str = "forward"
-) -> torch.Tensor:
-    """Return the divergence [tokens], in nats, of the model's `logits` [tokens, vocabulary] from the log-probs `target`.
+def divergence(logits: torch.Tensor, target: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+    """Return KL(target || model) [tokens], in nats, of the model's `logits` [tokens, vocabulary] and the log-probs `target`.
 
     `ids` name the columns of `target` as in `Predictions`: with fewer than the vocabulary it is the divergence of the events
-    "this token" and "another one", at most that of the whole vocabulary. `kind` is forward, KL(target || model), reverse,
-    KL(model || target), or jensen-shannon, the mean of both to their mixture.
+    "this token" and "another one", at most that of the whole vocabulary.
     """
-    predicted = log_probs_of(logits, ids)
-    if kind == "forward":
-        return F.kl_div(predicted, target, reduction="none", log_target=True).sum(-1)
-    if kind == "reverse":
-        return F.kl_div(target, predicted, reduction="none", log_target=True).sum(-1)
-    middle = torch.logaddexp(predicted, target) - math.log(2)
-    both = F.kl_div(middle, target, reduction="none", log_target=True)
-    both = both + F.kl_div(middle, predicted, reduction="none", log_target=True)
-    return both.sum(-1) / 2
+    return F.kl_div(log_probs_of(logits, ids), target, reduction="none", log_target=True).sum(-1)
 
 
 def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:

@@ -126,8 +126,8 @@ def test_a_request_goes_where_the_answer_comes_soonest() -> None:
         for endpoint, seconds in ((fast, 1.0), (slow, 4.0), (wide, 4.0)):
             endpoint.record_answer(Usage(), seconds)
         balancer = LoadBalancer([fast, slow, wide], lambda: False)
-        turns = [await balancer.enter(1) for _ in range(24)]
-        return [turn.endpoint.name for turn in turns if turn]
+        chosen = [await balancer.enter() for _ in range(24)]
+        return [endpoint.name for endpoint in chosen if endpoint]
 
     # The k-th request of an endpoint is expected to wait k/8, 4k/8 and 4k/80 seconds: the 24 shortest of these.
     assert Counter(asyncio.run(run())) == {"e0": 6, "e1": 1, "e2": 17}

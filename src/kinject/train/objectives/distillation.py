@@ -46,7 +46,7 @@ _TOLERANCE, _COARSE = {torch.float32: 1e-3}, 0.1
 class Distillation(Objective):
     """Where a teacher's predictions are given, the loss of a token is the divergence from them (arXiv 2209.15189).
 
-    It is multiplied by the square of the temperature (arXiv 1503.02531), and a fraction of it is cross-entropy.
+    A fraction of it is cross-entropy.
     """
 
     needs_teacher = True
@@ -71,9 +71,8 @@ class Distillation(Objective):
         if teacher is None or not bool(teacher.has_target.any()):
             return losses
         section, indices = self.section, teacher.has_target.nonzero()[:, 0]
-        scaled = logits[indices] / section.temperature
-        distances = divergence(scaled, teacher.log_probs[indices], teacher.ids[indices], section.divergence)
-        weight = (1 - section.cross_entropy) * section.temperature**2
+        distances = divergence(logits[indices], teacher.log_probs[indices], teacher.ids[indices])
+        weight = 1 - section.cross_entropy
         return losses.index_copy(0, indices, weight * distances + section.cross_entropy * losses[indices])
 
 
@@ -143,7 +142,7 @@ def make_teacher(
 
     key = content_id(
         "predictions", _FORMAT, read.key, weights or _identity(recipe, model), str(model.dtype), bf16, section.top_k,
-        section.temperature, recipe.model.quantization,
+        recipe.model.quantization,
     )  # fmt: skip
     folder = cached_entry(Path(recipe.corpus.cache_dir), key, write)
     teacher = Teacher(folder)
@@ -174,11 +173,10 @@ def _write_predictions(
     autocast = torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
     with autocast, Progress("teacher", n, "tokens") as progress:
         for indices, logits in read_rows(model, read):
-            scaled = logits / section.temperature
-            best = scaled.topk(k).indices
+            best = logits.topk(k).indices
             positions = np.concatenate([np.arange(*read.starts[index : index + 2]) for index in indices])
             files["ids"][positions] = best.cpu().numpy()
-            files["log_probs"][positions] = log_probs_of(scaled, best).cpu().numpy()
+            files["log_probs"][positions] = log_probs_of(logits, best).cpu().numpy()
             progress.advance(len(best))
     for file in files.values():
         file.flush()
