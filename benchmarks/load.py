@@ -162,7 +162,7 @@ def inference(n: int, folder: Path, style: str) -> Work:
     import numpy as np
 
     from kinject.stats.comparisons import make_contrast
-    from kinject.stats.intervals import bounded_accuracy, near_chance_p
+    from kinject.stats.intervals import bounded_accuracy, chance_p
     from kinject.stats.matrix import CorrectnessMatrix
 
     random = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def inference(n: int, folder: Path, style: str) -> Work:
         )
         bounded_accuracy(arm)
         make_contrast(arm, other, "other")
-        near_chance_p(arm, 0.3)
+        chance_p(arm, 0.3)
         return n
 
     return work

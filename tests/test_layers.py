@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinject"
 
 LAYER = {
-    "types": 0, "results": 0, "scaling": 0,
+    "types": 0, "results": 0,
     "errors": 0, "terminal": 0, "secrets": 0, "signals": 0, "process": 1, "disk": 1, "gguf": 1, "bounds": 1, "hub": 1,
     "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
@@ -30,7 +30,6 @@ SIDEWAYS = {
     ("terminal", "secrets"),
     ("signals", "errors"),
     ("results", "types"),  # how a notebook shows a result
-    ("results", "scaling"),  # a part of a report
     ("recipe", "disk"),
     ("gguf", "disk"),
     ("hub", "gguf"),  # a model's path may be a GGUF file

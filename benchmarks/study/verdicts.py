@@ -27,7 +27,6 @@ from kinject.stats.intervals import (
     difference_estimate,
     equivalence_p,
     family_variances,
-    fit_line,
 )
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.stats.tests import holm
@@ -268,16 +267,11 @@ def equivalence(rates: Rates, random: Random) -> None:
 
 
 def trends(rates: Rates, random: Random) -> None:
-    """Five arms of one accuracy along a sweep; and five that gain 16 points in all."""
+    """Five arms of one accuracy along a sweep."""
     for n_seeds in (1, 3):
         design, level = Design((3,) * 60), ArmDesign(n_seeds=n_seeds)
-        p = trend(design.draw([level] * 5, random)).estimate.p
+        p = trend(design.draw([level] * 5, random))[0].p
         rates.add(f"a trend where there is none, {n_seeds} seed{'s' * (n_seeds > 1)}", p is not None and p < ALPHA)
-        arms = [_like(design, replace(level, kept=0.0), 0.04 * (step - 2)) for step in range(5)]
-        slope, _, _ = fit_line([1.0, 2.0, 4.0, 8.0, 16.0], design.draw(arms, random))
-        rates.add(
-            f"coverage of a slope, 5 points, {n_seeds} seed{'s' * (n_seeds > 1)}", slope.low <= 0.04 <= slope.high
-        )
 
 
 PARTS: Sequence[tuple[Callable[[Rates, Random], None], int]] = (

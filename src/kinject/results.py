@@ -8,7 +8,6 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from kinject.scaling import Scaling
 from kinject.types import Count, Difference, Fraction, JudgeResult, Tabular, Written
 
 Kind = Literal["evaluation", "study"]
@@ -360,19 +359,6 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class ExposureBin:
-    """Questions of an arm grouped by how often training read the document that answers them (in any paraphrase)."""
-
-    model: str
-    arm: str
-    question_set: str
-    low: float
-    high: float
-    n: int
-    accuracy: float
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """An arm that could not be finished: the stage, the first line of the error, and the log that holds all of it."""
 
@@ -430,9 +416,7 @@ class Report(Tabular):
     choices: tuple[Choice, ...] = ()
     claims: tuple[Claim, ...] = ()
     costs: tuple[Cost, ...] = ()
-    exposures: tuple[ExposureBin, ...] = ()
     failures: tuple[Failure, ...] = ()
-    scaling: Scaling | None = None
     perplexities: tuple[Perplexity, ...] = ()
     recalls: tuple[Recall, ...] = ()
     logs: tuple[tuple[str, str, int, str], ...] = ()

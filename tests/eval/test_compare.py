@@ -3,15 +3,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
 
 from kinject.cli import main
 from kinject.disk import Journal
 from kinject.errors import InputError
 from kinject.eval.compare import compare_runs, read_run, render_comparison
-from kinject.stats.comparisons import make_contrast
-from kinject.stats.matrix import CorrectnessMatrix
 from kinject.types import Answer
 
 
@@ -65,20 +62,6 @@ def test_one_run_compares_its_other_arms_with_its_first(folder):
     holm = [pair.contrast.p_holm for pair in pairs]
     assert [pair.contrast.p for pair in pairs] >= [flips_by_document([2, 2]), flips_by_document([2, 2, 2, 1])]
     assert holm == pytest.approx([pairs[0].contrast.p, 2 * pairs[1].contrast.p])
-
-
-def test_several_seeds_have_a_mean_and_an_interval(folder, capsys):
-    """The interval and p are those that a study gives of the same answers."""
-    right = {"base": 24, "s30": 30, "s36": 36, "s42": 42}
-    paths = [folder(name, *(answer(i, i * 7 % 60 < n) for i in range(60))) for name, n in right.items()]
-    assert main(["compare", *map(str, paths), "--seeds"]) == 0
-    ids, documents = tuple(f"q{i}" for i in range(60)), tuple(f"d{i // 2}" for i in range(60))
-    rows = np.array([[float(i * 7 % 60 < n) for i in range(60)] for n in right.values()])
-    base, seeds = (CorrectnessMatrix(part, ids, documents) for part in (rows[:1], rows[1:]))
-    contrast = make_contrast(seeds, base, "base", "method")
-    assert contrast is not None
-    wanted = f"+0.200  0.100  {contrast.low:+.3f} to {contrast.high:+.3f}  {contrast.p:.3f}"
-    assert wanted in capsys.readouterr().out
 
 
 def test_what_is_no_run_is_told(tmp_path, capsys):

@@ -122,7 +122,6 @@ _SIBLINGS: Mapping[KeyPath, Mapping[str, Any]] = {
     ("study", "claims", "learns"): {
         "statement": "It learns.", "test": "difference", "question_set": "born", "arm": "tuned", "baseline": "base",
     },
-    ("study", "scaling"): {"question_sets": ["born"], "values": {"born": 4}, "sweep": "rates"},
 }  # fmt: skip
 """Section that a base recipe lacks -> what it needs beside the drawn key."""
 

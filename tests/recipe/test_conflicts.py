@@ -196,12 +196,10 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
 """(verb, its section, the key of a problem, a part of its message)."""
 CURVE = {"sweeps": {"steps": {"key": "trainer.max_steps", "arm": "a", "values": [1, 2]}}}
 CLAIM = {"statement": "s", "test": "difference", "arm": "a", "baseline": "base", "question_set": "new"}
-SCALING = {"question_sets": ["new"], "values": {"": 4}, "sweep": "steps"}
 STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"arms": {"a": {"match": {"steps": "b"}}, "bb": {}}}, {}, "study.arms.a.match.steps", "found 'b'. Did you mean bb?"),
     ({"claims": {"c": {**CLAIM, "question_set": "nw"}}}, {}, "study.claims.c.question_set", "Did you mean new?"),
     ({"claims": {"c": {**CLAIM, "arm": {"rates": 1}}}}, {}, "study.claims.c.arm", "found 'rates'. There is none."),
-    ({**CURVE, "scaling": {**SCALING, "facts": {"old": 5}}}, {}, "study.scaling.facts.old", "found 'old'"),
     ({**CURVE, "claims": {"c": {**CLAIM, "arm": {"steps": 3}}}}, {}, "study.claims.c.arm", "found 3, expected one point"),
     ({**CURVE, "claims": {"c": {**CLAIM, "arm": {"steps": 1, "other": 2}}}}, {}, "study.claims.c.arm", "as {SWEEP: VALUE}"),
     ({"arms": {"base": {}}}, {}, "study.arms.base", "the untouched model's"),
@@ -217,7 +215,6 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"augment": None, "overrides": {"augment.styles": {}}}, {}, "study.overrides.augment.styles", "which is missing"),
     ({"tune": {"r": {"key": "trainer.max_steps", "values": [1], "arm": "a", "question_sets": "new"}}}, {},
      "study.tune.r.question_sets", "'new' has no validation questions"),
-    ({**CURVE, "scaling": SCALING}, {"writes": True}, "study.scaling", "bits are counted from choices"),
     ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, {"writes": True, "writes_words": True}, "study.claims.c.test",
      "near_chance: the answers are written"),
     ({"claims": {"c": {**CLAIM, "outcome": "abstained"}}}, {}, "study.claims.c.outcome", "found abstained, but the answers are"),

@@ -18,7 +18,6 @@ from kinject.results import (
     Claim,
     Contrast,
     Cost,
-    ExposureBin,
     Failure,
     Report,
     Sweep,
@@ -189,15 +188,6 @@ def _costs(arms: Sequence[ArmInfo], n_seeds: int) -> tuple[Cost, ...]:
     return tuple(costs)
 
 
-def _exposures() -> tuple[ExposureBin, ...]:
-    bins = ((0.0, 1.0, 12), (1.0, 2.0, 30), (2.0, 4.0, 70), (4.0, 8.0, 110), (8.0, 16.0, 78))
-    return tuple(
-        ExposureBin("sandbox", arm, "new", low, high, n, round(min(0.97, start + slope * index), 4))
-        for arm, start, slope in (("ft-reg", 0.24, 0.1), ("ft-par", 0.27, 0.19))
-        for index, (low, high, n) in enumerate(bins)
-    )
-
-
 def make_logs(folder: Path, n_seeds: int = 3) -> tuple[tuple[str, str, int, str], ...]:
     """Write the logs of three arms: losses step down where an epoch ends."""
     logs = []
@@ -229,7 +219,7 @@ def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) 
         "description": "Base, retrieval, training on originals and on paraphrases, with controls. Ten minutes on two cores.",
         "seeds": SEEDS[:n_seeds], "models": ("sandbox",), "arms": (*arms, *curve_arms),
         "results": (*scores, *curve_scores), "sweeps": tuple(curves), "choices": CHOICES, "claims": CLAIMS,
-        "costs": _costs(arms[:-1], n_seeds), "exposures": _exposures(),
+        "costs": _costs(arms[:-1], n_seeds),
         "failures": (
             Failure("ft-syn", "sandbox", None, "augment", "endpoint refused: HTTP 401 (wrong key)", "stages/9/stage.log"),
         ),
@@ -271,7 +261,7 @@ def make_paper_study() -> Report:
     )  # fmt: skip
     return make_study(
         title="Fine-tuning or retrieval? The paper's tables", models=tuple(PAPER_MODELS), arms=arms, results=tuple(scores),
-        sweeps=(), choices=(), claims=(), costs=_costs(arms, 3), exposures=(), failures=(),
+        sweeps=(), choices=(), claims=(), costs=_costs(arms, 3), failures=(),
     )  # fmt: skip
 
 
@@ -285,6 +275,6 @@ def make_small(**changes: Any) -> Report:
     )  # fmt: skip
     fields: dict[str, Any] = {
         "title": "Small", "arms": arms, "results": scores, "sweeps": (), "choices": (), "claims": (),
-        "costs": (), "exposures": (), "failures": (), "notes": (),
+        "costs": (), "failures": (), "notes": (),
     }  # fmt: skip
     return replace(whole, **(fields | changes))

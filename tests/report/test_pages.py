@@ -131,7 +131,7 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     result = replace(
         whole, arms=tuple(arm for arm in whole.arms if arm.name in few),
         results=tuple(score for score in whole.results if score.arm in few and score.k < 2 and score.role != "baseline"),
-        sweeps=whole.sweeps[:1], costs=(), exposures=(),
+        sweeps=whole.sweeps[:1], costs=(),
     )  # fmt: skip
     free: dict[str, Any] = {"title": " ".join(texts), "description": texts[0], "notes": texts, "commands": texts}
     names = (

@@ -73,7 +73,7 @@ def write_study(folder: Path, model: Path, **study: Any) -> Path:
 
 
 def outcome_of_stages(recipe: Recipe) -> Any:
-    """Return scores and exposures of a study, its own files made anew from what the stages hold.
+    """Return the scores of a study, its own files made anew from what the stages hold.
 
     Raises `InputError` with the reason of the first stage that failed.
     """
@@ -82,7 +82,7 @@ def outcome_of_stages(recipe: Recipe) -> Any:
     result, _, _ = run_study(recipe, InProcess)
     if result.failures:
         raise InputError(result.failures[0].message)
-    return [(score.arm, score.question_set, score.accuracy, score.n) for score in result.results], result.exposures
+    return [(score.arm, score.question_set, score.accuracy, score.n) for score in result.results]
 
 
 def _write_yaml(path: Path, value: dict[str, Any]) -> None:

@@ -269,7 +269,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, fini
     result, last = go(whole)
     done += [stage.id for stage in last.submitted]
     assert len(done) == len(set(done)) == len(executor.submitted)
-    for name in ("results", "choices", "claims", "sweeps", "exposures", "failures", "arms", "notes"):
+    for name in ("results", "choices", "claims", "sweeps", "failures", "arms", "notes"):
         assert str(getattr(result, name)).replace(str(whole.parent), str(finished.folder)) == str(
             getattr(undisturbed, name)
         ), name

@@ -95,8 +95,7 @@ The first is the base; of one run, its first arm.
 
 examples:
   kinject compare runs/eval
-  kinject compare runs/eval-before runs/eval-after
-  kinject compare runs/base runs/seed-1 runs/seed-2 runs/seed-3 --seeds"""
+  kinject compare runs/eval-before runs/eval-after"""
 
 
 def add_compare(verbs: Any) -> None:
@@ -114,7 +113,6 @@ def add_compare(verbs: Any) -> None:
         default="sum",
         help="the score to compare (default: sum; of written answers match)",
     )
-    parser.add_argument("--seeds", action="store_true", help="the runs after the first differ only in their seed")
     parser.set_defaults(run=_compare)
 
 
@@ -122,7 +120,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from kinject.eval.compare import compare_runs, read_run, render_comparison
 
     pairs = compare_runs([read_run(path, arguments.score) for path in arguments.runs])
-    show(render_comparison(pairs, seeds=arguments.seeds))
+    show(render_comparison(pairs))
     return 0
 
 

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from kinject.errors import InputError
-from kinject.eval.results import correct_family, correctness, summarize_arm
+from kinject.eval.results import correct_family, summarize_arm
 from kinject.eval.scores import Score, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.results import ArmResult, Contrast
-from kinject.stats.comparisons import make_contrast
-from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.tests import format_p
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
@@ -33,13 +31,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One comparison: `contrast` is the difference of `name` to `base_name` on the questions of both; `matrices`: answers."""
+    """One comparison: `contrast` is the difference of `name` to `base_name` on the questions of both."""
 
     name: str
     base_name: str
     result: ArmResult
     contrast: Contrast
-    matrices: tuple[CorrectnessMatrix, CorrectnessMatrix]
     n_left_out: int
     n_unscored: int = 0
 
@@ -66,20 +63,18 @@ def read_run(path: Path, score: Score = "sum") -> Run:
         raise InputError(f"{answers}: gone, though the evaluation's report.json is there. Run kinject eval again.")
     if not answers.exists():
         raise InputError(f"{path}: no run. Expected a run folder of kinject eval, or its answers.jsonl.")
-    all_answers = [answer for answer in read_answers(answers) if answer.format != PERPLEXITY_FORMAT]
     settings: dict[_Setting, dict[str, list[Answer]]] = {}
-    for answer in all_answers:
-        setting = (answer.question_set, answer.format, answer.shots, answer.k)
-        settings.setdefault(setting, {}).setdefault(answer.arm, []).append(answer)
+    for answer in read_answers(answers):
+        if answer.format != PERPLEXITY_FORMAT:
+            setting = (answer.question_set, answer.format, answer.shots, answer.k)
+            settings.setdefault(setting, {}).setdefault(answer.arm, []).append(answer)
     if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
-    for arms in settings.values():
-        for arm, arm_answers in arms.items():
-            try:
-                arms[arm] = rescored(arm_answers, score)
-            except InputError as error:
-                raise InputError(f"{path}: {error}") from error
-    return Run(path.name or str(path), settings)
+    try:
+        scored = {key: {arm: rescored(of, score) for arm, of in arms.items()} for key, arms in settings.items()}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return Run(path.name or str(path), scored)
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Pair]:
@@ -115,15 +110,13 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     ]
 
 
-def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
-    """Return the comparisons as text, a block for each question set; with `seeds`, runs after the first as one."""
+def render_comparison(pairs: Sequence[Pair]) -> str:
+    """Return the comparisons as text, a block for each question set."""
     blocks = []
     for name in dict.fromkeys(pair.result.question_set for pair in pairs):
         set_pairs = [pair for pair in pairs if pair.result.question_set == name]
         rows = [_HEAD, *(_row(pair) for pair in set_pairs)]
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
-        if seeds:
-            blocks.append(_seed_block(set_pairs))
     blocks.append(_LEGEND.format(n=len(pairs)))
     for field, why in (("n_left_out", "are in one run only"), ("n_unscored", "have no score in one of two runs")):
         most = max(getattr(pair, field) for pair in pairs)
@@ -159,26 +152,6 @@ def _p(p: float | None) -> str:
     return "" if p is None else format_p(p)
 
 
-def _seed_block(set_pairs: Sequence[Pair]) -> str:
-    """Return the change over runs that differ in their seed, for each arm and setting asked in several, as in a study."""
-    import numpy as np
-
-    groups: dict[tuple[str, str, str, str], list[Pair]] = {}
-    for pair in set_pairs:
-        key = (pair.result.arm, pair.result.format, str(pair.result.shots), str(pair.result.k))
-        groups.setdefault(key, []).append(pair)
-    rows: list[tuple[str, ...]] = [("arm", "format", "shots", "K", "seeds", "mean change", "sd", "95% interval", "p")]
-    for key, pairs in groups.items():
-        *seeds, base = aligned(*(pair.matrices[0] for pair in pairs), pairs[0].matrices[1])
-        every = replace(seeds[0], correct=np.concatenate([seed.correct for seed in seeds]))
-        contrast = make_contrast(every, base, pairs[0].base_name, "method") if len(pairs) > 1 else None
-        if contrast is not None:
-            spread = f"{np.std(every.correct.mean(1), ddof=1):.3f}"
-            rows.append((*key, str(len(pairs)), f"{contrast.delta:+.3f}", spread, _bounds(contrast), _p(contrast.p)))
-    title = "over seeds: interval and p (uncorrected) hold the variance of documents and of seeds"
-    return f"{title}\n{columns(rows, frozenset(range(2, 9)))}" if len(rows) > 1 else ""
-
-
 def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair | None:
     """Return the comparison on the questions of both that have a score in both; None if there is none."""
     choices = {answer.question_id: answer.n_choices for answer in base}
@@ -196,6 +169,4 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
     result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm)
     assert result.to_base is not None
     n_left_out = max(len(answers), len(base)) - len(shared)
-    return Pair(
-        *names, result, result.to_base, (correctness(after), correctness(before)), n_left_out, len(shared & unscored)
-    )
+    return Pair(*names, result, result.to_base, n_left_out, len(shared & unscored))

@@ -236,13 +236,8 @@ def _unknown_names(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
                 found += [(("claims", name, key), sweep, sweeps) for sweep in arm]
         if f.sets is not None:
             found += [(("claims", name, "question_set"), item.question_set, f.sets)]
-    if s.scaling is not None:
-        found += [(("scaling", "sweep"), s.scaling.sweep, sweeps)]
-        found += [(("scaling", "facts", name), name, s.scaling.question_sets) for name in s.scaling.facts or {}]
     if f.sets is not None:
         found += [(("validation", name), name, f.sets) for name in s.validation or {}]
-        sets = s.scaling.question_sets if s.scaling is not None else ()
-        found += [(("scaling", "question_sets", index), name, f.sets) for index, name in enumerate(sets)]
     return [
         (("study", *key), name, suggestion(name, allowed) or " There is none.")
         for key, name, allowed in found if name is not None and name not in allowed
@@ -340,9 +335,6 @@ _STUDY = (
              "{1} changes study.augment, which is missing."),
     Conflict("", _untuned_sets,
              "{1!r} has no validation questions. Name a set in study.validation, or its validation file in eval."),
-    Conflict("study.scaling", lambda r, f: f.writes and r.study.scaling is not None,
-             "the answers are written: bits are counted from choices, by the chance of guessing one. Put texts or letters first "
-             "in eval.formats, or take study.scaling out."),
     Conflict("", lambda r, f: [((*key, "test"), claim.test) for key, claim in _claims(r)
                                if f.writes_words and claim.test in ("above_chance", "near_chance")],
              "{1}: the answers are written, which has no chance of guessing. Compare with a baseline (difference, equivalence)."),

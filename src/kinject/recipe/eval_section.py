@@ -186,13 +186,11 @@ class EvalSection:
         "writes the letter or the answer.",
         nonempty=True,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"], ...] = (
-        option(
-            ("sum",),
-            help="How choices are compared: log-prob, or log-prob per length; the test of a written answer: match "
-            "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
-            nonempty=True,
-        )
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"], ...] = option(
+        ("sum",),
+        help="How choices are compared: log-prob, or log-prob per length; the test of a written answer: match "
+        "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
+        nonempty=True,
     )
     max_new_tokens: int = option(32, help="Most tokens of a written answer.", min=1, max=4096)
     stop: tuple[str, ...] | None = option(

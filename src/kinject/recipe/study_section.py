@@ -124,23 +124,6 @@ class ClaimSection:
 
 
 @dataclass(frozen=True)
-class ScalingSection:
-    """Accuracy and bits per parameter over base models of several sizes.
-
-    Sets with role retention are measured on the untouched base models, the others along `sweep`.
-    """
-
-    question_sets: tuple[str, ...] = option(help="Question sets.", nonempty=True)
-    values: Mapping[str, int] = option(
-        help="Subject of the questions: number of equally likely values of one of its facts.", nonempty=True, min=2
-    )
-    sweep: str = option(help="Sweep along which each fact is read more often (steps or epochs).")
-    facts: Mapping[str, int] | None = option(
-        None, help="Question set: number of facts that it samples; default: one per question.", min=1
-    )
-
-
-@dataclass(frozen=True)
 class StudySection:
     """A whole experiment: arms x models x seeds x question sets, over shared recipes."""
 
@@ -178,9 +161,6 @@ class StudySection:
         None, help="Hyperparameters that the study tunes on validation questions."
     )
     claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
-    scaling: ScalingSection | None = option(
-        None, help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes."
-    )
     cache_dir: str = option(
         "runs/stages", help="Folder of finished stages, by content; studies share it.", path="output"
     )

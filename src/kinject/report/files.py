@@ -88,11 +88,6 @@ _ABOUT = (
     "everything else another. ▲ and ▼: differs from base, corrected p below 0.05. Questions "
     "without a score are left out of every number.",
 )
-_BITS = (
-    "Bits: facts × mean over questions of log2(values) × (right − chance) / (1 − chance): what a reader has stored who knows "
-    "some facts and guesses at the others; a lower bound on what the weights hold. arXiv 2404.05405 reads bits "
-    "off the loss instead.",
-)
 _RERUN = "A finished stage is found again by its content: a second run does only what is missing or changed."
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
 _FIX = "Run kinject eval or kinject study again."
@@ -264,8 +259,7 @@ def _details(view: View, plots: Mapping[str, Plot], flips: Flips | None) -> Iter
         yield f"Sweep: {format_name(name)}", _figure(stem, plots, "sweep")
     yield "Answers that changed", (FlipsBlock(flips),) if flips is not None else ()
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
-    bits = _BITS if report.scaling is not None and report.scaling.points else ()
-    about = Bullets((*_method_sentences(view), *_ABOUT, *bits), small=True)
+    about = Bullets((*_method_sentences(view), *_ABOUT), small=True)
     yield "Every number", (results_table(view), *small_tables(view), about) if report.results else ()
     yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view),
                             *((failures_table(view),) if report.failures else ()))  # fmt: skip

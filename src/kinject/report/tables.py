@@ -17,7 +17,7 @@ from kinject.report.formatting import (
     perplexity_change,
 )
 from kinject.report.page import Cell, TableBlock, line, without_empty_columns
-from kinject.report.view import View, arm_label, scaling_label, tone_of
+from kinject.report.view import View, arm_label, tone_of
 from kinject.results import ArmResult, Claim, Contrast, Cost
 from kinject.types import Written
 
@@ -291,47 +291,10 @@ def small_tables(view: View) -> Iterator[TableBlock]:
         yield TableBlock(
             f"The judge, {format_name(judge.model)}", about, ("grade", "planted answers", "precision", "recall"), rates
         )
-    exposed = tuple(
-        line(format_name(b.question_set), format_name(b.arm), f"{b.low:g} to under {b.high:g}", f"{b.n:,}",
-             format_percent(b.accuracy))
-        for b in view.report.exposures if not view.arms[b.model, b.arm].sweep
-    )  # fmt: skip
-    if exposed:
-        about = "by how often training read the document behind the question"
-        yield TableBlock(
-            "Exposures", about, ("questions", "arm", "times read", "answers", "right"), exposed, folded=True
-        )
-    yield from _scaling_tables(view)
 
 
 def _rate(value: float | None) -> str:
     return "" if value is None else format_percent(value)
-
-
-def _scaling_tables(view: View) -> Iterator[TableBlock]:
-    """Yield what a doubling of parameters or exposures adds, and the bits that each base model holds."""
-    scaling = view.report.scaling
-    if scaling is None:
-        return
-    fits = tuple(
-        line(format_name(fit.question_set), f"doubling of {fit.along}",
-             format_name(scaling_label(scaling, fit.fixed) if fit.along == "parameters" else fit.fixed),
-             Cell(f"{100 * fit.slope:+.1f}", "", f"{100 * fit.low:+.1f} – {100 * fit.high:+.1f}"), str(fit.n))
-        for fit in scaling.fits
-    )  # fmt: skip
-    if fits:
-        columns = ("questions", "along", "at", "points of accuracy", "runs")
-        yield TableBlock("What a doubling adds", "least squares, 95% interval below", columns, fits, heads=3)
-    points = tuple(
-        line(format_name(point.question_set), format_name(point.model), format_name(scaling_label(scaling, point.label)),
-             f"{point.parameters:,}", f"{100 * point.accuracy:.1f}%",
-             Cell(f"{point.bits:,.0f}", "", f"{point.low:,.0f} – {point.high:,.0f}"), f"{point.most_bits:,.0f}",
-             f"{point.per_parameter:.3g}")
-        for point in scaling.points
-    )  # fmt: skip
-    if points:
-        heads = ("questions", "model", "at", "parameters", "accuracy", "bits", "of at most", "bits per parameter")
-        yield TableBlock("Bits held", "95% interval below", heads, points, heads=3)
 
 
 def claims_text(view: View) -> Iterator[str]:

@@ -18,7 +18,6 @@ from kinject.results import (
     SweepPoint,
     UnscoredResult,
 )
-from kinject.scaling import Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +264,3 @@ def slug(name: str, taken: Iterable[str] = ()) -> str:
     while unique in used:
         unique, number = f"{stem}-{number}", number + 1
     return unique
-
-
-def scaling_label(scaling: Scaling, label: str) -> str:
-    """Return the name of a sweep's value in the scaling section: with its exposures, if they were counted."""
-    counts = [point.exposures for point in scaling.points if point.label == label and point.exposures]
-    if not label:
-        return "base"
-    return f"{label} ({sum(counts) / len(counts):.3g} exposures)" if counts else label

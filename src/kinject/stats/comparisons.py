@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from kinject.results import Contrast, Scope, Test
@@ -65,25 +65,12 @@ def lead(matrices: Sequence[CorrectnessMatrix], names: Sequence[str], scope: Sco
     return (first, max(found, key=lambda contrast: 2 if contrast.p is None else contrast.p)) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """Whether accuracy rises along arms: `estimate` is the linear contrast, the later over the earlier ones.
+def trend(matrices: Sequence[CorrectnessMatrix]) -> tuple[Estimate, bool]:
+    """Return the linear contrast of accuracies along `matrices` (the later over the earlier ones), on the same questions.
 
-    `monotone`: no step goes against its sign.
+    And whether no step goes against its sign.
     """
-
-    estimate: Estimate
-    monotone: bool
-
-    @property
-    def rises(self) -> bool:
-        """The direction."""
-        return self.estimate.value > 0
-
-
-def trend(matrices: Sequence[CorrectnessMatrix]) -> Trend:
-    """Return the trend of accuracy along `matrices`, on the same questions."""
     last = len(matrices) - 1
     estimate = contrast_estimate([(2 * i - last, matrix) for i, matrix in enumerate(matrices)])
     steps = [after.mean() - before.mean() for before, after in pairwise(matrices)]
-    return Trend(estimate, all(step >= 0 if estimate.value > 0 else step <= 0 for step in steps))
+    return estimate, all(step >= 0 if estimate.value > 0 else step <= 0 for step in steps)

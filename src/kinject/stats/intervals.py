@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kinject.stats.matrix import CorrectnessMatrix, SeedVariance, row_variance
+from kinject.stats.matrix import CorrectnessMatrix, SeedVariance
 from kinject.stats.tests import flips_p, quantile, tail
 
 _ROUNDING = 1e-12
@@ -149,18 +149,6 @@ def _effective(spread: float, documents: float, matrix: CorrectnessMatrix) -> fl
     return min(spread / documents, float(len(matrix.question_ids)))
 
 
-def bounded_mean(matrix: CorrectnessMatrix, lowest: float, highest: float) -> Bounded:
-    """Return the mean of any values, bounded by Student's t.
-
-    One document bounds nothing: `lowest` to `highest`.
-    """
-    variance, value = variance_of([(1.0, matrix)]), matrix.mean()
-    if variance is None:
-        return Bounded(value, lowest, highest)
-    half = quantile(0.025, variance.df) * math.sqrt(variance.total)
-    return Bounded(value, value - half, value + half)
-
-
 def bounded_accuracy(matrix: CorrectnessMatrix) -> Bounded:
     """Return an accuracy with Wilson's score interval for the effective number of questions (Dean and Pagano 2015).
 
@@ -192,27 +180,21 @@ def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[flo
     return (max(0.0, middle - half) if rate > 0 else 0.0), (min(1.0, middle + half) if rate < 1 else 1.0)
 
 
-def chance_p(matrix: CorrectnessMatrix) -> float | None:
+def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | None:
     """Return the two-sided p that the accuracy is that of guessing: the score test of `bounded_accuracy`'s interval.
 
-    Guessing has the mean of the questions' own chances. None with one document.
+    With a `margin`: of two one-sided tests that it is not within that of guessing (Schuirmann 1987). Guessing has the mean of
+    the questions' own chances. None with one document.
     """
-    tails = [_score_p(matrix, matrix.chance, sign) for sign in (1, -1)]
-    return None if None in tails else min(1.0, 2 * min(p for p in tails if p is not None))
-
-
-def near_chance_p(matrix: CorrectnessMatrix, margin: float) -> float | None:
-    """Return the p of two one-sided score tests that the accuracy is within `margin` of guessing (Schuirmann 1987)."""
-    tails = (_score_p(matrix, matrix.chance - margin, 1), _score_p(matrix, matrix.chance + margin, -1))
-    return None if None in tails else max(p for p in tails if p is not None)
-
-
-def _score_p(matrix: CorrectnessMatrix, rate: float, sign: int) -> float | None:
-    """Return the one-sided p that the accuracy is `rate`, and not above it (`sign` 1) or below it (-1)."""
     n, df = _accuracy_size(matrix)
-    if not 0 < rate < 1:
-        return 0.0 if sign * (matrix.mean() - rate) > 0 else 1.0
-    return tail(sign * (matrix.mean() - rate) / math.sqrt(rate * (1 - rate) / n), df) if n else None
+    if not n:
+        return None
+    tails = []
+    for sign in (1, -1):
+        rate = matrix.chance - sign * (margin or 0.0)
+        above, variance = sign * (matrix.mean() - rate), rate * (1 - rate)
+        tails.append(tail(above / math.sqrt(variance / n), df) if variance > 0 else float(above <= 0))
+    return min(1.0, 2 * min(tails)) if margin is None else max(tails)
 
 
 def equivalence_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix, margin: float) -> float | None:
@@ -226,30 +208,3 @@ def equivalence_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix, margin: f
         return None
     error = max(found.error, math.sqrt(margin * (1 - margin) / found.effective))
     return max(tail((margin + sign * found.value) / error, found.df) for sign in (1, -1))
-
-
-def fit_line(xs: Sequence[float], matrices: Sequence[CorrectnessMatrix]) -> tuple[Bounded, float, float | None]:
-    """Return (slope, intercept, r squared) of least squares over log2 of `xs` of the accuracies, on the same questions.
-
-    The slope's 95% interval holds the variance between documents and what single seeds leave over from the line beyond the
-    noise of their answers. Where all accuracies are the same r squared is None.
-    """
-    import numpy as np
-
-    x, counts = np.log2(xs), matrices[0].per_cluster[1]
-    weights = (x - x.mean()) / float(((x - x.mean()) ** 2).sum())
-    means = np.stack([matrix.per_cluster[0].mean(0) for matrix in matrices])
-    slopes = weights @ means
-    intercepts = means.mean(0) - slopes * x.mean()
-    sums = [matrix.per_cluster[0] - intercepts - slopes * at for at, matrix in zip(x, matrices, strict=True)]
-    rest, singles = np.concatenate(sums), np.concatenate([matrix.correct.mean(1) for matrix in matrices])
-    left = row_variance(rest, counts, len(singles) - 2.0)
-    spread, df = float(((singles - singles.mean()) ** 2).sum()), left.df
-    share = float((weights**2 / [matrix.n_seeds for matrix in matrices]).sum())
-    documents = variance_of([(float(weight), matrix) for weight, matrix in zip(weights, matrices, strict=True)])
-    between, n = (0.0, 1.0) if documents is None else (documents.documents, matrices[0].n_effective)
-    total, below = between + share * left.net, between**2 / max(n - 1, 1.0) + (share * left.value) ** 2 / df
-    half = quantile(0.025, max(total**2 / below, 1.0)) * math.sqrt(total) if below else 0.0
-    slope, intercept = float(slopes.sum() / counts.sum()), float(intercepts.sum() / counts.sum())
-    r_squared = None if spread < _ROUNDING else 1 - left.value * df / spread
-    return Bounded(slope, slope - half, slope + half), intercept, r_squared

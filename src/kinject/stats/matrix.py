@@ -70,13 +70,6 @@ class CorrectnessMatrix:
         """The accuracy of guessing: the mean of the questions' chances."""
         return sum(self.chances) / len(self.chances) if self.chances else 0.0
 
-    @property
-    def above_chance(self) -> CorrectnessMatrix:
-        """The matrix with each question's own chance subtracted: its mean is 0 for one who guesses."""
-        import numpy as np
-
-        return replace(self, correct=self.correct - np.asarray(self.chances), chances=()) if self.chances else self
-
     @cached_property
     def _members(self) -> tuple[Any, int]:
         return _members(self.question_ids, self.clusters)
@@ -103,9 +96,16 @@ class CorrectnessMatrix:
 
     @property
     def seed_variance(self) -> SeedVariance:
-        """The variance of one seed's accuracy between seeds; several seeds are needed."""
+        """The variance of one seed's accuracy between seeds; several seeds are needed.
+
+        Its noise is that of documents within seeds (two-way clustering: Cameron, Gelbach and Miller 2011).
+        """
         sums, counts = self.per_cluster
-        return row_variance(sums - sums.mean(0), counts, self.n_seeds - 1.0)
+        rest, n, df = sums - sums.mean(0), counts.sum(), self.n_seeds - 1.0
+        means = rest.sum(1) / n
+        within = float(((rest - means[:, None] * counts) ** 2).sum()) / n**2
+        noise = within / df * self.n_effective / max(self.n_effective - 1, 1)
+        return SeedVariance(float((means**2).sum()) / df, df, noise=noise)
 
     @property
     def is_plain(self) -> bool:
@@ -116,18 +116,6 @@ class CorrectnessMatrix:
     def interval_name(self) -> Interval:
         """The name of the interval that `bounded_accuracy` gives."""
         return "Wilson" if self.is_plain else "Wilson over documents and seeds"
-
-
-def row_variance(rest: Floats, counts: Floats, df: float) -> SeedVariance:
-    """Return the variance between seeds from what they leave over, `rest` [seeds, clusters] of summed answers.
-
-    Its noise is that of documents within seeds (two-way clustering: Cameron, Gelbach and Miller 2011).
-    """
-    n_questions, n_effective = float(counts.sum()), float(counts.sum() ** 2 / (counts**2).sum())
-    means = rest.sum(1) / n_questions
-    within = float(((rest - means[:, None] * counts) ** 2).sum()) / n_questions**2
-    noise = within / df * n_effective / max(n_effective - 1, 1)
-    return SeedVariance(float((means**2).sum()) / df, df, noise=noise)
 
 
 @lru_cache(maxsize=16)  # the arms of a question set have the same questions

@@ -1,27 +1,23 @@
-"""From a study's finished stages to its report: results with intervals, sweeps, claims, scaling, exposures, costs, questions."""
+"""From a study's finished stages to its report: results with intervals, claims and failures."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from kinject.disk import read_json
-from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
 from kinject.executors import LOG
-from kinject.recipe.study_section import ClaimSection, ScalingSection
+from kinject.recipe.study_section import ClaimSection
 from kinject.results import (
     ALPHA,
     FEWEST,
     ArmResult,
     Choice,
     Claim,
-    ExposureBin,
     Failure,
     Outcome,
     Role,
@@ -30,16 +26,13 @@ from kinject.results import (
     Verdict,
     fewest_for,
 )
-from kinject.scaling import Scaling, ScalingFit, ScalingPoint
 from kinject.stats.comparisons import make_contrast, trend
 from kinject.stats.intervals import (
+    Estimate,
     bounded_accuracy,
-    bounded_mean,
     chance_p,
     difference_estimate,
     equivalence_p,
-    fit_line,
-    near_chance_p,
 )
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.tests import holm
@@ -47,9 +40,6 @@ from kinject.study.arms import BASE, RAG, Arm, value_label
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
-
-_FEWEST_VALUES = 3
-"""Different values of the doubled quantity that a line needs: any two points lie on a line."""
 
 
 def summarize_arms(
@@ -268,11 +258,19 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
         f"{_points(found.value)} points{_bounded(found.low, found.high, _points)}"
         f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}{evidence.inherited(arm, baseline)}"
     )
-    p = None if too_few else equivalence_p(matrices[0], matrices[1], claim.margin) if alike else found.p
-    as_claimed = alike or (found.value > 0) == (claim.direction == "higher")
-    n_documents = None if alike else matrices[0].n_effective
     scope = evidence.scope(arm, baseline)
-    return _Tested(finding, found.value, found.low, found.high, p, as_claimed, scope, n_documents)
+    if not alike:
+        return _tested(claim, found, finding, too_few, scope, matrices[0])
+    p = None if too_few else equivalence_p(matrices[0], matrices[1], claim.margin)
+    return _Tested(finding, found.value, found.low, found.high, p, True, scope)
+
+
+def _tested(
+    claim: ClaimSection, found: Estimate, finding: str, too_few: str, scope: Scope, matrix: CorrectnessMatrix
+) -> _Tested:
+    """Return the numbers of a claim that names a direction."""
+    p, as_claimed = None if too_few else found.p, (found.value > 0) == (claim.direction == "higher")
+    return _Tested(finding, found.value, found.low, found.high, p, as_claimed, scope, matrix.n_effective)
 
 
 def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
@@ -281,18 +279,15 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     matrices, missing = _compared(claim, evidence, labels) if len(labels) >= 3 else ([], "three points are needed")
     if missing:
         return _Tested(f"{claim.sweep}: {missing}")
-    too_few, result = _enough(matrices[0]), trend(matrices)
-    found = result.estimate
+    too_few, (found, monotone) = _enough(matrices[0]), trend(matrices)
     accuracies = [f"{label}: {_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
     finding = (
         f"{', '.join(accuracies)} {_about(claim)}; later over earlier {_points(found.value)} points"
         f"{_bounded(found.low, found.high, _points)}{too_few}{evidence.inherited(*labels.values())}"
     )
-    if not result.monotone:
-        finding += f"; {'rising' if result.rises else 'falling'} on the whole, but not at every step"
-    p, as_claimed = None if too_few else found.p, result.rises == (claim.direction == "higher")
-    scope, n_documents = evidence.scope(*labels.values()), matrices[0].n_effective
-    return _Tested(finding, found.value, found.low, found.high, p, as_claimed, scope, n_documents)
+    if not monotone:
+        finding += f"; {'rising' if found.value > 0 else 'falling'} on the whole, but not at every step"
+    return _tested(claim, found, finding, too_few, evidence.scope(*labels.values()), matrices[0])
 
 
 def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
@@ -306,7 +301,7 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
         f"{arm} {_percent(estimate.value)}{_bounded(estimate.low, estimate.high, _percent)} on {claim.question_set}, "
         f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "") + too_few
     )
-    p = None if too_few else near_chance_p(matrix, claim.margin) if near else chance_p(matrix)
+    p = None if too_few else chance_p(matrix, claim.margin if near else None)
     effect, as_claimed = estimate.value - guess, near or estimate.value > guess
     return _Tested(finding, effect, estimate.low - guess, estimate.high - guess, p, as_claimed, evidence.scope(arm))
 
@@ -331,131 +326,3 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records)
             why, log = "diverged: no question has a score", str(run.evaluations[-1].folder / LOG)
             failures.append(Failure(run.arm.name, run.arm.model, run.seed, "eval", why, log))
     return failures
-
-
-def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin]:
-    """Return accuracy by how often training read the document that answers a question: bins double in width."""
-    grouped: dict[tuple[str, str, str, int], list[float]] = {}
-    for run in runs:
-        arm, train = run.arm, run.train
-        if train is None or arm.alpha is not None or arm.through or run.seed not in records.seeds(arm.model, arm.name):
-            continue
-        read: dict[str, float] = read_json(train.folder / "exposures.json", "Delete its folder to train again.")
-        for setting in records.headline_settings(arm.model, arm.name, {}):
-            answers = records.answers(arm.model, arm.name, setting)
-            row = records.seeds(arm.model, arm.name).index(run.seed)
-            correct = records.matrix(arm.model, arm.name, setting).correct[row]
-            for i, answer in enumerate(answers):
-                if answer.document_id in read:
-                    power = max(0, int(read[answer.document_id])).bit_length()
-                    key = (arm.model, arm.name, setting.question_set, power)
-                    grouped.setdefault(key, []).append(float(correct[i]))
-    return [
-        ExposureBin(
-            model, arm, name, 2.0 ** (power - 1) if power else 0.0, 2.0**power, len(values), sum(values) / len(values)
-        )
-        for (model, arm, name, power), values in sorted(grouped.items())
-    ]
-
-
-@dataclass(frozen=True)
-class Measures:
-    """The inputs of the points: answers, runs, the sweep on each base model, the first format and shots, parameters."""
-
-    records: Records
-    runs: Sequence[ArmRun]
-    sweeps: Sequence[Sweep]
-    head: tuple[str, int]
-    parameters: Mapping[str, int]
-
-
-_Point = tuple[ScalingPoint, CorrectnessMatrix]
-
-
-def make_scaling(section: ScalingSection, roles: Mapping[str, Role], measures: Measures) -> Scaling:
-    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
-    points: list[_Point] = []
-    for name in section.question_sets:
-        for model in measures.parameters:
-            if roles[name] == "retention":
-                points += _scaling_points(section, measures, (model, BASE, name), "")
-                continue
-            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
-            for point in sweep.points if sweep is not None else ():
-                points += _scaling_points(section, measures, (model, point.arm, name), point.label)
-    return Scaling(tuple(point for point, _ in points), tuple(_scaling_fits(points)))
-
-
-def _scaling_points(
-    section: ScalingSection, measures: Measures, arm_key: tuple[str, str, str], label: str
-) -> Iterator[_Point]:
-    """Yield the point of (model, arm, question set) with its answers, nothing where the arm has no answers."""
-    model, arm, name = arm_key
-    setting = AskSetting(name, *measures.head, 0)
-    if setting not in measures.records.settings(model, arm):
-        return
-    answers = measures.records.answers(model, arm, setting)
-    for answer in answers:
-        if answer.subject not in section.values:
-            raise InputError(
-                f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
-                "Give the number of values that a fact of it can take."
-            )
-    n_choices = [answer.n_choices for answer in answers]
-    n_values = [section.values[answer.subject] for answer in answers]
-    matrix = measures.records.matrix(model, arm, setting)
-    worth = bits_matrix(matrix, n_choices, n_values)
-    n_facts = (section.facts or {}).get(name, len(answers))
-    most = sum(map(math.log2, n_values)) / len(n_values)
-    estimate = bounded_mean(worth, 0.0, most)
-    parameters = measures.parameters[model]
-    point = ScalingPoint(
-        model=model, arm=arm, question_set=name, label=label, parameters=parameters,
-        exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
-        by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
-        chance=matrix.chance, n_facts=n_facts, bits=n_facts * estimate.value,
-        low=n_facts * estimate.low, high=n_facts * estimate.high, most_bits=n_facts * most,
-        per_parameter=n_facts * estimate.value / parameters,
-    )  # fmt: skip
-    yield point, matrix
-
-
-def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
-    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
-    counts: list[float] = []
-    for run in measures.runs:
-        train = run.train
-        path = train.folder / "exposures.json" if train is not None else None
-        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
-            read: dict[str, float] = read_json(path, "Delete its folder to train again.")
-            counts += [count for document, count in read.items() if document in documents]
-    return sum(counts) / len(counts) if counts else None
-
-
-def _scaling_fits(points: Sequence[_Point]) -> Iterator[ScalingFit]:
-    """Yield the lines along both quantities of each question set, each through the points that share the other."""
-    groups: dict[tuple[str, Literal["parameters", "exposures"], str], list[_Point]] = {}
-    for along in ("parameters", "exposures"):
-        for point, matrix in points:
-            fixed = point.label if along == "parameters" else point.model
-            groups.setdefault((point.question_set, along, fixed), []).append((point, matrix))
-    for (name, along, fixed), group in groups.items():
-        used = [(x, point, matrix) for point, matrix in group if (x := getattr(point, along))]
-        if len({x for x, _, _ in used}) >= _FEWEST_VALUES:
-            matrices = aligned(*(matrix for _, _, matrix in used))
-            slope, intercept, r_squared = fit_line([x for x, _, _ in used], matrices)
-            n = sum(len(point.by_seed) for _, point, _ in used)
-            yield ScalingFit(name, along, fixed, n, slope.value, slope.low, slope.high, intercept, r_squared)
-
-
-def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
-    """Return `matrix` with the bits of each question in place of right or wrong, corrected for guessing.
-
-    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the fraction of facts known, times their bits, of a
-    reader who knows a fact or guesses evenly among the choices, values being equally likely.
-    """
-    import numpy as np
-
-    chances = 1 / np.array(n_choices, dtype=np.float64)
-    worth = np.log2(np.array(n_values, dtype=np.float64))
-    return CorrectnessMatrix((matrix.correct - chances) / (1 - chances) * worth, matrix.question_ids, matrix.clusters)

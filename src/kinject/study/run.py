@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -27,18 +26,14 @@ from kinject.errors import InputError
 from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import role_of
 from kinject.executors import LOG
-from kinject.models import read_header
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.study_section import ClaimSection, StudySection
 from kinject.report.files import read_report, write_report
 from kinject.results import Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import (
     Evidence,
-    Measures,
     judge_claims,
-    make_exposures,
     make_failures,
-    make_scaling,
     summarize_arms,
 )
 from kinject.study.arms import RAG, Arm, arm_infos, expand_arms, make_sweeps
@@ -339,18 +334,13 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
     roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
     results = summarize_arms(records, arms, roles, study.chosen_k)
     sweeps = make_sweeps(section, study.expanded)
-    scaling = None
-    if section.scaling is not None:
-        sizes = {name: count_parameters(Path(study.planner.model_dir(name))) for name in section.models}
-        measures = Measures(records, study.runs, sweeps, study.prompt_format, sizes)
-        scaling = make_scaling(section.scaling, roles, measures)
     return Report(
         kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_model_sources(section),
         arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
         choices=tuple(study.choices),
         claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status, study.judge)),
-        exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status, records)),
+        failures=tuple(make_failures(study.runs, study.status, records)),
         unscored=tuple(
             UnscoredResult(
                 model, arm, setting.question_set, roles[setting.question_set],
@@ -359,7 +349,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         ),
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
         recalls=tuple(records.recalls.values()), perplexities=records.mean_perplexities(), written=records.written,
-        judge=read_accuracy(study.judge.folder) if study.judge else None, scaling=scaling,
+        judge=read_accuracy(study.judge.folder) if study.judge else None,
         commands=(f"kinject study {recipe.path}",), versions=records.versions, seconds=round(seconds, 1),
     )  # fmt: skip
 
@@ -382,18 +372,6 @@ def _read_records(study: Study) -> Records:
         if study.status.all_done(run.all_stages):
             records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder)
     return records
-
-
-def count_parameters(folder: Path) -> int:
-    """Return the numbers in a model's weights, tied ones once, from the headers of its safetensors files.
-
-    Raises `InputError` where there are none.
-    """
-    headers = [read_header(path) for path in sorted(folder.glob("*.safetensors"))]
-    n_parameters = sum(math.prod(tensor.shape) for header in headers for tensor in header.values())
-    if not n_parameters:
-        raise InputError(f"{folder}: holds no weights (*.safetensors) to count. study.scaling needs models in folders.")
-    return n_parameters
 
 
 def _model_sources(section: StudySection) -> dict[str, str]:
