@@ -1,4 +1,4 @@
-"""kinject plan: its steps, tokens and disk against what training takes, its page, its files and what it refuses."""
+"""kinject plan: its steps and tokens against what training takes, its page, its files and what it refuses."""
 
 from __future__ import annotations
 
@@ -79,9 +79,6 @@ def test_steps_tokens_and_exposures_are_those_of_the_run(make_recipe: Callable[.
     assert list(found.rates) == pytest.approx(taken)
     assert found.shapes.n_parameters == sum(p.numel() for p in transformers.AutoModel.from_pretrained(
         recipe.model.path).parameters())  # fmt: skip
-    weights = (Path(result.model_dir) / "model.safetensors").stat().st_size
-    assert found.disk.total == pytest.approx(weights, rel=0.05)
-    assert found.disk.n_checkpoints == 0
 
 
 def test_the_command_prints_writes_and_draws(

@@ -206,7 +206,7 @@ def test_values_that_are_no_numbers_stand_evenly_and_are_not_joined() -> None:
 def test_values_of_a_sweep_become_numbers_where_they_can() -> None:
     def of(values: list[Any], *, log_x: bool = False) -> Sweep:
         points = (SweepPoint(v, str(v), v if isinstance(v, float) else None, "ft-par") for v in values)
-        return Sweep("n", "k", "sandbox", "", log_x, False, tuple(points))
+        return Sweep("n", "k", "sandbox", log_x, False, tuple(points))
 
     assert numbers_of(of([{}, {"paraphrase": 4}, {"paraphrase": 16}])) == [0, 4, 16]
     assert numbers_of(of([{}, {"paraphrase": 4}, {"permute": 4}])) == [None] * 3

@@ -10,8 +10,8 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _PLAN = """\
-Print what a training recipe will need: parameters, memory by part, steps, tokens, exposures, time and
-disk; whether it fits, the cheapest changes if it does not, and how to spread it over several devices.
+Print what a training recipe will need: parameters, memory by part, steps, tokens, exposures and time;
+whether it fits, the cheapest changes if it does not, and how to spread it over several devices.
 No weights are read; a few real steps are timed in a process of their own.
 Exit code 0: it fits, or a way to run it fits; 1: none does.
 
@@ -23,7 +23,7 @@ examples:
 
 def add_plan(verbs: Any) -> None:
     """Add `kinject plan`."""
-    parser = add_verb(verbs, "plan", "estimate memory, time and disk of a training run", _PLAN, None)
+    parser = add_verb(verbs, "plan", "estimate memory and time of a training run", _PLAN, None)
     parser.add_argument(
         "--gpu", metavar="NAME", help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4"
     )

@@ -91,7 +91,7 @@ def _spread(plan: Plan) -> list[str]:
 
 
 def _run(plan: Plan) -> list[str]:
-    lines, length, disk = [], plan.length, plan.disk
+    lines, length = [], plan.length
     if length is not None:
         lines.append(
             f"run          {length.steps:,} steps, {length.epochs:.3g} epochs of {length.n_rows:,} rows, {length.fill:.0%} full"
@@ -112,13 +112,6 @@ def _run(plan: Plan) -> list[str]:
         whole = f"{duration(seconds * length.steps)}, " if length is not None else ""
         pace = f"{plan.devices.flops / 1e12:.3g} TFLOP/s on each device (assumed, not measured)"
         lines.append(f"time         {whole}{seconds:.3g} s a step, planned at {pace}")
-    checkpoints = f"{disk.n_checkpoints} checkpoints of {render_size(disk.checkpoint)} at once + " * bool(
-        disk.n_checkpoints
-    )
-    short = f"; only {render_size(disk.free)} are FREE there (trainer.save_total_limit, save_only_model)"
-    lines.append(
-        f"disk         {render_size(disk.total)}: {checkpoints}model {render_size(disk.model)}{short * (disk.total > disk.free)}"
-    )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`kinject plan`: the memory, time, disk and steps of a training run before it starts, and how to spread it over devices.
+"""`kinject plan`: the memory, time and steps of a training run before it starts, and how to spread it over devices.
 
 Memory comes from `kinject.plan.estimate`, the length of the run from its corpus, and the time from a few real steps in a
 process of their own, or from a card's data sheet.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import shutil
 import statistics
 import tempfile
 from dataclasses import dataclass, replace
@@ -86,17 +85,6 @@ class StepTiming:
 
 
 @dataclass(frozen=True)
-class Disk:
-    """Bytes for the run's folder: `n_checkpoints` at once (one more while the newest is written) and the final model."""
-
-    checkpoint: int
-    n_checkpoints: int
-    model: int
-    total: int
-    free: int
-
-
-@dataclass(frozen=True)
 class Plan(Tabular):
     """The whole plan; `recipe` is its file and overrides, quoted for a shell. A field is None if `notes` have the reason.
 
@@ -112,7 +100,6 @@ class Plan(Tabular):
     changes: tuple[Change, ...]
     way: Way
     length: RunLength | None
-    disk: Disk
     timing: StepTiming | None
     seconds: float | None
     step_flops: float
@@ -180,7 +167,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     return Plan(
         recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, shapes=shapes,
         memory=memory, devices=devices, changes=tuple(changes), way=way, length=length,
-        disk=estimate_disk(recipe, shapes, length), timing=timing,
+        timing=timing,
         seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
         step_flops=count_flops(step, shapes), batch_advice=tuple(advice), notes=tuple(notes),
         rates=tuple(planned_curve(recipe.trainer, recipe.model, n_steps, per_epoch)) if is_drawn else None,
@@ -379,27 +366,3 @@ def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
     steps = [later - earlier for earlier, later in itertools.pairwise(ends)]
     step_seconds = statistics.median(steps) * accumulation / timed_accumulation
     return StepTiming(step_seconds, len(steps), max(row["peak_bytes"] for row in rows))
-
-
-def estimate_disk(recipe: TrainRecipe, shapes: Shapes, length: RunLength | None) -> Disk:
-    """Return the size of checkpoints (with the optimizer unless save_only_model) and model; of an adapter, only the adapter."""
-    model = shapes.trained if recipe.adapter is not None else shapes.weights
-    checkpoint = model + (0 if trainer_field(recipe.trainer, "save_only_model") else shapes.state)
-    final = shapes.weights if recipe.adapter is not None and recipe.adapter.get("merge") else model
-    n_written, limit = _count_checkpoints(recipe, length), trainer_field(recipe.trainer, "save_total_limit")
-    at_once = n_written if limit is None else min(n_written, limit + 1)  # an old one is deleted after the new one
-    folder = next(path for path in (recipe.run_dir, *recipe.run_dir.absolute().parents) if path.is_dir())
-    return Disk(checkpoint, at_once, final, at_once * checkpoint + final, shutil.disk_usage(folder).free)
-
-
-def _count_checkpoints(recipe: TrainRecipe, length: RunLength | None) -> int:
-    strategy = str(trainer_field(recipe.trainer, "save_strategy"))
-    limit = trainer_field(recipe.trainer, "save_total_limit") or 1
-    if strategy == "no":
-        return 0
-    if length is None or strategy == "best":
-        return int(limit) + 1
-    if strategy == "epoch":
-        return max(round(length.epochs), 1)
-    every = float(trainer_field(recipe.trainer, "save_steps"))
-    return max(length.steps // max(int(every * length.steps) if every < 1 else int(every), 1), 1)

@@ -56,7 +56,6 @@ class SweepSection:
     key: str = option(help="Dotted recipe key, or corpus, or alpha.")
     values: tuple[Any, ...] = option(help="Values of the key.", nonempty=True)
     arm: str = option(help="Arm that is varied.")
-    description: str = option("", help="Description of the curve for the report.")
     control: str | None = option(None, help="Arm drawn for comparison.")
     frontier: bool = option(False, help="Draw its points in the plot of learning against forgetting.")
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)

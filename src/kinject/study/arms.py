@@ -267,7 +267,7 @@ def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
             SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
             for point in points
         )
-        sweeps.append(Sweep(name, item.key, model, item.description, _is_wide(item.values), item.frontier, swept))
+        sweeps.append(Sweep(name, item.key, model, _is_wide(item.values), item.frontier, swept))
     return sweeps
 
 
