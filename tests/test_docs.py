@@ -291,6 +291,19 @@ def _figures(html: str) -> list[str]:
     return re.findall(r"\d+\.\d+", html)
 
 
+def test_the_times_of_the_first_hour_agree() -> None:
+    times = re.findall(
+        r"^\| (?:`| *60).* \| (two|five) minutes \|$", (ROOT / "docs/figures.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert times == ["two", "two", "five"]
+    for name, text in {
+        "README.md": "two minutes; or", "docs/quickstart.md": "two minutes, then the whole job, two more",
+        "docs/index.md": "in four minutes", "src/kinject/demo.py": '"two minutes"', "src/kinject/cli/__init__.py": "2 minutes",
+        "src/kinject/cli/sandbox.py": "two minutes on 2 CPU cores", "src/kinject/augment/pilot.py": "about five minutes",
+    }.items():  # fmt: skip
+        assert text in (ROOT / name).read_text("utf-8"), name
+
+
 def test_the_readme_stays_short() -> None:
     assert (ROOT / "README.md").read_text("utf-8").count("\n") <= 140
 

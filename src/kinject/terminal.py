@@ -218,12 +218,7 @@ class Progress:
         return f"{self.label}: {bar}{text}"[:width]
 
     def _rate_text(self) -> str:
-        """Return units a second, or the seconds of a unit where it takes longer."""
-        if not self.rate:
-            return ""
-        seconds = 1 / self.rate
-        text = f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
-        return f"{self.rate:,.1f} {self.unit}/s" if self.rate >= 1 else f"{text}/{self.unit.removesuffix('s')}"
+        return rate_text(self.rate, self.unit)
 
     def _time_text(self) -> str:
         """Return the time that is left; the time that has passed while the first units and seconds tell nothing of it."""
@@ -289,6 +284,14 @@ class Progress:
 
 def _is_notebook() -> bool:
     return type(sys.stderr).__module__.startswith("ipykernel.")
+
+
+def rate_text(rate: float, unit: str) -> str:
+    """Return units a second, or the seconds of a unit where it takes longer; "" without a rate."""
+    if not rate:
+        return ""
+    text = f"{1 / rate:.1f} s" if 1 / rate < 100 else duration(1 / rate)
+    return f"{rate:,.1f} {unit}/s" if rate >= 1 else f"{text}/{unit.removesuffix('s')}"
 
 
 def duration(seconds: float) -> str:

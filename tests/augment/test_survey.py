@@ -63,7 +63,7 @@ def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pyte
     for name, reason in wanted.items():
         assert reason in reasons[name]
     assert "skipped     8\n" in out
-    assert "photo.jpg, photo2.jpg: an image" in out
+    assert "photo.jpg, photo2.jpg: found an image" in out
     assert "rows.jsonl:2: no key" in out
     assert survey.languages["en"] >= 2
     assert survey.languages["de"] == 1
@@ -144,7 +144,7 @@ def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match="photos: no document there can be read"):
         try_("photos")
     (tmp_path / "photos" / "a.jpg").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(InputError, match=r"a.jpg: an image"):
+    with pytest.raises(InputError, match=r"a.jpg: found an image"):
         try_("photos")
     with pytest.raises(DiskError, match="none: nothing is there"):
         try_("none")

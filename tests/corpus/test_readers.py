@@ -26,34 +26,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def pdf_of(*pages: str) -> bytes:
-    """Return a PDF of the given pages, one line of text for each line, written by hand."""
-    n = len(pages)
-    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
-    kids = []
-    for number, page in enumerate(pages):
-        content = "BT /F1 12 Tf 72 720 Td 14 TL " + " ".join(f"({line}) Tj T*" for line in page.split("\n")) + " ET"
-        kids.append(f"{4 + number} 0 R")
-        objects.append(
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {4 + n + number} 0 R "
-            "/Resources << /Font << /F1 3 0 R >> >> >>"
-        )
-        pages = (*pages[:number], content, *pages[number + 1 :])
-    objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {n} >>"
-    objects += [f"<< /Length {len(content)} >>\nstream\n{content}\nendstream" for content in pages]
-    objects.append("<< /Title (The Falk Bridge) >>")
-    out, offsets = "%PDF-1.4\n", []
-    for number, body in enumerate(objects, start=1):
-        offsets.append(len(out))
-        out += f"{number} 0 obj\n{body}\nendobj\n"
-    table = "".join(f"{offset:010d} 00000 n \n" for offset in offsets)
-    info = len(objects)
-    return (
-        f"{out}xref\n0 {info + 1}\n0000000000 65535 f \n{table}trailer\n<< /Size {info + 1} /Root 1 0 R /Info {info} 0 R >>\n"
-        f"startxref\n{len(out)}\n%%EOF\n"
-    ).encode("latin-1")
-
-
 def test_a_web_page_gives_its_text_without_menus_and_scripts(tmp_path: Path) -> None:
     pytest.importorskip("selectolax")
     (tmp_path / "a.html").write_text(
@@ -91,24 +63,6 @@ def test_a_page_says_its_own_charset(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_bytes(b'<meta charset="klingon"><p>x')
     with pytest.raises(InputError, match="unknown charset 'klingon'"):
         list(read_documents(tmp_path / "a.html"))
-
-
-def test_a_pdf_gives_the_text_of_its_pages_and_its_title(tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(
-        pdf_of("The bridge was built in the year 1931 by the engi-\nneer Mara Lind.", "It stands.")
-    )
-    (document,) = read_documents(tmp_path / "a.pdf")
-    assert document.title == "The Falk Bridge"
-    assert document.text == "The bridge was built in the year 1931 by the engineer Mara Lind.\n\nIt stands."
-
-
-def test_a_pdf_that_cannot_be_read_or_holds_no_text_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(pdf_of("", ""))
-    with pytest.raises(InputError, match=r"a\.pdf: empty document: none of its 2 pages holds text.*OCR"):
-        list(read_documents(tmp_path / "a.pdf"))
-    (tmp_path / "a.pdf").write_bytes(b"no pdf at all")
-    with pytest.raises(InputError, match=r"a\.pdf: not a readable PDF: it holds plain text"):
-        list(read_documents(tmp_path / "a.pdf"))
 
 
 def test_csv_parquet_and_saved_data_sets_hold_the_same_documents(tmp_path: Path) -> None:

