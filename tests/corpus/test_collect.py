@@ -418,3 +418,11 @@ def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Pat
         assert text in page
     assert main(["report", str(result.folder)]) == 0
     assert replace(result).folder == result.folder
+
+
+def test_a_worker_of_a_study_may_collect(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (heap / "a.txt").write_text(prose(1))
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.setitem(config, "daemon", True)
+    assert collect([heap]).n_parsed == 1
+    assert config["daemon"] is True
