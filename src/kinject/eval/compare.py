@@ -13,7 +13,6 @@ from kinject.eval.results import correct_family, summarize_arm
 from kinject.eval.scores import Score, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.results import ArmResult, Contrast
-from kinject.stats.tests import format_p
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
 from kinject.types import Answer, Tabular
@@ -149,7 +148,7 @@ def _bounds(contrast: Contrast) -> str:
 
 
 def _p(p: float | None) -> str:
-    return "" if p is None else format_p(p)
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair | None:

@@ -125,8 +125,8 @@ def _seeds(view: View) -> Iterator[str]:
         )
     elif n == 2:
         yield (
-            "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in five was found to "
-            "differ where nothing does (simulated). Three seeds bring it to one in twelve."
+            "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in six was found to "
+            "differ where nothing does (simulated). Three seeds bring it to one in twenty."
         )
     else:
         yield f"{n} seeds: intervals and p hold the variance of documents and seeds, but {n} runs tell little of rare ones."

@@ -351,8 +351,3 @@ def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
             yield f"To tell a change of {points} from none, {quoted(name)} needs about {most.needed:,} {unit} ({has})."
     if trained and max(len(finding.result.by_seed) for finding in trained) == 1:
         yield "Each arm was trained once; a study with 3 seeds or more tells the method from one lucky training."
-    abouts = {finding.about for finding in findings}
-    if trained and About.RETENTION not in abouts and not view.report.perplexities:
-        yield "Questions with role: retention would measure what training lost."
-    if trained and not abouts & {About.INSTEAD, About.ADDED}:
-        yield "eval.retrieval would show whether passages before the question do as well."

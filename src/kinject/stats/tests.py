@@ -85,8 +85,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
-
-
-def format_p(p: float) -> str:
-    """Return `p` with three digits, "< 0.001" below."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"

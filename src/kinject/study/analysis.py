@@ -16,7 +16,6 @@ from kinject.results import (
     ALPHA,
     FEWEST,
     ArmResult,
-    Choice,
     Claim,
     Failure,
     Outcome,
@@ -132,7 +131,6 @@ class Evidence:
     shots: int
     chosen_k: Mapping[tuple[str, str], int]
     sweeps: Mapping[str, Sweep]
-    choices: Sequence[Choice] = ()
 
     def matrix(self, arm: str, claim: ClaimSection) -> CorrectnessMatrix | None:
         """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K)."""
@@ -153,17 +151,6 @@ class Evidence:
         """Return the scope of a claim on `arms`: if one was trained with a single seed, these models only."""
         trained = {arm.removesuffix(RAG) for arm in arms} - {BASE}
         return "these models" if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained) else "method"
-
-    def inherited(self, *arms: str) -> str:
-        """Return the values tuned for one of `arms`, or for none, and only taken over by another; "" without any."""
-        trained = list(dict.fromkeys(arm.removesuffix(RAG) for arm in arms if arm.removesuffix(RAG) != BASE))
-        notes = []
-        for choice in self.choices:
-            heirs = [arm for arm in trained if arm in choice.inherited_by]
-            if choice.model == self.model and heirs and len(trained) > 1:
-                heir_names = " and ".join(heirs) if len(heirs) < 3 else f"{len(heirs)} others"
-                notes.append(f"; {choice.key} was tuned for {choice.arm}, {heir_names} took it over")
-        return "".join(notes)
 
 
 def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list[Claim]:
@@ -256,7 +243,7 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     finding = (
         f"{arm} {_percent(matrices[0].mean())}, {baseline} {_percent(matrices[1].mean())} {_about(claim)}: "
         f"{_points(found.value)} points{_bounded(found.low, found.high, _points)}"
-        f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}{evidence.inherited(arm, baseline)}"
+        f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}"
     )
     scope = evidence.scope(arm, baseline)
     if not alike:
@@ -283,7 +270,7 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     accuracies = [f"{label}: {_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
     finding = (
         f"{', '.join(accuracies)} {_about(claim)}; later over earlier {_points(found.value)} points"
-        f"{_bounded(found.low, found.high, _points)}{too_few}{evidence.inherited(*labels.values())}"
+        f"{_bounded(found.low, found.high, _points)}{too_few}"
     )
     if not monotone:
         finding += f"; {'rising' if found.value > 0 else 'falling'} on the whole, but not at every step"

@@ -392,7 +392,7 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
     claims = judge_claims(
         section.claims or {},
-        Evidence(records, model, *study.prompt_format, chosen_k, by_name, study.choices),
+        Evidence(records, model, *study.prompt_format, chosen_k, by_name),
     )
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
