@@ -388,14 +388,14 @@ def test_each_reason_is_shown_and_true_of_its_files(heap: Path) -> None:
 
 
 def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (heap / "a.txt").write_text(prose(1))
-    assert main(["documents", "heap", "documents.licence=CC0-1.0"]) == 0
+    (heap / "a.md").write_text(f"---\nlicence: CC0-1.0\n---\n\n{prose(1)}")
+    assert main(["documents", "heap", "documents.near_duplicates=0.9"]) == 0
     out = capsys.readouterr().out
-    assert "read        1 documents from 1 of 1 files (.txt 1)" in out
+    assert "read        1 documents from 1 of 1 files (.md 1)" in out
     text = Path("runs/heap/documents/documents.jsonl").read_text()
     assert "CC0-1.0" in text
-    assert documents("heap", options=DocumentsSection(licence="CC0-1.0")).already_done
-    Path("recipe.yaml").write_text("run_dir: r\ndocuments: {licence: CC0-1.0}\naugment: {documents: heap}\n")
+    assert documents("heap", options=DocumentsSection(near_duplicates=0.9)).already_done
+    Path("recipe.yaml").write_text("run_dir: r\ndocuments: {near_duplicates: 0.9}\naugment: {documents: heap}\n")
     assert main(["documents", "heap", "--recipe", "recipe.yaml", "run_dir=mine"]) == 0
     assert Path("mine/documents.jsonl").read_text() == text
     capsys.readouterr()

@@ -213,7 +213,7 @@ class HeapWriter:
                     self._skip(found.file, found.location, "nothing but lines that many documents share.")
                     continue
                 n.update(documents=1, words=found.facts["words"])
-                licence = meta.get("licence") or meta.get("license") or self.section.licence
+                licence = meta.get("licence") or meta.get("license")
                 extra = {"language": found.facts["language"], "licence": licence}
                 yield {
                     "id": self._id(found, document),
