@@ -103,6 +103,12 @@ def written() -> list[tuple[str, ...]]:
     return [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) for line in lines]
 
 
+def test_readme_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    text = (ROOT / "README.md").read_text("utf-8").partition("Extras: ")[2].partition("`make docs`")[0]
+    assert sorted(re.findall(r"`([\w-]+)`", text)) == sorted(extras)
+
+
 def test_the_page_lists_exactly_what_pyproject_names() -> None:
     stale = "stale: run python tests/test_dependencies.py"
     assert {plain(row[0]): row[3] for row in written()} == direct(), stale
