@@ -39,7 +39,7 @@ BASE: Mapping[str, Any] = {
     "augment": {
         "documents": "d.jsonl",
         "styles": {"paraphrase": 1},
-        "generator": {"kind": "sandbox", "price_in": 1, "price_out": 1},
+        "generator": {"kind": "sandbox", "price": [1, 1]},
     },
     "questions": {"documents": "d.jsonl", "generator": {"kind": "sandbox"}},
     "eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}},

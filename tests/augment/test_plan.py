@@ -14,7 +14,7 @@ Make = Callable[..., Recipe]
 
 
 def test_a_preview_asks_nothing_writes_nothing_and_needs_no_key(make_recipe: Make, tmp_path: Path) -> None:
-    estimate = preview(make_recipe("https://llm.example.org/v1", generator__price_in=1.0, generator__price_out=2.0))
+    estimate = preview(make_recipe("https://llm.example.org/v1", generator__price=[1.0, 2.0]))
     assert (estimate.n_documents, estimate.n_passages, estimate.n_asked, estimate.n_stored, estimate.n_requests) == (
         12,
         12,
@@ -53,7 +53,7 @@ def test_a_style_that_goes_by_facts_is_expected_to_find_one_in_each_sentence(
 
 
 def test_a_judge_is_asked_about_each_rewriting_and_tried_first(make_recipe: Make) -> None:
-    judge = {"kind": "sandbox", "price_in": 1.0}
+    judge = {"kind": "sandbox", "price": [1.0, 0]}
     estimate, plain = preview(make_recipe(judge=judge)), preview(make_recipe())
     assert estimate.n_requests == 36 + 2 * 36 + 12 + 2 * N_TRIALS
     assert estimate.cost == pytest.approx((estimate.tokens_in - plain.tokens_in) / 1e6)
@@ -61,7 +61,7 @@ def test_a_judge_is_asked_about_each_rewriting_and_tried_first(make_recipe: Make
 
 
 def test_a_preview_says_whether_the_budget_is_enough(make_recipe: Make) -> None:
-    prices = {"generator__price_in": 1.0, "generator__price_out": 2.0}
+    prices = {"generator__price": [1.0, 2.0]}
     url = "https://llm.example.org/v1"
     estimate = preview(make_recipe(url, budget=1.0, **prices))
     assert "enough, by estimate" in render_preview(estimate)
@@ -78,7 +78,7 @@ def test_a_preview_tells_what_a_fact_costs(make_recipe: Make) -> None:
 
 
 def test_a_preview_counts_what_the_run_folder_has_cost(make_recipe: Make, serving: Callable[..., Any]) -> None:
-    prices = {"generator__price_in": 1.0, "generator__price_out": 2.0, "budget": 1.0}
+    prices = {"generator__price": [1.0, 2.0], "budget": 1.0}
     recipe = make_recipe(serving().url, **prices)
     paid = augment(recipe).cost
     estimate = preview(make_recipe(serving().url, styles={"paraphrase": 4}, **prices))

@@ -50,7 +50,7 @@ def test_unknown_styles_and_what_a_generator_lacks_are_told_at_once_each_with_it
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "recipe.yaml:5: augment.styles.paraphrases: unknown style. Did you mean paraphrase?"
     assert lines[1] == "recipe.yaml:6: augment.styles.plain: found -1, allowed: 0 to 10,000."
-    assert lines[2].startswith("recipe.yaml:7: augment.budget: needs augment.generator.price_in")
+    assert lines[2].startswith("recipe.yaml:7: augment.budget: needs augment.generator.price")
     assert lines[3].startswith("recipe.yaml:8: augment.generator: model is missing.")
     assert len(lines) == 4
 

@@ -65,7 +65,7 @@ def answers(folder: Path, arm: str) -> dict[tuple[str, str, int, int], Answer]:
 
 def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served):
     table = {
-        "endpoint": served.url, "model": "tiny", "price_in": 1.0, "price_out": 10.0,
+        "endpoint": served.url, "model": "tiny", "price": [1.0, 10.0],
         "chat": {"system": "Be brief.", "chat_template_kwargs": {"enable_thinking": False}},
         "extra_body": {"top_a": 1, "reasoning_effort": "low"},
     }  # fmt: skip
@@ -143,11 +143,11 @@ def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_p
         3,
         3,
     ]
-    assert n_requests(timeout=30.0, concurrency=2, price_in=1.0) == 0
+    assert n_requests(timeout=30.0, concurrency=2, price=[1.0, 0]) == 0
 
 
 def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
-    table = {"endpoint": served.url, "model": "tiny", "price_out": 1e6, "concurrency": 1}
+    table = {"endpoint": served.url, "model": "tiny", "price": [0, 1e6], "concurrency": 1}
     with pytest.raises(InputError, match=r"eval\.budget: 40\.0 are spent \(eval\.models\.served\)"):
         run({"served": table}, formats=["generate"], budget=40.0)
     assert len(served.bodies) == 2  # 5 each, and 32 that the next may cost
@@ -162,7 +162,7 @@ def test_several_processes_do_not_share_an_endpoint(run, monkeypatch):
 
 
 def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served):
-    models = {"local": str(tiny_model), "served": {"endpoint": served.url, "model": "tiny", "price_out": 1e6}}
+    models = {"local": str(tiny_model), "served": {"endpoint": served.url, "model": "tiny", "price": [0, 1e6]}}
     section = {"formats": ["generate"], "max_new_tokens": 5}
     with pytest.raises(InputError):
         run(models, budget=0.0, **section)  # writes the recipe

@@ -294,7 +294,7 @@ def test_a_budget_that_ends_is_an_error_that_keeps_the_grades(
     endpoint = serve(simulated(questions, 1.0))
     judge = {
         "kind": "openai", "model": "judge", "base_url": f"http://127.0.0.1:{endpoint.server_address[1]}/v1",
-        "price_in": 1000.0, "price_out": 1000.0, "max_tokens": 4, "concurrency": 1,
+        "price": [1000.0, 1000.0], "max_tokens": 4, "concurrency": 1,
     }  # fmt: skip
     recipe = section_of(endpoint, tmp_path, judge=judge, budget=0.5)
     with pytest.raises(InputError, match=r"the budget of 0\.5 ended after \d+ of 60 planted answers"):

@@ -172,7 +172,7 @@ def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
             ) from error
         values = {
             r"gpt-4o-mini\b.*": json.dumps(writer), r"# base_url: .*": f"base_url: {json.dumps(endpoint)}",
-            r"    price_in: .*\n    price_out: .*\n": "", r"  budget: .*\n": "",
+            r"    price: .*\n": "", r"  budget: .*\n": "",
         }  # fmt: skip
     if model is not None:
         values[r"Qwen/Qwen3-0\.6B-Base\b.*"] = json.dumps(model)

@@ -35,9 +35,10 @@ class Limits:
 
 def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
     """Return the limits of a generator, which each of its endpoints has, and the budget."""
+    price_in, price_out = generator.price or (0.0, 0.0)
     one = Limits(
         concurrency=generator.concurrency,
-        price_in=generator.price_in, price_out=generator.price_out, budget=budget,
+        price_in=price_in, price_out=price_out, budget=budget,
     )  # fmt: skip
     return one.times(len(generator.parts()))
 

@@ -73,6 +73,8 @@ _GENERATOR = (
     Conflict(".base_url", lambda g, f: [part.address for part in g.parts().values()
                                          if part.address and not _is_url(part.address)],
              "found {0!r}, expected a URL such as http://127.0.0.1:8000/v1."),
+    Conflict(".price", lambda g, f: len(g.price) not in (0, 2),
+             "takes two numbers: of a million prompt tokens, and of a million answer tokens."),
     Conflict(".{0}", _not_sent, "is not for kind: {1}. Remove it."),
     Conflict(".extra_body.{0}", lambda g, f: [(name, ", ".join(SAMPLING)) for name, value in (g.extra_body or {}).items()
                                               if g.kind == "transformers" and not (name in SAMPLING
@@ -152,7 +154,7 @@ _EVAL = (
              and r.eval.judge.kind in ("sandbox", "file") else [],
              "found {0}, which grades nothing. Allowed: openai (an endpoint) or transformers."),
     Conflict("eval.budget", lambda r, f: _free(r.eval.budget, r.eval.judge, *(m.endpoint for m in r.eval.endpoints().values())),
-             "needs price_in and price_out of an endpoint or the judge: without prices all is free."),
+             "needs the price of an endpoint or of the judge: without prices all is free."),
 )  # fmt: skip
 
 
@@ -186,13 +188,13 @@ _AUGMENT = (
     Conflict("augment.judge.kind", lambda r, f: r.augment.judge is not None and r.augment.judge.kind == "file",
              "must answer: kind: file does not."),
     Conflict("augment.budget", lambda r, f: _free(r.augment.budget, r.augment.generator),
-             "needs augment.generator.price_in and price_out: without prices all is free."),
+             "needs augment.generator.price: without prices all is free."),
 )  # fmt: skip
 _QUESTIONS = (
     Conflict("questions.generator.kind", lambda r, f: r.questions.generator.kind == "file",
              "questions need a model to ask; kind: file has none."),
     Conflict("questions.budget", lambda r, f: _free(r.questions.budget, r.questions.generator),
-             "needs questions.generator.price_in and price_out: without prices all is free."),
+             "needs questions.generator.price: without prices all is free."),
 )  # fmt: skip
 
 

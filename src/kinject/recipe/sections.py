@@ -165,8 +165,9 @@ class GeneratorSection:
     )
     api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
-    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
-    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
+    price: tuple[float, ...] = option(
+        (), help="Prices of a million prompt tokens and of a million answer tokens, in any currency.", min=0.0
+    )
     temperature: float | None = option(
         None, help="Sampling temperature. Default: 1, and 0 for answers to questions of kinject eval.", min=0.0, max=2.0
     )
@@ -196,7 +197,7 @@ class GeneratorSection:
     @property
     def has_prices(self) -> bool:
         """Whether an answer costs anything."""
-        return bool(self.price_in or self.price_out)
+        return any(self.price)
 
     @property
     def address(self) -> str | None:

@@ -174,8 +174,8 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
 @pytest.mark.usefixtures("exact_copies_only")
 def test_the_judge_draws_on_the_same_budget(make_recipe: Make, serving: Callable[..., Any]) -> None:
     server = serving()
-    model = {"kind": "openai", "model": "sandbox", "base_url": server.url, "max_tokens": 50, "price_in": 10.0}
-    prices = {"generator__price_in": 1.0, "generator__max_tokens": 100, "generator__concurrency": 2}
+    model = {"kind": "openai", "model": "sandbox", "base_url": server.url, "max_tokens": 50, "price": [10.0, 0]}
+    prices = {"generator__price": [1.0, 0], "generator__max_tokens": 100, "generator__concurrency": 2}
     recipe = make_recipe(server.url, judge=model, budget=0.25, **prices)
     result = augment(recipe)
     assert (result.out_of_budget, result.short) == (True, True)

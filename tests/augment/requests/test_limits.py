@@ -80,7 +80,7 @@ def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for
     monkeypatch.setattr(Budget, "reserve", spied)
 
     def run(budget: float) -> Any:
-        generator = {"max_tokens": 100, "concurrency": 4, "price_in": 1.0, "price_out": 4.0}
+        generator = {"max_tokens": 100, "concurrency": 4, "price": [1.0, 4.0]}
         settings = {f"generator__{key}": value for key, value in generator.items()}
         return augment(make_recipe(server.url, budget=budget, **settings))
 

@@ -130,7 +130,7 @@ def test_a_usage_that_cannot_be_counts_as_none(usage: object, expected: Usage) -
     assert parse_completion(json.dumps(value).encode(), "u", 10).usage == expected
 
 
-PRICES = {"generator__price_in": 100.0, "generator__price_out": 100.0, "generator__max_tokens": 400}
+PRICES = {"generator__price": [100.0, 100.0], "generator__max_tokens": 400}
 
 
 @pytest.mark.parametrize("usage", [None, {"prompt_tokens": -(10**6), "completion_tokens": -(10**6)}])
