@@ -88,6 +88,7 @@ def run_here(forked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Run a program of benchmarks/ in this process, which has the libraries loaded; return what it printed."""
 
     def _run(name: str, *arguments: str | Path) -> str:
+        monkeypatch.chdir(Path.cwd())  # back here afterwards
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         monkeypatch.setattr(sys, "path", [*sys.path, str((BENCHMARKS / name).parent)])  # for what it imports from there
         code: object = 0
@@ -152,10 +153,12 @@ def test_retrieval(material: Path, run_here: Callable[..., str]) -> None:
             )
 
 
-def test_hostile_files(run_here: Callable[..., str]) -> None:
-    printed = run_here("hostile.py", "--templates", "2", "--links", "10", "--disks", "10", "--escapes", "40")
+@pytest.mark.usefixtures("forked")
+def test_hostile_files() -> None:
+    sizes = ("--templates", "2", "--patterns", "2", "--links", "10", "--disks", "10", "--escapes", "40")
+    printed = _run_apart("hostile.py", *sizes)
     counts = re.findall(r"^(\w+): (\d+) of (\d+) held", printed, re.MULTILINE)
-    assert [name for name, *_ in counts] == ["templates", "links", "disks", "escapes"]
+    assert [name for name, *_ in counts] == ["templates", "patterns", "links", "disks", "escapes"]
     assert all(held == tried for _, held, tried in counts)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from recipe_values import Draw, Outcome, all_keys, bases, draw, judge, judge_all, write_inputs
 
-from kinject.llm import limits
 from kinject.report import runs
 
 N_DRAWS = int(os.environ.get("KINJECT_DRAWS", "20"))
@@ -25,7 +24,6 @@ def folder(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPat
     """A working directory with the inputs; reports of training runs, which have tests of their own, are not drawn."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "write_run_report", lambda *_: None)
-    monkeypatch.setattr(limits, "PERIOD", 0.01)  # one request a minute is waited for as told
     write_inputs(tmp_path, trained_tokenizer)
     return tmp_path
 
