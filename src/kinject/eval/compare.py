@@ -37,7 +37,6 @@ class Pair:
     result: ArmResult
     contrast: Contrast
     n_left_out: int
-    n_unscored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,6 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     Raises `InputError` when nothing there can be compared, `DiskError` when a file cannot be read.
     """
     answers = path / "answers.jsonl" if path.is_dir() else path
-    if not answers.exists() and (path / "report.json").exists():
-        raise InputError(f"{answers}: gone, though the evaluation's report.json is there. Run kinject eval again.")
     if not answers.exists():
         raise InputError(f"{path}: no run. Expected a run folder of kinject eval, or its answers.jsonl.")
     settings: dict[_Setting, dict[str, list[Answer]]] = {}
@@ -117,10 +114,13 @@ def render_comparison(pairs: Sequence[Pair]) -> str:
         rows = [_HEAD, *(_row(pair) for pair in set_pairs)]
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
     blocks.append(_LEGEND.format(n=len(pairs)))
-    for field, why in (("n_left_out", "are in one run only"), ("n_unscored", "have no score in one of two runs")):
-        most = max(getattr(pair, field) for pair in pairs)
-        blocks.append(f"note: up to {most} questions {why} and were left out" if most else "")
-    return "\n\n".join(block for block in blocks if block)
+    most = max(pair.n_left_out for pair in pairs)
+    blocks += (
+        [f"note: up to {most} questions are in one run only, or have no score in one: they were left out"]
+        if most
+        else []
+    )
+    return "\n\n".join(blocks)
 
 
 _HEAD = (
@@ -136,15 +136,12 @@ _LEGEND = (
 
 def _row(pair: Pair) -> tuple[str, ...]:
     result, contrast = pair.result, pair.contrast
+    bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
     return (
         pair.name, pair.base_name, result.format, str(result.shots), str(result.k), str(result.n), f"{result.accuracy:.3f}",
-        f"{contrast.accuracy - contrast.delta:.3f}", f"{contrast.delta:+.3f}", _bounds(contrast),
+        f"{contrast.accuracy - contrast.delta:.3f}", f"{contrast.delta:+.3f}", bounds,
         str(contrast.wrong_to_right), str(contrast.right_to_wrong), _p(contrast.p), _p(contrast.p_holm),
     )  # fmt: skip
-
-
-def _bounds(contrast: Contrast) -> str:
-    return "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
 
 
 def _p(p: float | None) -> str:
@@ -167,5 +164,4 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
         return None
     result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm)
     assert result.to_base is not None
-    n_left_out = max(len(answers), len(base)) - len(shared)
-    return Pair(*names, result, result.to_base, n_left_out, len(shared & unscored))
+    return Pair(*names, result, result.to_base, max(len(answers), len(base)) - len(after))

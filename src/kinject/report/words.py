@@ -22,7 +22,7 @@ from kinject.report.formatting import (
 from kinject.report.limits import doubts
 from kinject.report.page import SETTLE, Answer, Evidence
 from kinject.report.view import View, arm_name
-from kinject.results import MARGIN, Contrast, in_these_models
+from kinject.results import MARGIN, Contrast, fewest_for, in_these_models
 from kinject.stats.findings import About, Finding, Tag, find
 
 _MOST_ARMS = 4  # in one sentence; more are counted
@@ -162,13 +162,9 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
     if view.several_models or len(sets) > _MOST_SETS:
         n_arms = format_count(len({(f.result.model, f.result.arm) for f in findings}), "trained arm")
         models = format_count(len(view.report.models), "base model")
-        ends = [
-            f"{format_points(f.contrast.delta)}{unit} ({arm_name(f.result.arm)} on {quoted(f.result.question_set)})"
-            for choose, unit in ((min, ""), (max, " points")) for f in [choose(learned, key=lambda f: f.contrast.delta)]
-        ]  # fmt: skip
         return (
-            f"{n_arms} of {models} on {format_count(len(sets), 'question set')} to be learned: the change from training lies "
-            f"between {ends[0]} and {ends[1]}."
+            f"{n_arms} of {models} on {format_count(len(sets), 'question set')} to be learned: the change from training is "
+            f"{_points_span(learned)} points."
         )
     shown = [r for r in view.headline_results() if r.to_closest is not None and r.to_closest.is_significant]
     leaders = list({result.arm for result in shown}) if len(arms) > 1 else arms
@@ -227,9 +223,7 @@ def _untrained(view: View) -> str:
             parts.append(f"{format_percent(base.accuracy)} of {base.n:,} questions {quoted(name)}{beside}{guess}")
     if not parts:
         return "No arm has a score, so there is no result."
-    trained = any(arm.trained for arm in view.report.arms)
-    why = "No trained model can be compared on questions to be learned" if trained else "No trained model was asked"
-    return f"{why}; the base answers {'; '.join(parts)}."
+    return f"No trained model can be compared on questions to be learned; the base answers {'; '.join(parts)}."
 
 
 def _leads(view: View, findings: Sequence[Finding]) -> str:
@@ -285,7 +279,7 @@ def sentence(finding: Finding) -> str:
     if finding.tag is Tag.TOO_FEW:
         n, effective = contrast.n_clusters, contrast.n_effective
         as_few = "" if effective >= n else f" (they count as {effective:.0f})"
-        return f"{text}; {n} {contrast.unit}{as_few} are too few for a test: {finding.needed} are needed"
+        return f"{text}; {n} {contrast.unit}{as_few} are too few for a test: {fewest_for(contrast.family)} are needed"
     if finding.tag not in (Tag.BETTER, Tag.WORSE) and contrast.low is not None and contrast.high is not None:
         text += f"; changes of {format_points(contrast.low)} to {format_points(contrast.high)} points remain possible"
     return text
@@ -339,15 +333,17 @@ def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what would settle the open questions: documents, seeds, question sets, retrieval."""
     trained = [finding for finding in findings if finding.about in _ROLES]
     for name in list(dict.fromkeys(finding.result.question_set for finding in trained))[:_MOST_SETS]:
-        of_set = [f for f in trained if f.result.question_set == name and (f.needed or 0) > f.contrast.n_effective]
+        of_set = [
+            f for f in trained if f.result.question_set == name and (f.tag is Tag.TOO_FEW or (f.tag is Tag.UNDECIDED
+            and (f.contrast.high or 1.0) - (f.contrast.low or -1.0) > 2 * MARGIN))
+        ]  # fmt: skip
         if not of_set:
             continue
-        most = max(of_set, key=lambda finding: finding.needed or 0)
-        unit, has = most.contrast.unit, f"it has {most.contrast.n_clusters:,}"
-        if most.tag is Tag.TOO_FEW:
-            yield f"{quoted(name)} needs questions on at least {most.needed:,} {unit} for a test ({has})."
+        most = max((finding.contrast for finding in of_set), key=lambda contrast: fewest_for(contrast.family))
+        unit, has = most.unit, f"{most.n_clusters:,}"
+        if any(finding.tag is Tag.TOO_FEW for finding in of_set):
+            yield f"{quoted(name)} needs questions on at least {fewest_for(most.family)} {unit} for a test (it has {has})."
         else:
-            points = f"{100 * MARGIN:g} points"
-            yield f"To tell a change of {points} from none, {quoted(name)} needs about {most.needed:,} {unit} ({has})."
+            yield f"{quoted(name)} has too few {unit} ({has}) to tell a change of {100 * MARGIN:g} points from none."
     if trained and max(len(finding.result.by_seed) for finding in trained) == 1:
         yield "Each arm was trained once; a study with 3 seeds or more tells the method from one lucky training."

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
-from kinject.results import MARGIN, ArmResult, Contrast, fewest_for
+from kinject.results import MARGIN, ArmResult, Contrast
 
 
 class About(Enum):
-    """The question that a finding answers."""
+    """The question that a finding answers: what a trained arm is compared with."""
 
-    LEARNING = "learning"
-    """A trained arm against the base, on what it was to learn."""
-    RETENTION = "retention"
-    """A trained arm against the base, on what it was not to forget."""
-    DECLINING = "declining"
-    """A trained arm against the base, on questions without an answer."""
-    INSTEAD = "instead of retrieval"
-    """A trained arm without context against the base with retrieval."""
-    ADDED = "added to retrieval"
-    """A trained arm with retrieval against the base with retrieval."""
+    LEARNING = "learning"  # the base, on what it was to learn
+    RETENTION = "retention"  # the base, on what it was not to forget
+    DECLINING = "declining"  # the base, on questions without an answer
+    INSTEAD = "instead of retrieval"  # the base with retrieval, itself without
+    ADDED = "added to retrieval"  # the base with retrieval, itself with it
 
 
 class Tag(Enum):
     """What a difference shows."""
 
-    BETTER = "better"
-    """The corrected p is below 0.05, and the difference above 0."""
+    BETTER = "better"  # the corrected p is below 0.05
     WORSE = "worse"
-    ALIKE = "alike"
-    """Neither; and the 95% interval excludes a difference of `MARGIN` or more, either way."""
-    UNDECIDED = "undecided"
-    """Neither; differences of `MARGIN` or more remain possible: no evidence either way."""
-    NOTHING_TO_LOSE = "nothing to lose"
-    """Of retention: neither, and the baseline is not above guessing, so that a loss could not show."""
-    TOO_FEW = "too few"
-    """Too few effective documents to judge anything."""
+    ALIKE = "alike"  # not shown, and the 95% interval excludes a difference of `MARGIN` or more, either way
+    UNDECIDED = "undecided"  # not shown, and such differences remain possible: no evidence either way
+    NOTHING_TO_LOSE = (
+        "nothing to lose"  # not shown, and the baseline is not above guessing, so that a loss could not show
+    )
+    TOO_FEW = "too few"  # effective documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +52,6 @@ class Finding:
         if low is None or high is None:
             return 1.0
         return max(0.0, -low if self.about is About.RETENTION else high)
-
-    @property
-    def needed(self) -> int | None:
-        """The effective documents that would settle what is too few or undecided; None for the other tags."""
-        of = self.contrast
-        if self.tag is Tag.TOO_FEW:
-            return fewest_for(of.family)
-        if self.tag is not Tag.UNDECIDED or of.low is None or of.high is None:
-            return None
-        return math.ceil(of.n_effective * ((of.high - of.low) / 2 / MARGIN) ** 2)
 
 
 def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:

@@ -53,11 +53,6 @@ class Variance(NamedTuple):
     seeds: float
     df: float
 
-    @property
-    def total(self) -> float:
-        """The variance."""
-        return self.documents + self.seeds
-
 
 def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance | None:
     """Return the variance of the sum of weighted accuracies on the same questions; None for one document.
@@ -167,13 +162,11 @@ def _accuracy_size(matrix: CorrectnessMatrix) -> tuple[float, float]:
         return 0.0, 1.0
     if matrix.is_plain:
         return float(len(matrix.question_ids)), math.inf
-    return _effective(value * (1 - value), variance.total, matrix), variance.df
+    return _effective(value * (1 - value), variance.documents + variance.seeds, matrix), variance.df
 
 
 def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[float, float]:
-    """Return Wilson's score interval of a `rate` of `n` (Wilson 1927), as (low, high); (0, 1) for n = 0."""
-    if not n:
-        return 0.0, 1.0
+    """Return Wilson's score interval of a `rate` of `n` (Wilson 1927), as (low, high)."""
     shift = limit**2 / n
     middle = (rate + shift / 2) / (1 + shift)
     half = math.sqrt(shift * rate * (1 - rate) + shift**2 / 4) / (1 + shift)

@@ -12,27 +12,9 @@ from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
 from kinject.executors import LOG
 from kinject.recipe.study_section import ClaimSection
-from kinject.results import (
-    ALPHA,
-    FEWEST,
-    ArmResult,
-    Claim,
-    Failure,
-    Outcome,
-    Role,
-    Scope,
-    Sweep,
-    Verdict,
-    fewest_for,
-)
+from kinject.results import ALPHA, FEWEST, ArmResult, Claim, Failure, Outcome, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import make_contrast, trend
-from kinject.stats.intervals import (
-    Estimate,
-    bounded_accuracy,
-    chance_p,
-    difference_estimate,
-    equivalence_p,
-)
+from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.tests import holm
 from kinject.study.arms import BASE, RAG, Arm, value_label
@@ -214,11 +196,6 @@ def _enough(matrix: CorrectnessMatrix) -> str:
     return "" if n >= FEWEST else f"; {n:.3g} {unit} are too few to tell, {FEWEST} are needed"
 
 
-def _about(claim: ClaimSection) -> str:
-    """Return ``on new``, or of an outcome other than right ``abstained on new``."""
-    return f"{'' if claim.outcome == 'right' else f'{claim.outcome} '}on {claim.question_set}"
-
-
 def _compared(
     claim: ClaimSection, evidence: Evidence, labels: Mapping[str, str]
 ) -> tuple[list[CorrectnessMatrix], str]:
@@ -241,8 +218,8 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
     alike = claim.test == "equivalence"
     finding = (
-        f"{arm} {_percent(matrices[0].mean())}, {baseline} {_percent(matrices[1].mean())} {_about(claim)}: "
-        f"{_points(found.value)} points{_bounded(found.low, found.high, _points)}"
+        f"{arm} {_percent(matrices[0].mean())}, {baseline} {_percent(matrices[1].mean())} {claim.outcome} on "
+        f"{claim.question_set}: {_points(found.value)} points{_bounded(found.low, found.high, _points)}"
         f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}"
     )
     scope = evidence.scope(arm, baseline)
@@ -269,7 +246,7 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     too_few, (found, monotone) = _enough(matrices[0]), trend(matrices)
     accuracies = [f"{label}: {_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
     finding = (
-        f"{', '.join(accuracies)} {_about(claim)}; later over earlier {_points(found.value)} points"
+        f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}; later over earlier {_points(found.value)} points"
         f"{_bounded(found.low, found.high, _points)}{too_few}"
     )
     if not monotone:
