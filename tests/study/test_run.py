@@ -275,6 +275,21 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, fini
         ), name
 
 
+def test_models_are_deleted_once_they_are_evaluated_and_made_again_where_another_arm_reads_them(
+    tmp_path, tiny_model, finished
+):
+    path = write_whole(tmp_path, tiny_model)
+    result, _ = go(path, None, "study.keep_models=false")
+    assert [score.by_seed for score in result.results] == [score.by_seed for score in finished.result.results]
+    assert not list((tmp_path / "stages").rglob("*.safetensors"))
+    assert len(list((tmp_path / "stages" / "train").glob("*/log.jsonl"))) == 5
+    _, none = go(path, None, "study.keep_models=false")
+    assert none.submitted == []
+    _, again = go(path, None, "study.keep_models=false", "study.arms.half.alpha=0.25")
+    assert sorted(stage.kind for stage in again.submitted) == ["eval", "merge", "train"]
+    assert not list((tmp_path / "stages").rglob("*.safetensors"))
+
+
 def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, tiny_model):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n", encoding="utf-8")

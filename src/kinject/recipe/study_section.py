@@ -160,6 +160,10 @@ class StudySection:
         None, help="Hyperparameters that the study tunes on validation questions."
     )
     claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
+    keep_models: bool = option(
+        True,
+        help="Keep the trained weights. false: they are deleted once they are evaluated, and made again where needed.",
+    )
     cache_dir: str = option(
         "runs/stages", help="Folder of finished stages, by content; studies share it.", path="output"
     )

@@ -209,7 +209,7 @@ def _tune(study: Study) -> None:
         for key, grid in study.expanded.grids.items()
     }
     stages = [stage for grid in grids.values() for _, runs in grid for run in runs for stage in run.all_stages]
-    study.run_stages(stages, "tuning")
+    study.run_stages(stages, "tuning", is_last=True)
     for (model, name), grid in grids.items():
         item = (study.recipe.study.tune or {})[name]
         candidates = []
@@ -324,7 +324,7 @@ def _on_test(study: Study, run: ArmRun) -> ArmRun:
 
 def _evaluate_on_test(study: Study) -> None:
     study.runs = [_on_test(study, run) for run in study.runs]
-    study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating")
+    study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating", is_last=True)
 
 
 def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]], seconds: float) -> Report:

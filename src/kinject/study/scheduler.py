@@ -38,7 +38,10 @@ class StageStatus:
     failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, stages: Sequence[Stage]) -> list[Stage]:
-        """Add `stages`, reading from disk which are done; return those that are neither done nor failed, each once."""
+        """Add `stages`, reading from disk which are done; return those that are neither done nor failed, each once.
+
+        A model that was deleted is made again where one of them reads it.
+        """
         pending: dict[str, Stage] = {}
         for stage in stages:
             self.stages[stage.id] = stage
@@ -49,7 +52,20 @@ class StageStatus:
                 self.done[stage.id] = counts
             else:
                 pending.setdefault(stage.id, stage)
+        readers = list(pending.values())
+        while readers:
+            stage = readers.pop()
+            for made in [self.stages[other] for other in stage.dependencies if "deleted" in self.done.get(other, {})]:
+                if stage.reads(made):
+                    del self.done[made.id]
+                    pending[made.id] = made
+                    readers.append(made)
         return list(pending.values())
+
+    def delete_model(self, stage: Stage) -> None:
+        """Delete the weights of a finished stage, if it made any."""
+        if stage.kind in ("train", "merge") and "deleted" not in self.done.get(stage.id, {"deleted": False}):
+            self.done[stage.id] = stage.delete_model()
 
     def all_done(self, stages: Sequence[Stage]) -> bool:
         """Return whether all of `stages` are done."""
@@ -60,10 +76,13 @@ class StageStatus:
         return next(((stage, self.failed[stage.id]) for stage in stages if stage.id in self.failed), None)
 
 
-def run_stages(pending: Sequence[Stage], status: StageStatus, executor: LocalExecutor, title: str) -> None:
+def run_stages(
+    pending: Sequence[Stage], status: StageStatus, executor: LocalExecutor, title: str, *, delete_models: bool = False
+) -> None:
     """Run each stage once its dependencies are done, and record the outcomes in `status`.
 
-    A stage whose dependency failed is not started and gets no outcome.
+    A stage whose dependency failed is not started and gets no outcome. With `delete_models` weights are deleted once no
+    other of the stages reads them.
     """
     waiting = {stage.id: stage for stage in pending}
     running: set[str] = set()
@@ -84,6 +103,10 @@ def run_stages(pending: Sequence[Stage], status: StageStatus, executor: LocalExe
                     status.failed[outcome.task.id] = outcome.error
                 else:
                     status.done[outcome.task.id] = outcome.result
+                    unfinished = [*waiting.values(), *(status.stages[number] for number in running)]
+                    for made in map(status.stages.__getitem__, outcome.task.dependencies if delete_models else ()):
+                        if not any(stage.reads(made) for stage in unfinished):
+                            status.delete_model(made)
                 progress.advance()
 
 
@@ -155,13 +178,18 @@ class Study:
         others = {other.name: other for other in self.arms if other.model == arm.model}
         return self.planner.arm_run(arm, seed, others)
 
-    def run_stages(self, stages: Sequence[Stage], title: str) -> None:
-        """Run those of `stages` that are not done. The executor starts with the first stage that has to run."""
-        pending = self.status.add(stages)
+    def run_stages(self, stages: Sequence[Stage], title: str, *, is_last: bool = False) -> None:
+        """Run those of `stages` that are not done. The executor starts with the first stage that has to run.
+
+        `is_last`: no later stage reads their models, which are deleted then unless `study.keep_models`.
+        """
+        pending, delete = self.status.add(stages), is_last and not self.recipe.study.keep_models
         if pending and self.start_executor is not None:
             if self._executor is None:
                 self._executor = self._exit_stack.enter_context(self.start_executor())
-            run_stages(pending, self.status, self._executor, title)
+            run_stages(pending, self.status, self._executor, title, delete_models=delete)
+            for stage in stages if delete else ():
+                self.status.delete_model(stage)
 
     def add_heirs(self) -> None:
         """Add to each tuned choice the arms that take it over."""

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import random
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,18 @@ class Stage:
     def marker(self) -> Path:
         """The file that is written last. A setup stage may run in the recipe's own folder, so its marker has the id."""
         return self.folder / (f".{self.id}.{DONE}" if self.kind == "setup" else DONE)
+
+    def reads(self, other: Stage) -> bool:
+        """Return whether this stage reads a file of `other`, beyond what its manifest says."""
+        return f"{other.folder}/" in str((self.overrides, self.parameters))
+
+    def delete_model(self) -> dict[str, Any]:
+        """Delete the weights that the finished stage made; return its counts, which then hold `deleted`."""
+        for path in (*self.folder.rglob("*.safetensors"), *self.folder.rglob("*.pt")):
+            path.unlink()
+        counts = {**(self.read_done() or {}), "deleted": True}
+        write_json(self.marker, counts)
+        return counts
 
     def run(self) -> dict[str, Any]:
         """Run the stage; see `run_stage`."""
@@ -317,8 +330,11 @@ def run_stage(stage: Stage) -> dict[str, Any]:
     """
     with _held(stage):
         done = stage.read_done()
-        if done is not None:  # by another study, while this one waited
+        if done is not None and "deleted" not in done:  # by another study, while this one waited
             return done
+        if done is not None:
+            for path in stage.folder.glob("[!.]*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         is_first = not _ran
         _ran.append(stage.id)
         started = monotonic()
