@@ -13,7 +13,7 @@ from typing import Any
 
 from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_name, read_json, write_jsonl
+from kinject.disk import file_name, read_json, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of, question_set_section
 from kinject.executors import LocalExecutor
@@ -56,16 +56,20 @@ class StageStatus:
         while readers:
             stage = readers.pop()
             for made in [self.stages[other] for other in stage.dependencies if "deleted" in self.done.get(other, {})]:
-                if stage.reads(made):
+                if _reads(stage, made):
                     del self.done[made.id]
                     pending[made.id] = made
                     readers.append(made)
         return list(pending.values())
 
     def delete_model(self, stage: Stage) -> None:
-        """Delete the weights of a finished stage, if it made any."""
-        if stage.kind in ("train", "merge") and "deleted" not in self.done.get(stage.id, {"deleted": False}):
-            self.done[stage.id] = stage.delete_model()
+        """Delete the weights that a finished stage made; its counts then hold `deleted`."""
+        counts = self.done.get(stage.id)
+        if counts is not None and stage.kind in ("train", "merge") and "deleted" not in counts:
+            for path in (*stage.folder.rglob("*.safetensors"), *stage.folder.rglob("*.pt")):
+                path.unlink()
+            self.done[stage.id] = {**counts, "deleted": True}
+            write_json(stage.marker, self.done[stage.id])
 
     def all_done(self, stages: Sequence[Stage]) -> bool:
         """Return whether all of `stages` are done."""
@@ -74,6 +78,11 @@ class StageStatus:
     def first_failure(self, stages: Sequence[Stage]) -> tuple[Stage, str] | None:
         """Return the first of `stages` that failed, with its error; None if none did."""
         return next(((stage, self.failed[stage.id]) for stage in stages if stage.id in self.failed), None)
+
+
+def _reads(stage: Stage, made: Stage) -> bool:
+    """Return whether a stage reads a file of the stage `made`, beyond its manifest."""
+    return f"{made.folder}/" in str((stage.overrides, stage.parameters))
 
 
 def run_stages(
@@ -105,7 +114,7 @@ def run_stages(
                     status.done[outcome.task.id] = outcome.result
                     unfinished = [*waiting.values(), *(status.stages[number] for number in running)]
                     for made in map(status.stages.__getitem__, outcome.task.dependencies if delete_models else ()):
-                        if not any(stage.reads(made) for stage in unfinished):
+                        if not any(_reads(stage, made) for stage in unfinished):
                             status.delete_model(made)
                 progress.advance()
 

@@ -90,18 +90,6 @@ class Stage:
         """The file that is written last. A setup stage may run in the recipe's own folder, so its marker has the id."""
         return self.folder / (f".{self.id}.{DONE}" if self.kind == "setup" else DONE)
 
-    def reads(self, other: Stage) -> bool:
-        """Return whether this stage reads a file of `other`, beyond what its manifest says."""
-        return f"{other.folder}/" in str((self.overrides, self.parameters))
-
-    def delete_model(self) -> dict[str, Any]:
-        """Delete the weights that the finished stage made; return its counts, which then hold `deleted`."""
-        for path in (*self.folder.rglob("*.safetensors"), *self.folder.rglob("*.pt")):
-            path.unlink()
-        counts = {**(self.read_done() or {}), "deleted": True}
-        write_json(self.marker, counts)
-        return counts
-
     def run(self) -> dict[str, Any]:
         """Run the stage; see `run_stage`."""
         return run_stage(self)
