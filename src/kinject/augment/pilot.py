@@ -29,7 +29,7 @@ _COMPARISONS = 4
 """Comparisons of the pilot's report."""
 _HALF_WIDTH = 130
 """Half of a difference's 95% interval, in points, times the root of the questions: 19 points with 41 in the pilot's first run."""
-_PASSAGE_WORDS, _MOST_ON_ONE = 60, 3
+_PASSAGE_WORDS, _MOST_ON_ONE = 120, 3
 """Words and marks of a passage that is asked about, and questions on it."""
 _FEWEST_WORDS, _MOST_WORDS = 8, 45
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"

@@ -29,7 +29,7 @@ from kinject.recipe.shipped import write_own_recipes
 from kinject.types import Tabular
 
 _N_PROMPTS, _MOST_SHOWN, _MOST_LINES = 3, 12, 30
-_PILOT_DOCUMENTS = 32
+_PILOT_DOCUMENTS = 24
 _LINK = r"runs/real/smollm2"
 """Where recipes/own expects the pilot's model."""
 
