@@ -1,4 +1,4 @@
-"""Models behind endpoints: the chats that are sent, their cost, and that no answer is paid twice."""
+"""Models behind endpoints: the log-probs and texts of a server against those of the same weights here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chat_server import Served, serve
+from completions_server import Served, Style, serve
 
 from kinject.disk import write_jsonl
 from kinject.errors import EndpointError, InputError
@@ -31,7 +31,7 @@ Run = Callable[..., Report]
 
 def nested(table: dict[str, Any]) -> dict[str, Any]:
     """Return the table of a model whose `endpoint` holds the keys that are a generator's; here its address."""
-    own = ("revision", "chat")
+    own = ("api", "revision", "tokenizer", "chat")
     generator = {key: value for key, value in table.items() if key not in (*own, "endpoint")}
     return {"endpoint": {"base_url": table["endpoint"], **generator}, **{k: v for k, v in table.items() if k in own}}
 
@@ -52,8 +52,8 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as server:
+def served(tiny_model: Path) -> Iterator[Served]:
+    with serve(tiny_model) as server:
         yield server
 
 
@@ -63,9 +63,51 @@ def answers(folder: Path, arm: str) -> dict[tuple[str, str, int, int], Answer]:
     return {(a.format, a.question_id, a.rotation, a.shots): a for a in stored if a.arm == arm}
 
 
+@pytest.mark.parametrize(
+    ("style", "in_tokens"),
+    [("vllm", True), ("sglang", False), ("llama-cpp-python", False)],
+)
+def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(
+    run, tmp_path, tiny_model, style: Style, in_tokens: bool
+):
+    shots = {"questions": {"new": {"path": str(tmp_path / "q.jsonl"), "shots_from": str(tmp_path / "q.jsonl")}}}
+    section = {"formats": ["texts", "rotations"], "shots": [1], **shots}
+    with serve(tiny_model, style) as served:
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
+        table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+        run({"local": str(tiny_model), "served": table}, **section)
+        assert all(isinstance(body["prompt"], str) != in_tokens for body in served.bodies)
+        n_requests = len(served.bodies)
+        run({"local": str(tiny_model), "served": table}, **section)
+        assert len(served.bodies) == n_requests  # nothing is asked twice
+    mine, other = answers(tmp_path, "local"), answers(tmp_path, "served")
+    assert mine.keys() == other.keys()
+    assert len(mine) == 3 + 8
+    for key, answer in mine.items():
+        assert other[key].log_probs == pytest.approx(answer.log_probs, abs=1e-3)
+        assert other[key].log_probs.index(max(other[key].log_probs)) == answer.log_probs.index(max(answer.log_probs))
+        assert other[key].n_tokens == answer.n_tokens
+        assert other[key].greedy == answer.greedy
+
+
+@pytest.mark.parametrize("in_tokens", [True, False])
+def test_completions_write_the_texts_that_the_same_weights_write_here(run, tmp_path, tiny_model, served, in_tokens):
+    table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
+    table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+    run({"local": str(tiny_model), "served": table}, formats=["generate"], max_new_tokens=6, stop=["\n", "z"])
+    mine, other = answers(tmp_path, "local"), answers(tmp_path, "served")
+    assert [other[key].text for key in mine] == [answer.text for answer in mine.values()]
+    assert {body["max_tokens"] for body in served.bodies} == {6}
+    assert all(body["stop"] == ["\n", "z"] and body["temperature"] == 0 for body in served.bodies)
+
+
 def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served):
     table = {
+<<<<<<< HEAD
         "endpoint": served.url, "model": "tiny", "price": [1.0, 10.0],
+=======
+        "endpoint": served.url, "model": "tiny", "api": "chat", "price_in": 1.0, "price_out": 10.0,
+>>>>>>> 9b6bce9c (Endpoints are asked for log-probs again: README promises it, and a served model is compared with the trained one by them)
         "chat": {"system": "Be brief.", "chat_template_kwargs": {"enable_thinking": False}},
         "extra_body": {"top_a": 1, "reasoning_effort": "low"},
     }  # fmt: skip
@@ -99,7 +141,7 @@ def test_the_turns_before_a_question_reach_a_chat_endpoint_as_turns(run, tmp_pat
     }
     write_jsonl(tmp_path / "chat.jsonl", [contents])
     served.chat = "ARDEN"
-    table = {"endpoint": served.url, "model": "tiny"}
+    table = {"endpoint": served.url, "model": "tiny", "api": "chat"}
     sets = {"chat": {"path": str(tmp_path / "chat.jsonl"), "role": "retention"}}
     report = run({"served": table}, formats=["generate"], questions=sets)
     sent = [body["messages"] for body in served.bodies]
@@ -111,23 +153,30 @@ def test_the_turns_before_a_question_reach_a_chat_endpoint_as_turns(run, tmp_pat
     assert (result.role, result.n_correct, result.n) == ("retention", 1, 1)
 
 
-def test_a_killed_run_pays_no_answer_twice(run, tmp_path, served):
-    table = {"endpoint": served.url, "model": "tiny", "concurrency": 1}
-    served.fails_after = 1
+def test_a_killed_run_pays_no_answer_twice(run, tmp_path, tiny_model, served):
+    table = {
+        "endpoint": served.url,
+        "model": "tiny",
+        "api": "completions",
+        "tokenizer": str(tiny_model),
+        "concurrency": 1,
+    }
+    served.fails_after = 5
     with pytest.raises(EndpointError, match=r"eval\.models\.served: .* the same command resumes"):
-        run({"served": table}, formats=["generate"])
-    assert len(read_answers(tmp_path / "run" / "answers.jsonl")) == 1
+        run({"served": table})
+    n_stored = len(read_answers(tmp_path / "run" / "answers.jsonl"))
+    assert n_stored == 1
     served.fails_after = None
     n_before = len(served.bodies)
-    run({"served": table}, formats=["generate"])
-    paid = [json.dumps(body) for body in (*served.bodies[:1], *served.bodies[n_before:])]
-    assert len(paid) == len(set(paid)) == 3
+    run({"served": table})
+    paid = [json.dumps(body) for body in (*served.bodies[:5], *served.bodies[n_before:])]
+    assert len(paid) == len(set(paid)) == 1 + 8  # one asks whether there are log-probs
 
 
 def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_path, served):
     def n_requests(**changes: Any) -> int:
         before = len(served.bodies)
-        run({"served": {"endpoint": served.url, "model": "tiny", **changes}}, formats=["generate"])
+        run({"served": {"endpoint": served.url, "model": "tiny", "api": "chat", **changes}}, formats=["generate"])
         return len(served.bodies) - before
 
     assert [
@@ -147,7 +196,11 @@ def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_p
 
 
 def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
+<<<<<<< HEAD
     table = {"endpoint": served.url, "model": "tiny", "price": [0, 1e6], "concurrency": 1}
+=======
+    table = {"endpoint": served.url, "model": "tiny", "api": "chat", "price_out": 1e6, "concurrency": 1}
+>>>>>>> 9b6bce9c (Endpoints are asked for log-probs again: README promises it, and a served model is compared with the trained one by them)
     with pytest.raises(InputError, match=r"eval\.budget: 40\.0 are spent \(eval\.models\.served\)"):
         run({"served": table}, formats=["generate"], budget=40.0)
     assert len(served.bodies) == 2  # 5 each, and 32 that the next may cost
@@ -155,35 +208,75 @@ def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
     assert len(served.bodies) == 3
 
 
+@pytest.mark.parametrize("style", ["llama-server", "ignores-echo", "absurd"])
+@pytest.mark.parametrize("in_tokens", [True, False])
+def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(
+    run, tiny_model, style: Style, in_tokens: bool
+):
+    with serve(tiny_model, style) as served:
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
+        table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+        with pytest.raises(EndpointError, match=r"no log-probs of the prompt \(echo with logprobs\).*\(vLLM, SGLang"):
+            run({"served": table})
+        assert len(served.scored()) == 1
+        run({"served": table}, "other", formats=["generate"])  # it writes answers
+
+
+def test_an_endpoint_that_takes_no_token_ids_is_refused_with_what_to_do(run, tiny_model):
+    with serve(tiny_model, "llama-cpp-python") as served:
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
+        with pytest.raises(EndpointError, match=r"should be a valid string.* leave tokenizer out"):
+            run({"served": table})
+
+
 def test_several_processes_do_not_share_an_endpoint(run, monkeypatch):
     monkeypatch.setattr("kinject.eval.run.world_size", lambda: 2)
     with pytest.raises(InputError, match=r"2 processes would ask eval\.models\.served\. Start one"):
-        run({"served": {"endpoint": "http://127.0.0.1:9/v1", "model": "m"}}, formats=["generate"])
+        run({"served": {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}}, formats=["generate"])
 
 
+<<<<<<< HEAD
 def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served):
     models = {"local": str(tiny_model), "served": {"endpoint": served.url, "model": "tiny", "price": [0, 1e6]}}
     section = {"formats": ["generate"], "max_new_tokens": 5}
+=======
+@pytest.mark.parametrize("in_tokens", [True, False])
+def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served, in_tokens):
+    table = {"endpoint": served.url, "model": "tiny", "api": "completions", "price_in": 1e6, "price_out": 1e6}
+    table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+
+    def planned() -> dict[str, int]:
+        local, line = preview(read_recipe(tmp_path / "recipe.yaml", (), "eval"))
+        assert local == f"local: {tiny_model}: 6 prompts, scored here"
+        numbers = r"(\d+) without a stored answer; (\d+) requests, about (\d+) .* at most (\d+) out, at most (\S+)"
+        match = re.search(numbers, re.sub(r"(?<=\d),(?=\d)", "", line))
+        assert match is not None
+        names = ("missing", "requests", "tokens_in", "tokens_out", "cost")
+        return dict(zip(names, map(int, map(float, match.groups())), strict=True))
+
+    section = {"formats": ["texts", "generate"], "max_new_tokens": 4}
+    models = {"local": str(tiny_model), "served": table}
+>>>>>>> 9b6bce9c (Endpoints are asked for log-probs again: README promises it, and a served model is compared with the trained one by them)
     with pytest.raises(InputError):
         run(models, budget=0.0, **section)  # writes the recipe
-
-    def planned() -> list[str]:
-        local, line = preview(read_recipe(tmp_path / "recipe.yaml", (), "eval"))
-        assert local == f"local: {tiny_model}: 3 prompts, scored here"
-        match = re.search(r"; (\d+) requests .* at most (\d+) out, at most (\S+)", line)
-        assert match is not None
-        return list(match.groups())
-
-    assert planned() == ["3", "15", "15.0000"]
+    before = planned()
     assert served.bodies == []
     run(models, **section)
-    assert len(served.bodies) == 3
-    assert planned() == ["0", "0", "0.0000"]
+    usage = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"]["served"]
+    n_probes = 1 if in_tokens else 2
+    assert before["missing"] == 6
+    assert before["requests"] == len(served.bodies) - n_probes
+    if in_tokens:
+        n_probe = len(served.tokenizer("One, two, three").input_ids)
+        assert before["tokens_in"] == usage["tokens_in"] - n_probe
+        assert before["tokens_out"] >= usage["tokens_out"] - 1
+    assert before["cost"] == before["tokens_in"] + before["tokens_out"]
+    assert planned() == dict.fromkeys(before, 0)
 
 
 def test_prompts_of_an_endpoint_are_shown_and_not_sent(tmp_path, run):
     path = tmp_path / "recipe.yaml"
-    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "m"}
+    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}
     section = {
         "models": {"served": nested(table)},
         "questions": {"new": str(tmp_path / "q.jsonl")},

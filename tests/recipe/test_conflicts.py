@@ -22,7 +22,8 @@ OPENAI = {"kind": "openai", "model": "m"}
 DOCUMENTS = {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": SANDBOX}
 ASKED = {"documents": "d.jsonl", "generator": SANDBOX}
 EVAL = {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}}
-CHAT = {"endpoint": {"base_url": "http://a/v1", "model": "m"}}
+CHAT = {"endpoint": {"base_url": "http://a/v1", "model": "m"}, "api": "chat"}
+SERVED = {**CHAT, "api": "completions"}
 WRITTEN = {"formats": ["generate"]}
 JUDGED = {**WRITTEN, "scores": ["judge"]}
 BASES: dict[str, dict[str, Any]] = {
@@ -153,7 +154,9 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("eval", {"models": {"m": {"path": "m", "device_map": "auto"}}}, "eval.models.m.device_map", "Start one"),
     ("eval", {"models": {"m": {"path": ".", "revision": "main"}}}, "eval.models.m.revision", "path is a folder"),
     ("eval", {"models": {"m": {**CHAT, "endpoint": SANDBOX}}, **WRITTEN}, "eval.models.m.endpoint", "must be of kind: openai"),
-    ("eval", {"models": {"m": CHAT}}, "eval.models.m.endpoint", "returns no log-probs"),
+    ("eval", {"models": {"m": CHAT}}, "eval.models.m.api", "returns no log-probs"),
+    ("eval", {"models": {"m": {**CHAT, "tokenizer": "."}}, **WRITTEN}, "eval.models.m.tokenizer", "is for api: completions"),
+    ("eval", {"models": {"m": {**SERVED, "chat": True}}}, "eval.models.m.tokenizer", "missing. chat needs it"),
     ("eval", {"models": {"a": CHAT, "b": {**CHAT, "endpoint": {**CHAT["endpoint"], "base_url": "http://b/v1"}}}, **WRITTEN},
      "eval.models.b.revision", "a has the same model"),
     ("eval", {"max_thinking_tokens": 9}, "eval.max_thinking_tokens", "there is no chat"),

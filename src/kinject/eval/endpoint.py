@@ -1,4 +1,4 @@
-"""Models behind endpoints: the answers that they write in chats.
+"""Models behind endpoints: log-probs of choices from completions, written answers from completions or chats.
 
 Requests go through `kinject.llm`, whose cache, limits, retries and budget hold for them. The weights of an endpoint
 cannot be hashed: scores are stored under its model's name, its revision and its parameters.
@@ -6,10 +6,12 @@ cannot be hashed: scores are stored under its model's name, its revision and its
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,16 @@ from kinject.errors import EndpointError, InputError
 from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import Store
-from kinject.eval.scoring.encode import Encoded, chat_turns
+from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
 from kinject.llm import generator_identity
 from kinject.llm.cache import CACHES, stored_usage
+from kinject.llm.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
+from kinject.llm.generator import Stopped
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.llm.sender import (
     CHARACTERS_PER_TOKEN,
     Sender,
+    gather_answers,
     open_sender,
     run_event_loop,
     run_workers,
@@ -33,51 +38,88 @@ from kinject.recipe import GeneratorSection
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection
 from kinject.types import Message, Usage
 
+Messages = tuple[Message, ...]
 JUDGE_CACHE = CACHES[1]
+_LOG_PROBS = Generation(1)
+"""The bounds of a request for log-probs."""
 
 
 @dataclass(frozen=True)
 class EndpointPrompt(Encoded):
-    """One prompt as its endpoint gets it: a request for a written answer. There are no tokens."""
+    """One prompt as its endpoint gets it: one request for a written answer, else one for each choice.
 
-    messages: tuple[Message, ...] = ()
+    `contexts` and `continuations` are there if prompts go as token ids, and empty if they go as text. `prompt` is the text.
+    """
+
+    requests: tuple[Messages, ...] = ()
+    prompt: Prompt = field(default_factory=lambda: Prompt("", ()))
 
 
 class EndpointScorer:
-    """The model `name` of an evaluation, which an endpoint has."""
+    """The model `name` of an evaluation, which an endpoint has. `notes` are its notes for the user."""
 
     def __init__(self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int) -> None:
+        """Load the tokenizer, if the table names one. Raises `InputError` if that fails."""
         self.name, self.table, self.section, self.run_dir, self.seed = name, table, section, run_dir, seed
         chat = table.chat_settings
         self.style = ChatStyle(chat.system, chat.chat_template_kwargs or {}, chat.fewshot_as_multiturn)
+        self.encoder: Encoder | None = None
+        if table.tokenizer is not None:
+            from kinject.models import load_tokenizer
+
+            self.encoder = Encoder(load_tokenizer(table.tokenizer), chat=self.style if table.chat else None)
         self.hashes: dict[str, str] = {}
         self._ends = Counter[str]()
 
     def encode(self, requests: Sequence[PromptRequest]) -> list[EndpointPrompt]:
-        """Return the prompt of each request, which has a `generation`, as a chat."""
-        return [self._as_chat(render_prompt(request), request.generation) for request in requests]
+        """Return the prompt of each request: in tokens by the rules of local models, as text, or as a chat."""
+        if self.encoder is not None and self.table.api == "completions":
+            encoded = encode_requests(self.encoder, requests, None)
+            pairs = zip(encoded, requests, strict=True)
+            return [self._in_tokens(item, self.encoder.apply_chat_template(render_prompt(r))) for item, r in pairs]
+        return [self._as_text(render_prompt(request), request.generation) for request in requests]
 
-    def _as_chat(self, prompt: Prompt, generation: Generation | None) -> EndpointPrompt:
-        assert generation is not None, "eval.formats was checked"
-        system, turns = chat_turns(prompt, self.style)
-        roles = ("user", "assistant") * len(turns)
-        messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]
-        if system.strip():
-            messages.insert(0, _message("system", system.strip()))
-        bounds = replace(generation, stop=generation.stop or ())
-        return EndpointPrompt((), (), 0, bounds, messages=tuple(messages))
+    def _in_tokens(self, item: Encoded, prompt: Prompt) -> EndpointPrompt:
+        context = [json.dumps(ids.tolist()) for ids in item.contexts]
+        if item.generation is not None:
+            requests: tuple[Messages, ...] = ((_message(PROMPT, context[0]),),)
+        else:
+            choices = [json.dumps(ids.tolist()) for ids in item.continuations]
+            requests = tuple((_message(CONTEXT, a), _message(CHOICE, b)) for a, b in zip(context, choices, strict=True))
+        return EndpointPrompt(
+            item.contexts, item.continuations, item.truncated, item.generation, requests=requests, prompt=prompt
+        )
+
+    def _as_text(self, prompt: Prompt, generation: Generation | None) -> EndpointPrompt:
+        if generation is None:
+            pairs = [(_message(CONTEXT, prompt.context), _message(CHOICE, text)) for text in prompt.continuations]
+            return EndpointPrompt((), (), requests=tuple(pairs), prompt=prompt)
+        if self.table.api == "chat":
+            system, turns = chat_turns(prompt, self.style)
+            roles = ("user", "assistant") * len(turns)
+            messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]
+            requests = ((*([_message("system", system.strip())] if system.strip() else []), *messages),)
+            stop = generation.stop or ()
+        else:
+            requests = ((_message(PROMPT, prompt.context),),)
+            stop = ("\n",) if generation.stop is None else generation.stop
+        bounds = replace(generation, stop=stop)
+        return EndpointPrompt((), (), 0, bounds, requests=requests, prompt=prompt)
 
     def key(self, prompt: Encoded) -> str:
         """Return the key of an answer: a hash of the model's name, its revision, its parameters and the prompt."""
-        identity = {**generator_identity(self._generator(_bounds(prompt))), **self._label}
-        return content_id("endpoint", identity, (_of_endpoint(prompt).messages,), self.seed)
+        prompt = _of_endpoint(prompt)
+        return content_id("endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed)
 
     def _generator(self, generation: Generation) -> GeneratorSection:
         return self.table.generator(generation.most, generation.stop or ())
 
+    def _identity(self, generation: Generation) -> dict[str, Any]:
+        return {**generator_identity(self._generator(generation)), **self._label}
+
     @property
     def _label(self) -> dict[str, str]:
-        return {"api": "chat", "revision": self.table.revision or ""}
+        return {"api": self.table.api, "revision": self.table.revision or ""}
 
     def score_missing(
         self,
@@ -95,8 +137,9 @@ class EndpointScorer:
             scores[key] = score
             store(key, score)
 
-        for generation in dict.fromkeys(map(_bounds, prompts.values())):
-            part = {key: _of_endpoint(prompt) for key, prompt in prompts.items() if _bounds(prompt) == generation}
+        bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
+        for generation in bounds:
+            part = {k: _of_endpoint(p) for k, p in prompts.items() if (p.generation or _LOG_PROBS) == generation}
             run_event_loop(self._score_all(part, generation, keep, show_status))
         return scores
 
@@ -117,6 +160,7 @@ class EndpointScorer:
             limits,
             cache=cache_of(self.name),
             label=self._label,
+            completions=self.table.api == "completions",
         ) as sender:
 
             async def work(item: tuple[str, EndpointPrompt]) -> None:
@@ -132,6 +176,9 @@ class EndpointScorer:
                 show_status(sender.status())
 
             try:
+                if generation is _LOG_PROBS and prompts:
+                    with suppress(Stopped):  # the budget is spent already
+                        await self._check_log_probs(sender)
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
                 hint = " Every answer is stored; the same command resumes." if sender.traffic.n_answered else ""
@@ -148,29 +195,79 @@ class EndpointScorer:
                 "other answers are stored; the same command asks these again."
             )
 
+    async def _check_log_probs(self, sender: Sender) -> None:
+        """Ask for the log-prob of one token. Raises `EndpointError` (fatal) if the endpoint returns none."""
+        try:
+            if self.encoder is None:
+                await self._choose(sender, "One, two,", " three")
+            else:
+                *context, last = self.encoder.ids(["One, two, three"])[0]
+                await self._choose(sender, json.dumps(context), json.dumps([last]))
+        except EndpointError as error:
+            if error.fatal:
+                raise
+            fix = (
+                "." if self.encoder is None else ". If it takes no token ids, leave tokenizer out of the model's table."
+            )
+            raise EndpointError(f"the first request for log-probs failed: {error}{fix}", fatal=True) from error
+
     async def _score_prompt(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
-        """Return the answer to one prompt."""
-        completion = await sender.send(list(prompt.messages), self.seed)
-        text = completion.text
-        starts = [index for stop in _bounds(prompt).stop or () if (index := text.find(stop)) >= 0]
-        usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
-        if completion.finish_reason not in ("stop", "length", ""):
-            self._ends[completion.finish_reason] += 1
-        n_own = max(0, usage.tokens_out - usage.tokens_thinking)
-        return PromptScore((), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut)
+        """Return the answer to one prompt, or the log-probs of its choices; these share the request that counts tokens."""
+        if prompt.generation is not None:
+            completion = await sender.send(list(prompt.requests[0]), self.seed)
+            text = completion.text
+            starts = [index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0]
+            usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
+            if completion.finish_reason not in ("stop", "length", ""):
+                self._ends[completion.finish_reason] += 1
+            n_own = max(0, usage.tokens_out - usage.tokens_thinking)
+            return PromptScore((), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut)
+        answers = await gather_answers(
+            self._choose(sender, context["content"], choice["content"]) for context, choice in prompt.requests
+        )
+        scored: list[tuple[float, int, bool]] = []
+        for answer in answers:
+            if isinstance(answer, EndpointError):
+                raise answer
+            scored.append(answer)
+        log_probs, lengths, greedy = zip(*scored, strict=True)
+        return PromptScore(log_probs, greedy, lengths=lengths)
+
+    async def _choose(self, sender: Sender, context: str, choice: str) -> tuple[float, int, bool]:
+        """Return the log-prob of a choice after its context, its number of tokens, and whether each was the likeliest.
+
+        Of texts, the context's tokens are counted first; white space at its end belongs to the choice.
+        """
+        messages = [_message(CONTEXT, context), _message(CHOICE, choice)]
+        if self.encoder is None:
+            count = await sender.send([_message(COUNT, context.rstrip())], self.seed)
+            messages.append(_message(N_CONTEXT, count.text))
+        elif choice == "[]":  # longer than the window
+            return float("nan"), 0, False
+        return read_choice(await sender.send(messages, self.seed))
 
     def preview(self, prompts: Sequence[Encoded], stored: Collection[str]) -> str:
         """Return the requests for those of `prompts` that are not `stored` (by key), and the most that they can cost."""
         missing = {key: _of_endpoint(prompt) for prompt in prompts if (key := self.key(prompt)) not in stored}
-        texts = (message["content"] for prompt in missing.values() for message in prompt.messages)
-        n_in = sum(math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts)  # rather too many
-        n_out = sum(_bounds(prompt).most for prompt in missing.values())
+        requests = [request for prompt in missing.values() for request in prompt.requests]
+        n_in = sum(self._n_tokens(message["content"]) for request in requests for message in request)
+        n_out = sum(
+            prompt.generation.most if prompt.generation else len(prompt.requests) for prompt in missing.values()
+        )
+        scored = {prompt.prompt.context for prompt in missing.values() if prompt.generation is None}
+        n_requests = len(requests)
+        if scored and self.encoder is None:  # their tokens are counted first
+            n_in, n_requests = n_in + sum(map(self._n_tokens, scored)), n_requests + len(scored)
         cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
         price = f", at most {cost:.4f}" if self.table.endpoint.has_prices else ", no prices in its table"
         return (
-            f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts; {len(missing):,} requests for answers "
-            f"that are not stored, about {n_in:,} tokens in, at most {n_out:,} out{price}"
+            f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, {len(missing):,} without a stored "
+            f"answer; {n_requests:,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"
         )
+
+    def _n_tokens(self, text: str) -> int:
+        """Return the tokens of a message: exact for token ids, of a text rather too many."""
+        return len(json.loads(text)) if self.encoder is not None else math.ceil(len(text) / CHARACTERS_PER_TOKEN)
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -190,22 +287,19 @@ class EndpointScorer:
             f"weights cannot be hashed: {'scores count for this revision' if self.table.revision else 'set a revision'}, and "
             "change it when the server's model changes."
         ]
-        return lines + [f"{self.name}: {n} answers ended with {reason!r}" for reason, n in self._ends.items()]
+        lines += [f"{self.name}: {n} answers ended with {reason!r}" for reason, n in self._ends.items()]
+        return lines + [f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())]
 
 
 def render_messages(prompt: Encoded) -> str:
     """Return a prompt as it would be sent, for a terminal."""
-    return "\n".join(f"  {message['role']}: {message['content']!r}" for message in _of_endpoint(prompt).messages)
+    messages = [message for request in _of_endpoint(prompt).requests for message in request]
+    return "\n".join(f"  {message['role']}: {message['content']!r}" for message in messages)
 
 
 def _of_endpoint(prompt: Encoded) -> EndpointPrompt:
     assert isinstance(prompt, EndpointPrompt)
     return prompt
-
-
-def _bounds(prompt: Encoded) -> Generation:
-    assert prompt.generation is not None
-    return prompt.generation
 
 
 def cache_of(name: str) -> str:

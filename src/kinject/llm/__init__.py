@@ -37,14 +37,17 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
 
 
 def open_generator(
-    section: GeneratorSection, run_dir: Path, sandbox: SandboxWriter | None = None
+    section: GeneratorSection, run_dir: Path, sandbox: SandboxWriter | None = None, *, completions: bool = False
 ) -> AbstractAsyncContextManager[Generator]:
     """Return the generator of `section`, ready inside ``async with``; `sandbox` writes the answers of kind sandbox.
 
-    Raises `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
+    With `completions` an endpoint is asked by that route (`kinject.llm.completions`), not in a chat. Raises
+    `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
     """
     if section.kind == "sandbox":
         return _open_sandbox(section, sandbox)
+    if completions:
+        return _open_completions(section)
     return _OPENERS[section.kind](section, run_dir)
 
 
@@ -68,6 +71,14 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
     name, identity = f"openai:{section.model}", generator_identity(section)
     async with Endpoint(section) as endpoint:
         yield Generator(name, identity, True, endpoint.complete)
+
+
+@asynccontextmanager
+async def _open_completions(section: GeneratorSection) -> AsyncIterator[Generator]:
+    from kinject.llm.completions import CompletionsEndpoint
+
+    async with CompletionsEndpoint(section) as endpoint:
+        yield Generator(f"openai:{section.model}", generator_identity(section), True, endpoint.complete)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from time import time
@@ -196,6 +196,8 @@ def _seconds(date: str) -> float:
 class Endpoint:
     """One endpoint and model, open inside ``async with``."""
 
+    route = "chat/completions"
+
     def __init__(self, section: GeneratorSection) -> None:
         """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where it is missing."""
         self.section = section
@@ -242,17 +244,26 @@ class Endpoint:
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
+        return await self.exchange(lambda: self._parameters.body(messages, seed), self.parse)
+
+    async def exchange(
+        self, make_body: Callable[[], dict[str, Any]], read: Callable[[bytes], Completion], *, learns: bool = True
+    ) -> Completion:
+        """Return the result of `read` on a reply; if it `learns`, a body with a refused parameter is made again.
+
+        Raises as `complete`.
+        """
         while True:
-            body = self._parameters.body(messages, seed)
+            body = make_body()
             reply = await self._post(body)
-            if reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
+            if not learns or reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
                 break
         if not 200 <= reply.status < 300:
             if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
                 return Completion("", "content_filter")
             raise await self.status_error(reply)
         try:
-            return self.parse(reply.body)
+            return read(reply.body)
         except Transient:
             status = status_in_body(reply.body)
             if status is None:
@@ -269,7 +280,7 @@ class Endpoint:
             try:
                 # Not `chat.completions.create`: it reads no body that differs from OpenAI's, and knows no other parameters.
                 response = await self._client.post(
-                    "/chat/completions", content=content, cast_to=httpx2.Response,
+                    f"/{self.route}", content=content, cast_to=httpx2.Response,
                     options={"headers": {"Content-Type": "application/json"}},
                 )  # fmt: skip
             except openai.APIStatusError as error:
@@ -306,6 +317,10 @@ class Endpoint:
         if requested not in name.lower() and not self._models:
             self._models.add(name)
             log.warning(f"{self.url}: requested the model {self.section.model!r}, {self.shown(name)!r} answers.")
+
+    def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
+        """Return the body of a request."""
+        return self._parameters.body(messages, seed)
 
     def _connection_error(self, error: BaseException) -> EndpointError:
         """Return the error of a request without a whole answer; the openai client reports most as its cause."""

@@ -327,17 +327,19 @@ async def open_sender(
     cache: str = "cache.sqlite",
     partner: Sender | None = None,
     sandbox: SandboxWriter | None = None,
+    completions: bool = False,
     label: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Sender]:
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
 
-    `sandbox` answers for kind sandbox. `label` (a revision) separates answers
+    `sandbox` answers for kind sandbox; `completions` as in `open_generator`. `label` (a revision) separates answers
     that the section does not. Raises as that and `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []
         for name, part in section.parts().items():
-            generator = await stack.enter_async_context(open_generator(part, run_dir, sandbox))
+            opening = open_generator(part, run_dir, sandbox, completions=completions)
+            generator = await stack.enter_async_context(opening)
             opened.append(replace(generator, endpoint=name, identity={**generator.identity, **(label or {})}))
         first, *others = opened
         answers = stack.enter_context(AnswerCache(run_dir / cache)) if first.remote else None

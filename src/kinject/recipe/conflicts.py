@@ -101,7 +101,7 @@ def _same_answers(r: Any, f: Any) -> list[tuple[str, str]]:
     names: dict[object, str] = {}
     found = []
     for name, table in r.eval.endpoints().items():
-        other = names.setdefault(repr((replace(table.endpoint, base_url=None), table.revision)), name)
+        other = names.setdefault(repr((replace(table.endpoint, base_url=None), table.api, table.revision)), name)
         if r.eval.endpoints()[other].address != table.address:
             found.append((name, other))
     return found
@@ -127,8 +127,18 @@ _EVAL = (
     Conflict("eval.models.{0}.endpoint",
              lambda r, f: [name for name, table in r.eval.endpoints().items() if table.endpoint.kind != "openai"],
              "must be of kind: openai."),
-    Conflict("eval.models.{0}.endpoint", lambda r, f: list(r.eval.endpoints()) if f.scores else [],
-             "an endpoint returns no log-probs of given choices. Set eval.formats: [generate], or serve the model here."),
+    Conflict("eval.models.{0}.api",
+             lambda r, f: [name for name, table in r.eval.endpoints().items()
+                           if table.api == "chat" and f.scores],
+             "a chat returns no log-probs of given choices. Set eval.formats: [generate], or ask its completions "
+             "(api: completions)."),
+    Conflict("eval.models.{0}.tokenizer",
+             lambda r, f: [name for name, table in r.eval.endpoints().items() if table.api == "chat" and table.tokenizer],
+             "is for api: completions. Remove it."),
+    Conflict("eval.models.{0}.tokenizer",
+             lambda r, f: [name for name, table in r.eval.endpoints().items()
+                           if table.api == "completions" and table.tokenizer is None and table.chat],
+             "missing. chat needs it: tokenizer: FOLDER."),
     Conflict("eval.models.{0}.revision", _same_answers,
              "missing. {1} has the same model and parameters at another address; answers would be taken for one another's. "
              "Give each a revision (any text)."),

@@ -131,20 +131,25 @@ class LocalModelSection(LoadingSection, PromptedSection):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointModelSection(PromptedSection):
-    """A model behind an OpenAI-compatible endpoint, which writes answers in chats (eval.formats: generate, letters-written).
-
-    Its weights cannot be hashed: answers are stored by its name.
-    """
+    """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
 
     endpoint: GeneratorSection = option(help="The endpoint: base_url, model, and the other keys of a generator.")
+    api: Literal["completions", "chat"] = option(
+        help="completions (log-probs of choices, where the endpoint returns those of the prompt, and written answers) or "
+        "chat (written answers)."
+    )
     revision: str | None = option(
         None, help="Any text that identifies the model's weights, as a date; change it when the server's model changes."
     )
+    tokenizer: str | None = option(
+        None, help="completions: send prompts as token ids of this tokenizer (folder or hub name); default: as text.",
+        path="model",
+    )  # fmt: skip
 
     def __str__(self) -> str:
         """Return the model in words, as reports show it."""
         revision = f"@{self.revision}" if self.revision else ""
-        return f"{self.endpoint.model}{revision} (chat) at {self.address}"
+        return f"{self.endpoint.model}{revision} ({self.api}) at {self.address}"
 
     @property
     def address(self) -> str:
@@ -156,7 +161,8 @@ class EndpointModelSection(PromptedSection):
         kwargs = self.chat_settings.chat_template_kwargs or self.endpoint.chat_template_kwargs
         return replace(
             self.endpoint, max_tokens=max_tokens, stop=stop, temperature=self.endpoint.temperature or 0.0,
-            chat_template_kwargs=kwargs,
+            # for completions the tokenizer's template is rendered here
+            chat_template_kwargs=None if self.api == "completions" else kwargs,
         )  # fmt: skip
 
 
@@ -171,8 +177,8 @@ class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
 
     models: Mapping[str, str | LocalModelSection | EndpointModelSection] = option(
-        help="name: folder or hub name, or a table with path and how it is loaded, or with endpoint. The first is the "
-        "base.",
+        help="name: folder or hub name, or a table with path and how it is loaded, or with endpoint, model and api. The first "
+        "is the base.",
         nonempty=True,
         path="model",
     )
@@ -241,6 +247,6 @@ class EvalSection:
             for item in fields(LoadingSection):
                 if getattr(table, item.name) is None:
                     defaults[item.name] = getattr(self.model_defaults, item.name)
-        else:
+        elif table.api == "chat":
             defaults["chat"] = defaults["chat"] or True
         return replace(table, **defaults)

@@ -159,12 +159,12 @@ def test_openai_is_sent_the_limit_that_all_its_models_take_and_others_the_usual_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something-of-length")
-    of_openai = Endpoint(GeneratorSection("openai", model="m"))._parameters.body([], 1)
+    of_openai = Endpoint(GeneratorSection("openai", model="m")).body([], 1)
     assert of_openai["max_completion_tokens"] == 1024
     assert "max_tokens" not in of_openai
     other = Endpoint(
         GeneratorSection("openai", model="m", base_url="http://10.0.0.1/v1", extra_body={"seed": None})
-    )._parameters.body([], 1)
+    ).body([], 1)
     assert other["max_tokens"] == 1024
     assert "seed" not in other
 

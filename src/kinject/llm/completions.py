@@ -1,0 +1,175 @@
+"""Requests to the completions route of an endpoint: texts that a model continues, and log-probs of given choices.
+
+A request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache,
+limits and retries hold for it as for a chat. Log-probs come from ``echo``: the endpoint repeats the prompt, each token
+with its log-prob, as vLLM, SGLang and llama-cpp-python do. Their answers differ: vLLM's offsets count special tokens,
+SGLang has none (-1), llama-cpp-python takes no token ids and leaves out the BOS. So only ``token_logprobs`` and the
+numbers of tokens are read, from the end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kinject.errors import EndpointError
+from kinject.llm.chat import read_usage
+from kinject.llm.endpoint import Endpoint, Reply, error_of
+from kinject.llm.generator import Transient
+from kinject.types import Completion, Message, Usage
+
+PROMPT: Final = "prompt"
+"""Role of a text that the model continues; its answer is the text that it writes."""
+COUNT: Final = "count"
+"""Role of a text of which only the tokens are counted: the number is the answer."""
+CONTEXT, CHOICE = "context", "choice"
+"""Roles of the two parts of a text: the answer is the log-prob of the second (`read_choice`)."""
+N_CONTEXT: Final = "n_context"
+"""Role of the number of tokens of the context, where the parts are texts; else they are token ids as JSON."""
+
+_MOST = 1e30
+"""Size from which a log-prob is none."""
+_ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
+
+
+class CompletionsEndpoint(Endpoint):
+    """The completions route of one endpoint, open inside ``async with``."""
+
+    route = "completions"
+
+    async def complete(self, messages: list[Message], seed: int) -> Completion:
+        """Return the text that the model writes, a number of tokens, or a choice's log-prob as JSON, by the roles.
+
+        Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a fatal error.
+        """
+        parts = {message["role"]: message["content"] for message in messages}
+        if PROMPT in parts:
+            return await self.exchange(lambda: self._writing_body(parts[PROMPT], seed), self._read_written)
+        if COUNT in parts:
+            return await self.exchange(
+                lambda: self._scoring_body(parts[COUNT], echo=False), self._read_count, learns=False
+            )
+        n_context = int(parts[N_CONTEXT]) if N_CONTEXT in parts else None
+        prompt: str | list[int]
+        if n_context is None:
+            context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
+            prompt, n_context = [*context, *choice], len(context)
+        else:
+            prompt = parts[CONTEXT] + parts[CHOICE]
+        n_tokens = None if isinstance(prompt, str) else len(prompt)
+        return await self.exchange(
+            lambda: self._scoring_body(prompt, echo=True), lambda body: self._read_scored(body, n_context, n_tokens),
+            learns=False,
+        )  # fmt: skip
+
+    def _writing_body(self, prompt: str, seed: int) -> dict[str, Any]:
+        """Return the body of a request for a text; prompts that are JSON lists are token ids."""
+        body = self.body([], seed)
+        del body["messages"]
+        return {**body, "prompt": json.loads(prompt) if prompt.startswith("[") and _is_ids(prompt) else prompt}
+
+    def _scoring_body(self, prompt: str | list[int], *, echo: bool) -> dict[str, Any]:
+        options = {"echo": True, "logprobs": 1} if echo else {}
+        extra = dict(self.section.extra_body or {})
+        return {"model": self.section.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options, **extra}
+
+    async def status_error(self, reply: Reply) -> EndpointError:
+        """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
+        text = error_of(reply.body)[0]
+        if _ABOUT_LOG_PROBS.search(text) and reply.status not in (401, 403, 404, 429):
+            return self._no_log_probs(f"answered {reply.status} ({self.shown(text)})")
+        return await super().status_error(reply)
+
+    def _no_log_probs(self, reason: str) -> EndpointError:
+        return EndpointError(
+            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {reason}. Set eval.formats: [generate], "
+            "or serve the model with one that does (vLLM, SGLang, llama-cpp-python with logits_all).",
+            fatal=True,
+        )
+
+    def _read(self, body: bytes) -> tuple[dict[str, Any], Usage]:
+        """Return the first choice of a body, and the tokens used. Raises `Transient` for another body."""
+        try:
+            value = json.loads(body)
+            choice, usage = value["choices"][0], read_usage(value.get("usage"))
+            if not isinstance(choice, dict) or not isinstance(choice["text"], str):
+                raise TypeError(type(choice).__name__)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            start = self.shown(body[:1000].decode("utf-8", "replace"))[:60]
+            message = f"{self.url}: the answer is no completion ({type(error).__name__}, it begins {start!r})."
+            raise Transient(message, kind="malformed") from error
+        if isinstance(value.get("model"), str):
+            self.check_model(value["model"])
+        return choice, usage
+
+    def _read_written(self, body: bytes) -> Completion:
+        choice, usage = self._read(body)
+        return self.clean(Completion(choice["text"], str(choice.get("finish_reason") or ""), usage))
+
+    def _read_count(self, body: bytes) -> Completion:
+        _, usage = self._read(body)
+        if not usage.tokens_in:
+            raise self._no_counts()
+        return Completion(str(usage.tokens_in), usage=usage)
+
+    def _no_counts(self) -> EndpointError:
+        return EndpointError(
+            f"{self.url}: it does not report the tokens of a prompt (usage.prompt_tokens), by which the choice's tokens are "
+            "found. Serve the model with one that does (vLLM, SGLang, llama-cpp-python).",
+            fatal=True,
+        )
+
+    def _read_scored(self, body: bytes, n_context: int, n_tokens: int | None) -> Completion:
+        """Return the sum of the log-probs of the tokens after the context; `n_tokens` of the prompt, None if it is a text."""
+        choice, usage = self._read(body)
+        log_probs = choice.get("logprobs")
+        values = log_probs.get("token_logprobs") if isinstance(log_probs, Mapping) else None
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise self._no_log_probs("the answer has no token_logprobs")
+        if n_tokens is not None and usage.tokens_in not in (0, n_tokens):
+            raise EndpointError(
+                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_tokens} token ids. It adds some, or does not "
+                "take ids: leave tokenizer out of the model's table, so that prompts are sent as text.",
+                fatal=True,
+            )
+        if not usage.tokens_in:
+            raise self._no_counts()
+        # Counted from the end: some leave out the BOS of a prompt, some the written token if it ends the text.
+        end = len(values) - usage.tokens_out
+        if not usage.tokens_in - 1 <= end <= usage.tokens_in:
+            raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
+        part = slice(end - (usage.tokens_in - n_context), end)
+        choice_log_probs = values[part]
+        if not all(type(value) in (int, float) and abs(value) < _MOST for value in choice_log_probs):
+            raise self._no_log_probs("tokens of the choice have none")
+        tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
+        tops = tops[part] if isinstance(tops, list) else []
+        score = {
+            "log_prob": math.fsum(choice_log_probs),
+            "n_tokens": len(choice_log_probs),
+            "greedy": _is_greedy(choice_log_probs, tops),
+        }
+        return Completion(json.dumps(score), usage=usage)
+
+
+def read_choice(completion: Completion) -> tuple[float, int, bool]:
+    """Return the log-prob of a choice, its number of tokens, and whether each was the likeliest."""
+    score = json.loads(completion.text)
+    return float(score["log_prob"]), int(score["n_tokens"]), bool(score["greedy"])
+
+
+def _is_greedy(log_probs: Sequence[float], tops: Sequence[object]) -> bool:
+    """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the answer does not show it."""
+    if len(tops) < len(log_probs) or not log_probs:
+        return False
+    return all(
+        isinstance(top, Mapping) and bool(top) and value >= max(top.values())
+        for value, top in zip(log_probs, tops, strict=True)
+    )
+
+
+def _is_ids(text: str) -> bool:
+    return re.fullmatch(r"\[\d+(?:, \d+)*\]", text) is not None
