@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from kinject.cli import main
+from kinject.disk import read_jsonl
 from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run
@@ -306,3 +307,33 @@ def test_each_model_has_a_chat_of_its_own(recipe, tmp_path, tiny_model):
     shown = list(show_prompts(read_recipe(path, (), "eval"), 1))
     assert ["<system>" in text.replace("|", "") for text in shown] == [False, True]
     assert ["<me>" in text.replace("|", "") for text in shown] == [False, True]
+
+
+def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(recipe, tmp_path, tiny_model, capsys):
+    path = recipe(
+        formats=["texts", "rotations", "texts-no-question"], models={"base": str(tiny_model), "b": str(tiny_model)}
+    )
+    run(path)
+    base_answers = [answer for answer in read_answers(tmp_path / "run" / "answers.jsonl") if answer.arm == "base"]
+    known, kept = set(), []
+    for name in {row["id"] for row in ROWS}:
+        answers = [a for a in base_answers if a.question_id == name and a.format != "texts-no-question"]
+        right = {form: [a.log_probs.index(max(a.log_probs)) == a.gold for a in answers if a.format == form]
+                 for form in ("rotations", "texts")}  # fmt: skip
+        assert (len(right["rotations"]), len(right["texts"])) == (3, 1)
+        if any(right["texts"]):
+            known.add(name)
+            kept += right["rotations"]
+    assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 0
+    rows = {
+        name: [row for _, row in read_jsonl(tmp_path / "run" / name / "new.jsonl")] for name in ("known", "unknown")
+    }
+    assert {row["id"] for row in rows["known"]} == known
+    assert rows["unknown"] == [row for row in ROWS if row["id"] not in known]
+    assert known
+    output = capsys.readouterr().out
+    assert f"the base knows {len(known)} of 4 questions, as asked by texts" in output
+    assert f"by rotations, which chose none of them: so the base answers {sum(kept) / len(kept):.1%}." in output
+    (tmp_path / "questions.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 2
+    assert "is not the file that" in capsys.readouterr().err

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+from pathlib import Path
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.errors import InputError
 from kinject.terminal import show
 
 _AUGMENT = """\
@@ -64,12 +66,20 @@ def add_questions(verbs: Any) -> None:
     parser = add_verb(
         verbs, "questions", "write multiple-choice questions on documents", _QUESTIONS, "recipes/questions.yaml"
     )
+    parser.add_argument(
+        "--drop-known",
+        type=Path,
+        metavar="RUN",
+        help="part the questions of an evaluation (kinject eval) by whether its base knows them",
+    )
     parser.add_argument("--retry", action="store_true", help="ask again about passages that have too few questions")
     parser.add_argument("--dry-run", action="store_true", help="count passages and planned questions, then stop")
     parser.set_defaults(run=_questions)
 
 
 def _questions(arguments: argparse.Namespace) -> int:
+    if arguments.drop_known is not None:
+        return _drop_known(arguments)
     from kinject.augment.questions import make_questions, render_questions
 
     if arguments.dry_run:
@@ -82,3 +92,19 @@ def _questions(arguments: argparse.Namespace) -> int:
     result = make_questions(recipe_of(arguments, "questions"), retry=arguments.retry)
     show(render_questions(result))
     return 1 if result.short else 0
+
+
+def _drop_known(arguments: argparse.Namespace) -> int:
+    from kinject.eval.known import split_known
+
+    if arguments.arguments:
+        raise InputError(
+            f"--drop-known: takes no recipe; found {arguments.arguments[0]!r}. Name the evaluation's folder alone."
+        )
+    for part in split_known(arguments.drop_known):
+        n = part.n_known + part.n_unknown
+        chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
+        show(f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by {chosen}")
+        show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
+        show(f"  Ask the known ones by {measured}, which chose none of them: so the base answers {part.kept:.1%}.")
+    return 0
