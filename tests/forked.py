@@ -57,14 +57,14 @@ class Popen(subprocess.Popen):
         environment = dict(os.environ if env is None else env)
         special = (executable, preexec_fn, gid, gids, uid) != (None,) * 5 or pass_fds or shell or not close_fds
         if not special and umask == -1 and _can_fork(args, environment, streams):
+            request = {"words": [os.fspath(word) for word in args][1:], "cwd": os.fspath(cwd or os.getcwd()),
+                       "environment": environment, "session": session, "group": group}  # fmt: skip
             with contextlib.suppress(ConnectionRefusedError):  # the server has ended: its log says why
                 self._connection = _connect()
         if self._connection is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
                                    creationflags, shell, *rest)  # fmt: skip
             return
-        request = {"words": [os.fspath(word) for word in args][1:], "cwd": os.fspath(cwd or os.getcwd()),
-                   "environment": environment, "session": session, "group": group}  # fmt: skip
         _send(self._connection, request, streams)
         self.pid = int(_receive(self._connection))
         self._child_created = True

@@ -103,11 +103,7 @@ def test_completions_write_the_texts_that_the_same_weights_write_here(run, tmp_p
 
 def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served):
     table = {
-<<<<<<< HEAD
-        "endpoint": served.url, "model": "tiny", "price": [1.0, 10.0],
-=======
-        "endpoint": served.url, "model": "tiny", "api": "chat", "price_in": 1.0, "price_out": 10.0,
->>>>>>> 9b6bce9c (Endpoints are asked for log-probs again: README promises it, and a served model is compared with the trained one by them)
+        "endpoint": served.url, "model": "tiny", "api": "chat", "price": [1.0, 10.0],
         "chat": {"system": "Be brief.", "chat_template_kwargs": {"enable_thinking": False}},
         "extra_body": {"top_a": 1, "reasoning_effort": "low"},
     }  # fmt: skip
@@ -196,11 +192,7 @@ def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_p
 
 
 def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
-<<<<<<< HEAD
-    table = {"endpoint": served.url, "model": "tiny", "price": [0, 1e6], "concurrency": 1}
-=======
-    table = {"endpoint": served.url, "model": "tiny", "api": "chat", "price_out": 1e6, "concurrency": 1}
->>>>>>> 9b6bce9c (Endpoints are asked for log-probs again: README promises it, and a served model is compared with the trained one by them)
+    table = {"endpoint": served.url, "model": "tiny", "api": "chat", "price": [0, 1e6], "concurrency": 1}
     with pytest.raises(InputError, match=r"eval\.budget: 40\.0 are spent \(eval\.models\.served\)"):
         run({"served": table}, formats=["generate"], budget=40.0)
     assert len(served.bodies) == 2  # 5 each, and 32 that the next may cost
@@ -235,14 +227,9 @@ def test_several_processes_do_not_share_an_endpoint(run, monkeypatch):
         run({"served": {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}}, formats=["generate"])
 
 
-<<<<<<< HEAD
-def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served):
-    models = {"local": str(tiny_model), "served": {"endpoint": served.url, "model": "tiny", "price": [0, 1e6]}}
-    section = {"formats": ["generate"], "max_new_tokens": 5}
-=======
 @pytest.mark.parametrize("in_tokens", [True, False])
 def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served, in_tokens):
-    table = {"endpoint": served.url, "model": "tiny", "api": "completions", "price_in": 1e6, "price_out": 1e6}
+    table = {"endpoint": served.url, "model": "tiny", "api": "completions", "price": [1e6, 1e6]}
     table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
 
     def planned() -> dict[str, int]:
@@ -256,7 +243,6 @@ def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, ti
 
     section = {"formats": ["texts", "generate"], "max_new_tokens": 4}
     models = {"local": str(tiny_model), "served": table}
->>>>>>> 9b6bce9c (Endpoints are asked for log-probs again: README promises it, and a served model is compared with the trained one by them)
     with pytest.raises(InputError):
         run(models, budget=0.0, **section)  # writes the recipe
     before = planned()
