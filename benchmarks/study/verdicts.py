@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from kinject.results import ALPHA, FEWEST
-from kinject.stats.comparisons import lead, trend
+from kinject.stats.comparisons import lead, make_contrast, trend
 from kinject.stats.intervals import (
     Estimate,
     bounded_accuracy,
@@ -167,6 +167,20 @@ def leaders(rates: Rates, random: Random) -> None:
         rates.add("a leader that is worse on the common questions", worse)
 
 
+def known(rates: Rates, random: Random) -> None:
+    """Ten ways to ask 600 questions, of which the base knows a third; the tuned model has forgotten nothing."""
+    knows = random.random(600) < 1 / 3
+    prompts = np.where(knows[:, None], random.random((600, 10)) < 0.95, random.random((600, 10)) < CHANCE)
+    after = np.where(knows, random.random(600) < 0.95, random.random(600) < CHANCE)
+    selected = prompts[:, ::2].mean(1) > CHANCE
+    ids = tuple(map(str, np.flatnonzero(selected)))
+    for name, before in (("a prompt of the selection", prompts[:, 0]), ("a prompt of the other half", prompts[:, 1])):
+        matrices = [CorrectnessMatrix(of[selected][None].astype(float), ids, ids) for of in (after, before)]
+        contrast = make_contrast(*matrices, "base")
+        assert contrast is not None
+        rates.add(f"nothing forgotten, and “forgot” by {name}", contrast.is_significant and contrast.delta < 0)
+
+
 def few_documents(rates: Rates, random: Random) -> None:
     """Sizes of documents from equal to one that has most questions; one and three seeds; an arm that guesses."""
     for label, sizes in (
@@ -261,7 +275,7 @@ def trends(rates: Rates, random: Random) -> None:
 
 
 PARTS: Sequence[tuple[Callable[[Rates, Random], None], int]] = (
-    (leaders, 2), (few_documents, 1), (families, 1), (unstable, 1), (equivalence, 1), (trends, 1),
+    (leaders, 2), (known, 1), (few_documents, 1), (families, 1), (unstable, 1), (equivalence, 1), (trends, 1),
 )  # fmt: skip
 """What is simulated, and how many times as many studies."""
 
