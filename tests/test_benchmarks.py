@@ -334,7 +334,11 @@ def test_judges(run_here: Callable[..., str], material: Path) -> None:
     assert len(re.findall("; refused$", printed, re.MULTILINE)) == 4
 
 
-def test_throughput(run_here: Callable[..., str]) -> None:
+def test_throughput(run_here: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    for option, found, least in (("--steps", "2", "3"), ("--rounds", "0", "1")):
+        with pytest.raises(AssertionError):
+            run_here("train/throughput.py", option, found)
+        assert f"{option}: found {found}, allowed: {least} or more" in capsys.readouterr().err
     printed = run_here("train/throughput.py", "--steps", "3", "--rounds", "1")
     assert len(re.findall(r"[\d,]+ tokens/s   kinject / it = [\d.]+", printed)) == 3
 

@@ -283,7 +283,8 @@ def _title(view: View) -> str:
     trained = [format_name(arm.name) for arm in view.report.arms if arm.trained]
     names = join_words(trained) if len(trained) <= _MOST_NAMED else f"{len(trained)} models"
     base = format_name(view.base(view.report.models[0]))
-    return f"{title}: {names} against {base}" if trained else f"{title}: {base}"
+    models = f"{names} against {base}" if trained else base
+    return models if title == "eval" else f"{title}: {models}"  # the folder's name says nothing more
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
