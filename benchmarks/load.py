@@ -211,7 +211,7 @@ def report(n: int, folder: Path, style: str) -> Work:
         result = Report(
             kind="study", title="Load", seeds=seeds, models=("model",), arms=arm_infos(arms), results=tuple(results), sweeps=(),
             choices=(), claims=(), costs=tuple(costs),
-            exposures=(), failures=(), logs=tuple(logs), notes=(), commands=(), versions={}, seconds=1.0,
+            failures=(), logs=tuple(logs), notes=(), commands=(), versions={}, seconds=1.0,
         )  # fmt: skip
         write_report(folder, result)
         return len(runs)

@@ -354,7 +354,8 @@ def test_a_model_that_scores_nothing_has_no_number_anywhere(run, diverge, tmp_pa
 def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_rows):
     long = [{**ROWS[0], "question": "Where was Bryn born? " * 40}, ROWS[1]]
     report = run(questions={"new": str(write_rows("long.jsonl", long))})
-    assert any("1 of 2 prompts did not fit the model's window" in note for note in report.notes)
+    assert report.results[0].n_cut == 1
+    assert "prompts were cut" in render_summary(report)
     cut = {answer.question_id: answer.truncated for answer in read_answers(tmp_path / "run" / "answers.jsonl")}
     assert cut["q0"] > 0
     assert cut["q1"] == 0
