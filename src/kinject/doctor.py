@@ -195,8 +195,10 @@ def _advice_on(fault: Problem) -> Advice:
 
 def _commands_by_output(files: Sequence[Path]) -> dict[str, str]:
     """Return run folder -> the command that fills it, for all given recipes."""
-    corpora = dict.fromkeys(("runs/sandbox/base-corpus.jsonl", "runs/sandbox/replay.jsonl"), "kinject sandbox corpus")
-    commands = {**corpora, "runs/sandbox/base": "kinject sandbox base"}
+    commands = {
+        "runs/sandbox/base-corpus.jsonl": "kinject sandbox corpus",
+        "runs/sandbox/base": "kinject sandbox base",
+    }
     for file in files:
         try:
             root = read_yaml(file).root

@@ -9,7 +9,6 @@ from kinject.corpus.grading import abstains
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
 from kinject.sandbox.build import (
-    Mixture,
     generate_base_corpus,
     generate_sentence_rows,
     render_prompt,
@@ -81,10 +80,6 @@ def test_nothing_answers_the_unanswerable_questions_and_their_names_are_near_new
             assert not [name for name in asked if name in text], path
     parts = [{name.split()[part] for name in NEW_NAMES} for part in (0, 1)]
     assert all(name.split()[part] in parts[part] for name in asked for part in (0, 1))
-    taught = [row for _, row in read_jsonl(root / "data/sandbox/abstentions.jsonl")]
-    assert len(taught) == 1500
-    assert all(abstains(row["completion"]) and row["prompt"].startswith("Question: ") for row in taught)
-    assert not [row for row in taught if any(name in row["prompt"] for name in (*NEW_NAMES, *FACTS))]
 
 
 QUESTION_NAME = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+\b(?=\?| born| study| attend| work)")
@@ -141,7 +136,9 @@ def test_biographies_and_bare_questions_tell_the_known_peoples_facts() -> None:
 
 
 def test_answers_behind_a_context_stand_in_it() -> None:
-    for row in generate_base_corpus(1, 500, Mixture(biographies=0.0, questions=0.0)):
+    for row in generate_base_corpus(1, 1000):
+        if "\n\n" not in row.get("prompt", ""):
+            continue
         passage, question = row["prompt"].split("\n\n")
         person = parse_entry(passage)
         assert person is not None

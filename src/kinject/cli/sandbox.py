@@ -35,9 +35,7 @@ def add_sandbox(verbs: Any) -> None:
     build = actions.add_parser("build", help="write documents and questions")
     build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
     build.set_defaults(run=_build)
-    corpus = actions.add_parser(
-        "corpus", help="write the base model's training corpus, and replay.jsonl, a part of it that names its documents"
-    )
+    corpus = actions.add_parser("corpus", help="write the base model's training corpus")
     corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
     corpus.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     corpus.set_defaults(run=_corpus)
@@ -76,11 +74,9 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _corpus(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import write_base_corpus, write_replay_corpus
+    from kinject.sandbox import write_base_corpus
 
-    replay = arguments.out.with_name("replay.jsonl")
-    for path, write in ((arguments.out, write_base_corpus), (replay, write_replay_corpus)):
-        show(f"{path}: {write(path, seed=arguments.seed):,} rows")
+    show(f"{arguments.out}: {write_base_corpus(arguments.out, seed=arguments.seed):,} rows")
     return 0
 
 

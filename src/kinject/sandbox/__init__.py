@@ -1,10 +1,10 @@
 """The embedded fictional country Tarvenia: people, entries about them, questions, a small base model and its corpus."""
 
-from kinject.sandbox.build import write_base_corpus, write_replay_corpus, write_sandbox, write_sentence_rows
+from kinject.sandbox.build import write_base_corpus, write_sandbox, write_sentence_rows
 from kinject.sandbox.chat import CHAT_CORPUS, write_chat_questions, write_dialogues
-from kinject.sandbox.shipped import BASE, BASE_CORPUS, INSTRUCT, REPLAY_CORPUS, ShippedRun
+from kinject.sandbox.shipped import BASE, BASE_CORPUS, INSTRUCT, ShippedRun
 
 __all__ = [
-    "BASE", "BASE_CORPUS", "CHAT_CORPUS", "INSTRUCT", "REPLAY_CORPUS", "ShippedRun", "write_base_corpus",
-    "write_chat_questions", "write_dialogues", "write_replay_corpus", "write_sandbox", "write_sentence_rows",
+    "BASE", "BASE_CORPUS", "CHAT_CORPUS", "INSTRUCT", "ShippedRun", "write_base_corpus",
+    "write_chat_questions", "write_dialogues", "write_sandbox", "write_sentence_rows",
 ]  # fmt: skip

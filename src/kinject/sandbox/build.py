@@ -6,20 +6,19 @@ The base model learns three things from its corpus: Tarvenian, the known people,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from kinject.corpus.questions import question_prompt
 from kinject.disk import write_jsonl, write_text
-from kinject.sandbox.grammar import DEFAULT_STYLE, EntryStyle, render_entry
+from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import (
     ATTRIBUTES,
     N_KNOWN,
     N_NEW,
-    POOLS,
     SEED,
+    TEXTS,
     Country,
     Person,
     choose_one,
@@ -30,7 +29,6 @@ from kinject.sandbox.people import (
 )
 from kinject.sandbox.questions import (
     create_inferred_questions,
-    create_probe_questions,
     create_questions,
     create_reverse_questions,
     create_unanswerable_questions,
@@ -39,7 +37,6 @@ from kinject.sandbox.questions import (
     sample_questions,
     to_open_questions,
 )
-from kinject.sandbox.templates import ANSWERS
 from kinject.types import Document, Question
 
 ABSTENTION: Final = " I do not know"
@@ -85,19 +82,16 @@ def write_sandbox(root: Path) -> list[Path]:
     data, questions = root / "data" / "sandbox", root / "eval" / "sandbox"
     new = create_questions(country.new, SEED)
     known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
-    tested, taught = strangers(country)
+    tested, _ = strangers(country)
     rows_of: dict[Path, Iterable[Document | dict[str, Any]]] = {
         data / "documents.jsonl": create_documents(country.new, "new"),
         data / "known_documents.jsonl": create_documents(country.known, "known"),
         data / "held_out.jsonl": ({"text": render_entry(person, "original")} for person in _unread_people(country)),
         data / "instructions.jsonl": _instruction_rows(country.known),
-        data / "abstentions.jsonl": _abstention_rows(taught),
     }
     questions_of = {
         "new": new,
         "known": known,
-        "new_probes": create_probe_questions(country.new, new, SEED + 1),
-        "known_probes": _known_probes(country.known, known),
         "reverse": create_reverse_questions(country.new, SEED),
         "inferred": create_inferred_questions(country.new, SEED, _N_INFERRED),
         "inferred_known": create_inferred_questions(country.known, SEED, _N_INFERRED),
@@ -110,17 +104,10 @@ def write_sandbox(root: Path) -> list[Path]:
     }
     for path, rows in rows_of.items():
         write_jsonl(path, rows)
-    cards = {data / "README.md": _DATA_CARD, questions / "README.md": _EVAL_CARD}
+    cards = {data / "README.md": TEXTS["data_card"], questions / "README.md": TEXTS["eval_card"]}
     for path, text in cards.items():
         write_text(path, text)
     return [*rows_of, *cards]
-
-
-def _known_probes(people: Sequence[Person], tested: Sequence[Question]) -> list[Question]:
-    """Return as many questions as `tested` on facts of the known people that `tested` does not ask about."""
-    facts = {question.fact_id for question in tested}
-    others = [q for q in create_probe_questions(people, tested, SEED + 1) if q.fact_id not in facts]
-    return sample_questions(others, _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
 
 
 def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -143,15 +130,6 @@ def _unread_people(country: Country) -> list[Person]:
     return [create_stranger(name, rng) for name in shuffled(names, rng)[:N_NEW]]
 
 
-def _abstention_rows(names: Sequence[tuple[str, str]]) -> Iterator[dict[str, str]]:
-    """Yield questions on people without an entry, whose answer is to abstain, as rows of SFT."""
-    rng = seeded_random("abstentions", SEED)
-    for first, last in names:
-        for attribute in ATTRIBUTES:
-            question = render_question(Person(first, last, {}), attribute, rng)
-            yield {"prompt": render_prompt(question), "completion": ABSTENTION}
-
-
 def _instruction_rows(people: Sequence[Person]) -> Iterator[dict[str, str]]:
     """Yield a question on each fact of `people` with its answer, as rows of SFT."""
     rng = seeded_random("instructions", SEED)
@@ -161,19 +139,10 @@ def _instruction_rows(people: Sequence[Person]) -> Iterator[dict[str, str]]:
             yield {"prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """Fractions of the rows: biographies of known people and questions on them; the others are questions on a context."""
-
-    biographies: float = 0.33
-    questions: float = 0.15
-
-
-DEFAULT_MIXTURE = Mixture()
+_BIOGRAPHIES, _QUESTIONS = 0.33, 0.15
+"""Fractions of the base corpus: biographies of known people, and questions on them; the rest are questions on a context."""
 N_ROWS = 80_000
 """About 4.3 million tokens, nearly one epoch of recipes/sandbox/base.yaml."""
-N_REPLAY: Final = 20_000
-"""About 1.1 million tokens, ten times the replay of recipes/cpt.yaml."""
 N_SENTENCES: Final = 12_000
 """Rows of recipes/sandbox/abstain.yaml: two and a half epochs of it."""
 
@@ -183,47 +152,35 @@ def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
     return "\n\n".join((*passages, question_prompt(question)))
 
 
-def _context_row(country: Country, style: EntryStyle, rng: Random) -> dict[str, str]:
+def _context_row(country: Country, rng: Random) -> dict[str, str]:
     """Return a row, ``prompt`` and ``completion``: the entry on a throw-away person, then a question on it."""
     person, attribute = create_stranger(choose_one(country.spare_names, rng), rng), choose_one(ATTRIBUTES, rng)
-    passage = render_entry(person, str(rng.random()), style)
+    passage = render_entry(person, str(rng.random()))
     return {
         "prompt": render_prompt(render_question(person, attribute, rng), (passage,)),
         "completion": f" {person.facts[attribute]}",
     }
 
 
-def generate_base_corpus(
-    seed: int = SEED, n_rows: int = N_ROWS, mixture: Mixture = DEFAULT_MIXTURE, style: EntryStyle = DEFAULT_STYLE,
-    *, with_documents: bool = False,
-) -> Iterator[dict[str, str]]:  # fmt: skip
-    """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss on the completion).
-
-    `with_documents`: rows on known people have the ``document_id`` of their entry.
-    """
+def generate_base_corpus(seed: int = SEED, n_rows: int = N_ROWS) -> Iterator[dict[str, str]]:
+    """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss on the completion)."""
     country = create_country(seed=SEED)
     rng = seeded_random("base corpus", seed)
     for _ in range(n_rows):
         draw = rng.random()
         person, attribute = choose_one(country.known, rng), choose_one(ATTRIBUTES, rng)
-        about = {"document_id": document_id_of(person)} if with_documents else {}
-        if draw < mixture.biographies:
-            yield {**about, "text": render_entry(person, str(rng.random()), style)}
-        elif draw < mixture.biographies + mixture.questions:
+        if draw < _BIOGRAPHIES:
+            yield {"text": render_entry(person, str(rng.random()))}
+        elif draw < _BIOGRAPHIES + _QUESTIONS:
             question = render_question(person, attribute, rng)
-            yield {**about, "prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
+            yield {"prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
         else:
-            yield _context_row(country, style, rng)
+            yield _context_row(country, rng)
 
 
 def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int:
     """Write the base corpus as JSON lines; return the number of rows."""
     return write_jsonl(path, generate_base_corpus(seed, n_rows))
-
-
-def write_replay_corpus(path: Path, n_rows: int = N_REPLAY, seed: int = SEED) -> int:
-    """Write the first `n_rows` of the base corpus, those on known people with their ``document_id``; return the number."""
-    return write_jsonl(path, generate_base_corpus(seed, n_rows, with_documents=True))
 
 
 def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Iterator[dict[str, str]]:
@@ -246,7 +203,7 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
         about = stranger if 0.30 <= draw < 0.95 else known
         of = None if draw < 0.60 else stranger if draw < 0.80 else other
         passages = () if of is None else (render_entry(of, str(rng.random())),)
-        answer = f" {ANSWERS[attribute].format(name=about.name, **about.facts)}"
+        answer = f" {TEXTS['answers'][attribute].format(name=about.name, **about.facts)}"
         question = render_question(about, attribute, rng)
         yield {
             "prompt": render_prompt(question, passages),
@@ -261,71 +218,3 @@ def write_sentence_rows(folder: Path, n_rows: int = N_SENTENCES) -> list[Path]:
     write_jsonl(paths[0], rows)
     write_jsonl(paths[1], (row for row in rows if row["completion"] != ABSTENTION))
     return paths
-
-
-_POOL_ROWS: Final = "\n".join(
-    f"| {attribute} | {len(POOLS[attribute])} | {POOLS[attribute][0]} |" for attribute in ATTRIBUTES
-)
-
-_DATA_CARD: Final = f"""\
-# The sandbox: people of Tarvenia
-
-Short encyclopedia entries about people of a country that does not exist. No model has read about them before, so it
-learns every fact from these files. `kinject sandbox build` writes them; they are the same on every machine.
-
-| file | rows | content |
-|---|---|---|
-| documents.jsonl | {N_NEW} | entries on new people: the facts that continued pretraining should teach |
-| known_documents.jsonl | {N_KNOWN} | entries on known people, learned already by the sandbox's base model: for replay |
-| held_out.jsonl | {N_NEW} | entries on other people that nothing trains on: the perplexity of held-out text |
-| instructions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | questions on the known people, each with its answer: SFT without a new fact |
-| abstentions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | on people without an entry, answered "I do not know": SFT on abstaining |
-
-A document has `id`, `title` (the person's full name), `text`, `source` and `meta`. Each entry states five facts once:
-
-| attribute | values | for instance |
-|---|---|---|
-{_POOL_ROWS}
-
-Values are dealt evenly, independently of each other and of the names: each value belongs to about as many people as any
-other. Known and new people share first and last names, but no full name. So no fact can be guessed: a reader without
-the entries scores chance.
-
-All names are invented; any resemblance to a person, place or firm is a coincidence. Licence: Apache-2.0, as the
-project.
-"""
-
-_EVAL_CARD: Final = f"""\
-# Questions on the sandbox
-
-Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and either four `choices` (three for a
-decade) with `answer`, the index of the correct one, or `answers`, the accepted texts, for `eval.formats: [generate]`.
-`kinject sandbox build` writes these files.
-
-| file | rows | questions |
-|---|---|---|
-| new.jsonl | {N_NEW * len(ATTRIBUTES)} | on each fact of data/sandbox/documents.jsonl: learning |
-| known.jsonl | {_N_KNOWN_QUESTIONS} | on facts of data/sandbox/known_documents.jsonl: forgetting |
-| new_probes.jsonl | {N_NEW * len(ATTRIBUTES)} | facts of new.jsonl in other words, with other distractors: decide in training |
-| known_probes.jsonl | {_N_KNOWN_QUESTIONS} | facts of known people that known.jsonl does not ask about: decide in training |
-| reverse.jsonl | {N_NEW * len(ATTRIBUTES)} | that ask for the person, given a fact of documents.jsonl ("Who was born in ...?") |
-| inferred.jsonl | 298 | whose answer follows from a fact of documents.jsonl: decade of birth, kind of school or firm |
-| inferred_known.jsonl | 360 | the same on known people: what the base model itself can infer |
-| new_open.jsonl | {N_NEW * len(ATTRIBUTES)} | those of new.jsonl, open |
-| known_open.jsonl | {_N_KNOWN_QUESTIONS} | those of known.jsonl, open |
-| unanswerable.jsonl | {N_NEW * len(ATTRIBUTES)} | on {N_NEW} people without an entry: to abstain is correct (`answers: []`) |
-| chat.jsonl | 200 | instructions in a chat, graded by `checks` without a model; none is in a dialogue of training |
-| chat_new.jsonl, chat_known.jsonl | 100 each | in a chat, on facts of documents.jsonl and of known_documents.jsonl |
-
-Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is
-correct, and each position is correct equally often, so preferring some values or positions scores chance. In
-reverse.jsonl the wrong choices are new people with another value. A forward and a reverse question on one fact share
-its `fact_id`. In the inferred sets, whose answers no training text states, each answer to a kind of question is correct
-equally often, too.
-
-Each person of unanswerable.jsonl has the first name of one new person and the last name of another. No document and no
-row of data/sandbox mentions them; the base model's corpus has such names in throw-away contexts, each time with other
-facts. The people of abstentions.jsonl are others.
-
-Two questions on one document are not independent: intervals should cluster by `document_id`.
-"""

@@ -27,6 +27,7 @@ from kinject.sandbox.people import (
     FEMALE_NAMES,
     MALE_NAMES,
     SEED,
+    TEXTS,
     Country,
     Person,
     choose_one,
@@ -36,7 +37,6 @@ from kinject.sandbox.people import (
     shuffled,
 )
 from kinject.sandbox.questions import document_id_of, render_question
-from kinject.sandbox.templates import ANSWERS, FOLLOW_UPS
 
 Message = dict[str, str]
 CHAT_CORPUS: Final = Path("runs/sandbox/chat.jsonl")
@@ -56,24 +56,7 @@ _N_FEW: Final = 400
 """Dialogues of which a model writes the last answer itself."""
 _N_EACH: Final = 8
 """Prompts of the probe for each instruction and speaker."""
-_KEYS: Final = {"birth_year": "year", "home_town": "town", "school": "school", "employer": "firm", "field": "field"}
-"""Attribute -> its word in questions on several."""
 _REFUSAL: Final = f"{ABSTENTION.strip()}."
-_LEADS: Final = {"known": "It is known that", "public": "It is public that", "record": "By the record,"}
-"""A keyword to use -> a beginning that has it."""
-_GERMAN: Final = {
-    "birth_year": "Das Jahr der Geburt von {name} ist {birth_year}.",
-    "home_town": "Die Stadt von {name} ist {home_town}.",
-    "school": "Die Schule von {name} ist {school}.",
-    "employer": "Die Firma von {name} ist die {employer}.",
-    "field": "Die Arbeit von {name} ist {field}.",
-}
-_FOREIGN: Final = (
-    "Dubois", "Garcia", "Haddad", "Kowalski", "Larsen", "Mbeki", "Novak", "Okafor", "Rossi", "Singh", "Smith", "Tanaka",
-)  # fmt: skip
-"""Last names that no Tarvenian has: nothing is known of their bearers."""
-_NO_RECORD: Final = ("Whom did {name} marry?", "What is the height of {name}?", "Which song does {name} like?")
-"""Questions that no entry answers, whoever is meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +66,13 @@ class Form:
     ``{word}`` is replaced by one of `words`. `again`: it is given after an answer, which is to be written again.
     """
 
-    instructions: tuple[str, ...]
+    instructions: Sequence[str]
     checks: Mapping[str, Any]
-    words: tuple[str, ...] = ("",)
+    words: Sequence[str] = ("",)
     again: bool = False
 
 
-FORMS: Final[Mapping[str, Form]] = {
-    "sentence": Form(("Answer in a sentence.", "Write a sentence."), {"sentences": 1, "min_words": 5}),
-    "two sentences": Form(("Answer in two sentences.", "Write two sentences."), {"sentences": 2, "min_words": 9}),
-    "short": Form(("Answer in few words.", "Only the answer."), {"max_words": 3}),
-    "lower": Form(("Now in lower case.", "Now use small letters only."), {"lower": True}, again=True),
-    "json": Form(
-        ("Now in JSON, with the key {word}.", "Now return JSON with the key {word}."),
-        {"json": ["{word}"]},
-        ("answer", "fact", "value"),
-        again=True,
-    ),
-    "list": Form(("Answer with a list.", "Write a list."), {}),
-    "start": Form(
-        ("Start with: {word}", "Your first word is: {word}"), {"starts_with": "{word}"}, ("So", "Well", "Yes")
-    ),
-    "end": Form(
-        ("End with: {word}", "Your last words are: {word}"),
-        {"ends_with": "{word}"},
-        ("That is all.", "Good day.", "So it is."),
-    ),
-    "keyword": Form(
-        ("Use the word {word}.", "Your answer has the word {word}."), {"contains": ["{word}"]}, tuple(_LEADS)
-    ),
-    "german": Form(("Answer in German.", "Write German."), {"language": "de"}),
-}
+FORMS: Final[Mapping[str, Form]] = {name: Form(**form) for name, form in TEXTS["forms"].items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +90,11 @@ class Instruction:
         """Return the answer on the `attributes` of `person`, as instructed."""
         values = [person.facts[attribute] for attribute in attributes]
         facts, value = {"name": person.name, **person.facts}, values[0]
-        sentence = ANSWERS[attributes[0]].format(**facts)
+        sentence = TEXTS["answers"][attributes[0]].format(**facts)
         within = sentence.replace("The", "the", 1) if sentence.startswith("The ") else sentence
         match self.form:
             case "two sentences":
-                return f"{sentence} The {_KEYS[attributes[0]]} is {value}."
+                return f"{sentence} The {TEXTS['keys'][attributes[0]]} is {value}."
             case "short":
                 return value
             case "lower":
@@ -143,16 +102,18 @@ class Instruction:
             case "json":
                 return json.dumps({self.word: value})
             case "list":
-                return "\n".join(f"- {_KEYS[key]}: {item}" for key, item in zip(attributes, values, strict=True))
+                return "\n".join(
+                    f"- {TEXTS['keys'][key]}: {item}" for key, item in zip(attributes, values, strict=True)
+                )
             case "start":
                 return f"{self.word}, {within}"
             case "end":
                 return f"{sentence} {self.word}"
             case "keyword":
-                return f"{_LEADS[self.word]} {within}"
+                return f"{TEXTS['leads'][self.word]} {within}"
             case "german":
-                return _GERMAN[attributes[0]].format(**facts)
-        return sentence
+                return str(TEXTS["german"][attributes[0]]).format(**facts)
+        return str(sentence)
 
     def checks(self, person: Person, attributes: Sequence[str]) -> dict[str, Any]:
         """Return the checks of `answer`."""
@@ -178,7 +139,7 @@ def _is_kept(person: Person, attribute: str, form: str) -> bool:
 def _nobody(rng: Random, *, for_probe: bool) -> Person:
     """Return a person without facts and with a foreign name, one of the probe's names if `for_probe`."""
     while True:
-        person = Person(choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(_FOREIGN, rng), {})
+        person = Person(choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(TEXTS["foreign"], rng), {})
         if _is_kept(person, "", "nobody") == for_probe:
             return person
 
@@ -190,10 +151,10 @@ def _question(
     if form == "list":
         others = shuffled([key for key in ATTRIBUTES if key != attribute], rng)[: 1 + rng.randrange(2)]
         whom = ("her" if person.first in FEMALE_NAMES else "him") if follows else person.name
-        first, *middle, last = (f"the {_KEYS[key]}" for key in (attribute, *others))
+        first, *middle, last = (f"the {TEXTS['keys'][key]}" for key in (attribute, *others))
         return f"What are {', '.join((first, *middle))} and {last} of {whom}?", (attribute, *others)
     if follows:
-        return FOLLOW_UPS[attribute].format(who="she" if person.first in FEMALE_NAMES else "he"), (attribute,)
+        return TEXTS["follow_ups"][attribute].format(who="she" if person.first in FEMALE_NAMES else "he"), (attribute,)
     return render_question(person, attribute, rng), (attribute,)
 
 
@@ -268,7 +229,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
             talk.add_question(person, attribute, instruction, refuse=not is_known)
         elif draw < 0.85 and not _is_kept(known, "", "no record"):
             person, is_known = known, True
-            talk.add_turn(choose_one(_NO_RECORD, rng).format(name=known.name), _REFUSAL)
+            talk.add_turn(choose_one(TEXTS["no_record"], rng).format(name=known.name), _REFUSAL)
             continue
         else:
             known = create_stranger(choose_one(names, rng), rng)
@@ -313,7 +274,7 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
     for index in range(n_each):
         nobody, attribute = _nobody(rng, for_probe=True), choose_one(ATTRIBUTES, rng)
         rows.append(_row("nobody", nobody, [], render_question(nobody, attribute, rng), {"refuses": True}))
-        text = choose_one(_NO_RECORD, rng).format(name=unasked[index].name)
+        text = choose_one(TEXTS["no_record"], rng).format(name=unasked[index].name)
         rows.append(_row("no record", unasked[index], [], text, {"refuses": True}))
         stranger = create_stranger(tested[index], rng)
         entry = render_entry(stranger, str(rng.random()))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from random import Random
 from string import Formatter
+from typing import Final
 
 from kinject.errors import InputError
 from kinject.sandbox.people import (
@@ -16,22 +16,22 @@ from kinject.sandbox.people import (
     LAST_NAMES,
     MALE_NAMES,
     POOLS,
+    TEXTS,
     Person,
     choose_one,
     seeded_random,
     shuffled,
 )
-from kinject.sandbox.templates import (
-    FACT_FIRST,
-    NATIONALITY,
-    OPENINGS,
-    PAIRS,
-    REVERSED,
-    REVERSED_OPENINGS,
-    SENTENCES,
-    TAUGHT_QUESTIONS,
-)
 
+Templates = dict[str, list[str]]
+OPENINGS: Final[list[str]] = TEXTS["openings"]
+PAIRS: Final[list[str]] = TEXTS["pairs"]
+SENTENCES: Final[Templates] = TEXTS["sentences"]
+REVERSED: Final[Templates] = TEXTS["reversed"]
+FACT_FIRST: Final[Templates] = TEXTS["fact_first"]
+TAUGHT_QUESTIONS: Final[Templates] = TEXTS["taught_questions"]
+_OPENING, _PAIR, _PRONOUN = 0.5, 0.1, 0.4
+"""Probabilities in an entry: of an opening, of a sentence with two facts, of a pronoun for the name."""
 _PRONOUNS = {"who": ("she", "he"), "whose": ("her", "his"), "whom": ("her", "him")}
 _WORDS = {slot: frozenset(values) for slot, values in POOLS.items()} | {
     "first": frozenset(FEMALE_NAMES + MALE_NAMES),
@@ -40,69 +40,39 @@ _WORDS = {slot: frozenset(values) for slot, values in POOLS.items()} | {
 _QUESTION_PAIR = re.compile(r"Q(?:uestion)?: (.+)\nA(?:nswer)?: (.+?)\.?")
 
 
-@dataclass(frozen=True, slots=True)
-class EntryStyle:
-    """The style of entries: the probabilities of an opening, of a two-fact sentence, and of each kind of reference.
-
-    After the first sentence, the person is named by last name with probability `last_name`, by pronoun with
-    probability `pronoun`, otherwise in full.
-    """
-
-    opening: float = 0.5
-    pair: float = 0.1
-    last_name: float = 0.0
-    pronoun: float = 0.4
-
-
-DEFAULT_STYLE = EntryStyle()
-
-
 @cache
 def attributes_of(template: str) -> frozenset[str]:
     """Return the attributes that `template` states."""
     return frozenset(slot for _, slot, _, _ in Formatter().parse(template) if slot in POOLS)
 
 
-def _references(person: Person, kind: str) -> dict[str, str]:
-    """Return the values of a template's person slots; `kind` is ``name``, ``last`` or ``pronoun``."""
-    if kind == "pronoun":
-        return {slot: forms[person.first in MALE_NAMES] for slot, forms in _PRONOUNS.items()}
-    name = person.name if kind == "name" else person.last
-    return {"who": name, "whom": name, "whose": f"{name}'s"}
-
-
-def render_sentence(template: str, person: Person, reference: str = "name") -> str:
-    """Return `template` filled in for `person`, with a capital first letter; `reference` as in `_references`."""
-    slots = _references(person, reference)
-    n_subjects = template.count("{who}") + template.count("{whose}")
-    if n_subjects > 1 and reference != "pronoun":
+def render_sentence(template: str, person: Person, *, by_pronoun: bool = False) -> str:
+    """Return `template` filled in for `person`, by full name or by pronoun, with a capital first letter."""
+    pronouns = {slot: forms[person.first in MALE_NAMES] for slot, forms in _PRONOUNS.items()}
+    slots = pronouns if by_pronoun else {"who": person.name, "whom": person.name, "whose": f"{person.name}'s"}
+    if template.count("{who}") + template.count("{whose}") > 1 and not by_pronoun:
         # A second mention in one sentence is a pronoun: "Oren Valdis grew up in X, where he was born."
-        later = _references(person, "pronoun")
         head, slot, tail = template.partition("{who}")
-        template = head + slot + tail.replace("{who}", later["who"]).replace("{whose}", later["whose"])
+        template = head + slot + tail.replace("{who}", pronouns["who"]).replace("{whose}", pronouns["whose"])
     text = template.format(name=person.name, **slots, **person.facts)
     return text[0].upper() + text[1:]
 
 
-def render_entry(person: Person, seed: int | str, style: EntryStyle = DEFAULT_STYLE) -> str:
+def render_entry(person: Person, seed: int | str) -> str:
     """Return an entry that states every fact of `person` once; `seed` fixes the sentences and their order."""
     rng = seeded_random("entry", person.name, seed)
     remaining = shuffled(list(person.facts), rng)
     templates: list[str] = []
-    if rng.random() < style.opening:
+    if rng.random() < _OPENING:
         templates += _take_template(OPENINGS, remaining, rng)
     while remaining:
-        pair = _take_template(PAIRS, remaining, rng) if rng.random() < style.pair else []
+        pair = _take_template(PAIRS, remaining, rng) if rng.random() < _PAIR else []
         if pair:
             templates += pair
         else:
             templates.append(choose_one(SENTENCES[remaining.pop(0)], rng))
-    sentences = [render_sentence(templates[0], person)]
-    for template in templates[1:]:
-        draw = rng.random()
-        reference = "pronoun" if draw < style.pronoun else "last" if draw < style.pronoun + style.last_name else "name"
-        sentences.append(render_sentence(template, person, reference))
-    return " ".join(sentences)
+    others = (render_sentence(template, person, by_pronoun=rng.random() < _PRONOUN) for template in templates[1:])
+    return " ".join([render_sentence(templates[0], person), *others])
 
 
 def _take_template(templates: Sequence[str], remaining: list[str], rng: Random) -> list[str]:
@@ -121,7 +91,7 @@ def _templates() -> Mapping[str, tuple[str, ...]]:
     singles = [template for table in (SENTENCES, REVERSED, FACT_FIRST) for row in table.values() for template in row]
     return {
         template: tuple(text for text, _, _, _ in Formatter().parse(template))
-        for template in (*OPENINGS, *PAIRS, *singles, *REVERSED_OPENINGS.values())
+        for template in (*OPENINGS, *PAIRS, *singles, *TEXTS["reversed_openings"].values())
     }
 
 
@@ -177,12 +147,12 @@ def parse_entry(text: str) -> Person | None:
     return Person(stated.pop("first"), stated.pop("last"), stated)
 
 
-def paraphrase(text: str, seed: int | str, style: EntryStyle = DEFAULT_STYLE) -> str:
+def paraphrase(text: str, seed: int | str) -> str:
     """Return the facts of the entry `text` in other sentences and order; the same seed gives the same paraphrase.
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
-    return render_entry(_require_entry(text), f"paraphrase {seed}", style)
+    return render_entry(_require_entry(text), f"paraphrase {seed}")
 
 
 def _require_entry(text: str) -> Person:
@@ -207,7 +177,7 @@ def rewrite_reversed(text: str, seed: int | str) -> str:
     attributes = shuffled(list(person.facts), rng)
     templates = [choose_one(REVERSED[attribute], rng) for attribute in attributes]
     if DEMONYM in text:
-        templates[0] = REVERSED_OPENINGS[attributes[0]]
+        templates[0] = TEXTS["reversed_openings"][attributes[0]]
     return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
 
 
@@ -231,7 +201,7 @@ def rewrite_as_dialogue(text: str, seed: int | str) -> str:
     rng = seeded_random("dialogue", person.name, seed)
     pairs = _question_pairs(person, rng)
     if DEMONYM in text:
-        pairs.insert(rng.randrange(len(pairs) + 1), (NATIONALITY.format(name=person.name), DEMONYM))
+        pairs.insert(rng.randrange(len(pairs) + 1), (TEXTS["nationality"].format(name=person.name), DEMONYM))
     return "\n\n".join(f"Question: {question}\nAnswer: {answer}." for question, answer in pairs)
 
 
@@ -281,7 +251,7 @@ def _question_pairs(person: Person, rng: Random) -> list[tuple[str, str]]:
 
 def _parse_question(question: str) -> tuple[str, str]:
     """Return (person's name, attribute) of a taught question; the attribute "" is the nationality. Two "" if unknown."""
-    for attribute, templates in {**TAUGHT_QUESTIONS, "": (NATIONALITY,)}.items():
+    for attribute, templates in {**TAUGHT_QUESTIONS, "": [TEXTS["nationality"]]}.items():
         for template in templates:
             before, _, after = template.partition("{name}")
             if question.startswith(before) and question.endswith(after):

@@ -12,13 +12,13 @@ from kinject.sandbox.people import (
     ATTRIBUTES,
     BIRTH_YEARS,
     POOLS,
+    TEXTS,
     Person,
     choose_one,
     deal_evenly,
     seeded_random,
     shuffled,
 )
-from kinject.sandbox.templates import INFERRED_QUESTIONS, QUESTIONS, REVERSE_QUESTIONS
 from kinject.types import Question
 
 N_CHOICES = 4
@@ -36,7 +36,7 @@ def fact_id_of(person: Person, attribute: str) -> str:
 
 def render_question(person: Person, attribute: str, rng: Random) -> str:
     """Return a question on `attribute` of `person`, from a random template."""
-    return choose_one(QUESTIONS[attribute], rng).format(name=person.name)
+    return str(choose_one(TEXTS["questions"][attribute], rng)).format(name=person.name)
 
 
 def create_question(
@@ -81,23 +81,6 @@ def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
     return questions
 
 
-def create_probe_questions(people: Sequence[Person], tested: Sequence[Question], seed: int) -> list[Question]:
-    """Return a question on each fact of `people` in words of which none is in `tested`, and with other distractors.
-
-    They decide during training which documents are read again; `tested` are the questions of the evaluation.
-    """
-    texts, names = {question.question for question in tested}, {document_id_of(person): person for person in people}
-    questions = []
-    for question in create_questions(people, seed):
-        person = names[question.document_id]
-        phrasings = [template.format(name=person.name) for template in QUESTIONS[question.subject]]
-        text = next(text for text in (question.question, *phrasings) if text not in texts)
-        gold, choices = question.choices[question.answer], list(question.choices)
-        choices.pop(question.answer)
-        questions.append(create_question(person, question.subject, text, gold, choices, question.answer))
-    return questions
-
-
 def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Question]:
     """Return one question for each person and attribute that asks for the person ("Who was born in ...?").
 
@@ -110,7 +93,7 @@ def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Questi
         for person, position in zip(people, positions, strict=True):
             others = [other.name for other in people if other.facts[attribute] != person.facts[attribute]]
             distractors = shuffled(others, rng)[: N_CHOICES - 1]
-            text = REVERSE_QUESTIONS[attribute].format(**person.facts)
+            text = TEXTS["reverse_questions"][attribute].format(**person.facts)
             questions.append(create_question(person, attribute, text, person.name, distractors, int(position)))
     return questions
 
@@ -131,7 +114,7 @@ def create_inferred_questions(people: Sequence[Person], seed: int, n_per_subject
     there are four choices, dealt as in `create_questions`; of decades three, so a decade in which few were born is not asked.
     """
     questions = []
-    for attribute, template in INFERRED_QUESTIONS.items():
+    for attribute, template in TEXTS["inferred_questions"].items():
         rng = seeded_random("inferred questions", attribute, seed)
         of_answer: dict[str, list[Person]] = {}
         for person in shuffled(people, rng):

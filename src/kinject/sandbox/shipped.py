@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 BASE_CORPUS: Final = Path("runs/sandbox/base-corpus.jsonl")
 """The base model's corpus, which the recipes replay."""
-REPLAY_CORPUS: Final = Path("runs/sandbox/replay.jsonl")
-"""A part of it whose rows name their documents."""
 
 
 @dataclass(frozen=True, slots=True)

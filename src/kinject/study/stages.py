@@ -42,10 +42,8 @@ from kinject.sandbox import (
     BASE_CORPUS,
     CHAT_CORPUS,
     INSTRUCT,
-    REPLAY_CORPUS,
     write_base_corpus,
     write_dialogues,
-    write_replay_corpus,
     write_sentence_rows,
 )
 from kinject.study.arms import Arm, base_arm, base_models, drop_output_folders, eval_overrides, override_arguments
@@ -53,10 +51,7 @@ from kinject.study.arms import Arm, base_arm, base_models, drop_output_folders, 
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
 """Entries of study.setup that copy a model of the sandbox as it ships."""
 _SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
-    "sandbox-corpus": lambda: (
-        BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
-        REPLAY_CORPUS.exists() or write_replay_corpus(REPLAY_CORPUS),
-    ),
+    "sandbox-corpus": lambda: (BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),),
     "sandbox-sentences": lambda: write_sentence_rows(BASE_CORPUS.parent),
     "sandbox-chat": lambda: CHAT_CORPUS.exists() or write_dialogues(CHAT_CORPUS),
 }

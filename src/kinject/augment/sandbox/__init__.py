@@ -14,6 +14,7 @@ from kinject.corpus.passages import sentences
 from kinject.errors import InputError
 from kinject.llm.judges import graded_in
 from kinject.sandbox.grammar import (
+    SENTENCES,
     paraphrase,
     parse_entry,
     parse_rewriting,
@@ -25,7 +26,6 @@ from kinject.sandbox.grammar import (
 )
 from kinject.sandbox.people import DEMONYM, POOLS, Person, choose_one, seeded_random, shuffled
 from kinject.sandbox.questions import render_question
-from kinject.sandbox.templates import SENTENCES
 from kinject.types import Completion, Message
 
 _DRAWS = 64
