@@ -1,4 +1,7 @@
-"""Every program in benchmarks/ runs at its smallest size, so that the figures on the pages can be repeated."""
+"""Every program in benchmarks/ runs at its smallest size, so that the figures on the pages can be repeated.
+
+Those that take ten seconds and more run with the long proofs (make soak).
+"""
 
 from __future__ import annotations
 
@@ -127,6 +130,7 @@ def test_a_program_for_another_environment_compiles_and_is_started(name: str) ->
     assert Path(name).name in starter.read_text("utf-8")
 
 
+@pytest.mark.soak
 def test_requests() -> None:  # it waits for its own children
     printed = _run_apart("augment/requests.py", "plain", "--passages", "2")
     assert re.search(r"request phase [\d.]+ x; got 20 of 20, sent 20, exit 0", printed)
@@ -153,6 +157,7 @@ def test_retrieval(material: Path, run_here: Callable[..., str]) -> None:
             )
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("forked")
 def test_hostile_files() -> None:
     sizes = ("--templates", "2", "--patterns", "2", "--links", "10", "--disks", "10", "--escapes", "40")
@@ -162,6 +167,7 @@ def test_hostile_files() -> None:
     assert all(held == tried for _, held, tried in counts)
 
 
+@pytest.mark.soak
 def test_find_lr_beside_a_sweep(run_here: Callable[..., str], tmp_path: Path, tiny_model: Path) -> None:
     _write_rows(tmp_path / "corpus.jsonl", [{"text": f"Person {i} was born in Kelm."} for i in range(24)])
     recipe = {
@@ -193,6 +199,7 @@ def test_readers_of_documents(run_here: Callable[..., str]) -> None:
     assert all(float(percent) >= 50 for _, percent in matches)
 
 
+@pytest.mark.soak
 def test_a_heap_of_kinds_of_files(run_here: Callable[..., str], tmp_path: Path) -> None:
     assert re.search(
         r"kinds of files, 0 with text lost.*; 0 unreadable ones untold", run_here("documents/heap.py", tmp_path / "h")
@@ -242,6 +249,7 @@ def test_acceptance_and_the_data_of_its_study(tmp_path: Path, run_here: Callable
     assert f"{tmp_path}/out/asked.jsonl: 4 rows" in printed
 
 
+@pytest.mark.soak
 def test_verdicts(run_here: Callable[..., str]) -> None:
     printed = run_here("study/verdicts.py", "--studies", "1")
     rates = dict(re.findall(r"^\| (.*) \| ([\d.]+) \([\d.]+\) \| \d+ \|$", printed, re.MULTILINE))
@@ -302,6 +310,7 @@ def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str])
         assert all(row in [whole for _, whole in read_jsonl(tmp_path / f"out/{name}.jsonl")] for row in rows)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("forked")
 def test_figures_of_the_scorer(material: Path) -> None:
     printed = _run_apart(
@@ -315,6 +324,7 @@ def test_figures_of_the_scorer(material: Path) -> None:
     assert "head, vocabulary 2,000: peak" in printed
 
 
+@pytest.mark.soak
 def test_runner_of_a_study(tmp_path: Path, tiny_model: Path, run_here: Callable[..., str]) -> None:
     recipe = country.write_study(tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}})
     printed = run_here("study/runner.py", recipe)
@@ -322,6 +332,7 @@ def test_runner_of_a_study(tmp_path: Path, tiny_model: Path, run_here: Callable[
     assert re.search(r"rerun when finished \| [\d.]+ s", printed)
 
 
+@pytest.mark.soak
 def test_written_answers(run_here: Callable[..., str], material: Path) -> None:
     sizes = ("--questions", "2", "--layers", "1", "--threads", "1")
     printed = run_here("eval/generation.py", *sizes, "--material", material)
@@ -334,6 +345,7 @@ def test_judges(run_here: Callable[..., str], material: Path) -> None:
     assert len(re.findall("; refused$", printed, re.MULTILINE)) == 4
 
 
+@pytest.mark.soak
 def test_throughput(run_here: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     for option, found, least in (("--steps", "2", "3"), ("--rounds", "0", "1")):
         with pytest.raises(AssertionError):
@@ -355,6 +367,7 @@ def test_bytes_of_a_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert theory <= n_bytes / n_weights < 1.1 * theory
 
 
+@pytest.mark.soak
 def test_memory_while_loading(run_here: Callable[..., str]) -> None:
     printed = run_here("train/loading_memory.py", "--shape", "tiny", "--kinds", "fsdp2")
     rows = [list(map(float, line.split("|")[3:5])) for line in printed.splitlines() if line.startswith("| fsdp2")]
@@ -369,6 +382,7 @@ def test_memory_of_a_merge(run_here: Callable[..., str]) -> None:
     assert float(row[5]) < 6  # the libraries' own memory counts beside shards as small as these
 
 
+@pytest.mark.soak
 def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     printed = run_here("plan/memory.py", "--only", "1M", "--steps", "2")
     row = re.search(r"\| 1M \| \d+ \| \d+ \| \d+ \| \d+ \| ([\d.]+) \|", printed)
@@ -376,8 +390,8 @@ def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     assert 0.5 < float(row[1]) < 2
 
 
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("load", ["augment", "packing", "eval", "inference", "report"])
-def test_load(load: str) -> None:
-    printed = _run_apart("load.py", load, "--sizes", "12")
-    assert re.search(rf"^\| {load} \| 12 \w+ \| [\d.]+ s \|", printed, re.MULTILINE)
+def test_load(load: str, blank_figures: None) -> None:
+    program = load_benchmark("load.py")
+    (row,) = program.rows_of([program.measure(load, 12)])
+    assert re.search(rf"^\| {load} \| 12 \w+ \| [\d.]+ s \|", row)

