@@ -13,10 +13,10 @@ from kinject.disk import (
     check_sha256sums,
     folder_hash,
     read_json,
+    verified_hashes,
     write_manifest,
     write_sha256sums,
 )
-from kinject.disk.checksums import verified_hashes
 from kinject.errors import InputError
 
 

@@ -9,7 +9,7 @@ from kinject.disk.files import format_size
 from kinject.disk.run_folder import file_name
 
 
-@pytest.mark.parametrize("name", ["base", "arm-1", "a b.c+d=e@f", "é", "0", "x" * 100, "con1", "contents"])
+@pytest.mark.parametrize("name", ["base", "arm-1", "a b.c+d=e@f", "é", "0", "x" * 100, "contents"])
 def test_a_plain_word_is_its_own_file_name(name: str) -> None:
     assert file_name(name) == name
 
@@ -19,7 +19,7 @@ def test_a_plain_word_is_its_own_file_name(name: str) -> None:
     [
         ("a/b", "a_b"), ("../up", "up"), (" padded ", "padded"), ("-x=", "x"), ("...", "name"), ("", "name"),
         ("a\0b\nc", "a_b_c"),
-        ("con", "con"), ("CON.txt", "CON_txt"), ("nul", "nul"), ("lpt1", "lpt1"), ("ends.", "ends"), ("_low_", "low"),
+        ("ends.", "ends"), ("_low_", "low"),
         ("x" * 101, "x" * 100), ("é" * 60, "é" * 50), ("a" + "é" * 60, "a" + "é" * 49),
     ],
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,11 +12,14 @@ from typing import Any
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
-from kinject.disk import Journal, OffsetIndex, Row, content_id
+from kinject.disk import Journal, Row, content_id
 from kinject.errors import InputError
 from kinject.llm.balance import render_endpoints
 from kinject.llm.sender import Sender
 from kinject.types import Completion, Tabular, Usage, Variant
+
+_Offsets = defaultdict[str, list[int]]
+"""The offsets of a file's rows by id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,7 @@ class Store:
 
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
         """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
-        matching = zip(requests, [self._variant_offsets.offsets_of(request.id) for request in requests], strict=True)
+        matching = zip(requests, [self._variant_offsets.get(request.id, []) for request in requests], strict=True)
         return {
             request.id: self._variant(self._variants.row_at(offsets[-1])) for request, offsets in matching if offsets
         }
@@ -129,7 +132,7 @@ class Store:
 
     def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `requests`, each once."""
-        matching = [self._rejected_offsets.offsets_of(request.id) for request in requests]
+        matching = [self._rejected_offsets.get(request.id, []) for request in requests]
         rows = (self._rejected.row_at(offset) for offsets in matching for offset in offsets)
         return list({row["id"]: row for row in rows}.values())
 
@@ -153,7 +156,7 @@ class Store:
             usage=completion.usage, checks=measures, attempt=attempt,
             more=tuple(texts[1:]),
         )  # fmt: skip
-        self._variant_offsets.add(variant.id, self._variants.append(variant))
+        self._variant_offsets[variant.id].append(self._variants.append(variant))
 
     def refuse(
         self, group: Group, request: VariantRequest, attempt: int, completion: Completion, verdict: Verdict
@@ -168,11 +171,11 @@ class Store:
             "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
             "usage": asdict(completion.usage),
         }  # fmt: skip
-        self._rejected_offsets.add(request.id, self._rejected.append(row))
+        self._rejected_offsets[request.id].append(self._rejected.append(row))
 
     def notes(self, notes_id: str) -> tuple[str, ...] | None:
         """Return the items stored under an id of `Plan.notes_id`, None if there is no answer yet."""
-        offsets = self._notes_offsets.offsets_of(notes_id)
+        offsets = self._notes_offsets.get(notes_id, [])
         return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else None
 
     def add_notes(self, notes_id: str, group: Group, style: str, name: str, notes: tuple[str, ...]) -> None:
@@ -181,7 +184,7 @@ class Store:
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
             "style": style, "preparation": name, "notes": list(notes),
         }  # fmt: skip
-        self._notes_offsets.add(notes_id, self._notes.append(row))
+        self._notes_offsets[notes_id].append(self._notes.append(row))
 
     def __enter__(self) -> Store:
         return self
@@ -192,16 +195,13 @@ class Store:
         self._open.close()
 
 
-def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, OffsetIndex]:
+def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, _Offsets]:
     """Return a journal and the offsets of its rows by their `key`. Each row must have the field `required`, too."""
-    offsets = OffsetIndex()
+    offsets: _Offsets = defaultdict(list)
 
     def index(offset: int, row: Row) -> None:
         _field(row, required, path)
-        try:
-            offsets.add(_field(row, key, path), offset)
-        except InputError as error:
-            raise InputError(f"{path}: {key}: {error}. The file was changed by hand; move it away.") from error
+        offsets[_field(row, key, path)].append(offset)
 
     return stack.enter_context(Journal(path, sync=False, on_row=index, fix=_FIX)), offsets
 

@@ -1,14 +1,20 @@
-"""Single files: atomic writes, bounded reads, and the fix for an error of the disk."""
+"""Single files: atomic writes, bounded reads, SHA-256, ids by content, and the fix for an error of the disk.
+
+The files of a model, a checkpoint or a token store are listed in SHA256SUMS, as coreutils' ``sha256sum -c`` reads it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -22,6 +28,13 @@ LARGEST_FILE = 2**28
 LOCK = ".lock"
 """The file in a run folder that names the process that holds it."""
 _PART = ".part"
+path_exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
+"""False for a name that no file can have (too long, or with a NUL), for which pathlib's raise."""
+
+SHA256SUMS = "SHA256SUMS"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False)
+_SUMS_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+_MOST_THREADS = 8
 
 _FIXES = (
     ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, "Free space there, or choose another folder."),
@@ -223,27 +236,100 @@ def read_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[tuple[int
             yield number, line
 
 
-def path_exists(path: Path) -> bool:
-    """Return whether `path` exists; False for a name that no file can have (too long, or with a NUL)."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
-def is_file(path: str | Path) -> bool:
-    """Return whether `path` is a file; False for a name that no file can have."""
-    return path_exists(Path(path)) and Path(path).is_file()
-
-
-def is_folder(path: str | Path) -> bool:
-    """Return whether `path` is a folder; False for a name that no folder can have."""
-    return path_exists(Path(path)) and Path(path).is_dir()
-
-
 def format_size(n_bytes: int) -> str:
     """Return a number of bytes as in ``64 MiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n_bytes >= size:
             return f"{n_bytes / size:g} {unit}"
     return f"{n_bytes} bytes"
+
+
+def _canonical(value: object) -> bytes:
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
+
+
+def content_id(*parts: object) -> str:
+    """Return 16 hex digits that depend on `parts` (JSON values) and nothing else."""
+    return hashlib.blake2b(_canonical(parts), digest_size=8).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes. Raises `DiskError` if it cannot be read."""
+    try:
+        with open_to_read(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def file_hashes(paths: Sequence[Path]) -> list[str]:
+    """Return `file_hash` of each of several files, read in parallel. Raises `DiskError` as it does."""
+    n_threads = min(_MOST_THREADS, os.cpu_count() or 1, max(1, len(paths)))
+    with ThreadPoolExecutor(n_threads) as threads:
+        return list(threads.map(file_hash, paths))
+
+
+def folder_hash(folder: Path, pattern: str = "**/*", known: Mapping[str, str] | None = None) -> str:
+    """Return one SHA-256 over the names and bytes of the files below `folder` that match `pattern`.
+
+    `known` are hashes by name that were just computed, so that no file is read twice.
+    """
+    hashes = known or {}
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob(pattern)):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name}\0{hashes.get(name) or file_hash(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def write_sha256sums(folder: Path) -> None:
+    """Write SHA256SUMS over every file below `folder`, and give each the mode of a new file. Raises `DiskError`.
+
+    safetensors writes files that their owner alone may read, whatever the umask.
+    """
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SHA256SUMS]
+    hashes = zip(file_hashes(paths), paths, strict=True)
+    lines = (f"{digest}  {path.relative_to(folder).as_posix()}\n" for digest, path in hashes)
+    sums = folder / SHA256SUMS
+    write_text(sums, "".join(lines))
+    mode = stat.S_IMODE(sums.stat().st_mode)
+    for path in paths:
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
+
+
+def verified_hashes(folder: Path) -> dict[str, str]:
+    """Return name -> hash of the files in SHA256SUMS of a model folder; {} if it has none.
+
+    Raises `InputError` with the first file that has changed, `DiskError` if one cannot be read.
+    """
+    hashes, fault = check_sha256sums(folder)
+    if fault:
+        raise InputError(f"{fault}. Make the model again; if you changed it yourself, delete {SHA256SUMS}.")
+    return hashes
+
+
+def check_sha256sums(folder: Path) -> tuple[dict[str, str], str]:
+    """Return (name -> present hash, first fault or "") of the files in SHA256SUMS of `folder`; ({}, "") if it has none.
+
+    A fault names the file. Raises `DiskError` if a file cannot be read.
+    """
+    path = folder / SHA256SUMS
+    if not path.exists():
+        return {}, ""
+    lines = read_bytes(path).decode("utf-8", "replace").splitlines()
+    expected: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        match = _SUMS_LINE.fullmatch(line)
+        if match is None:
+            return {}, f"{path}:{number}: damaged: no hash and name of a file"
+        expected[match[2]] = match[1]
+    missing = next((name for name in expected if not (folder / name).is_file()), None)
+    if missing is not None:
+        return {}, f"{folder / missing}: is missing, but {SHA256SUMS} beside it names it"
+    present = dict(zip(expected, file_hashes([folder / name for name in expected]), strict=True))
+    changed = next((name for name, digest in present.items() if digest != expected[name]), None)
+    if changed is not None:
+        return present, f"{folder / changed}: its bytes are not those that were written ({SHA256SUMS} beside it)"
+    return present, ""

@@ -11,12 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk.files import atomic_file, read_bytes, read_lines, unwritable
-from kinject.disk.format import check_version
 from kinject.errors import DiskError, InputError
 
 Row = dict[str, Any]
+FORMAT_VERSION = 1
+"""The version of manifests, report.json and SQLite files (their user_version). A change that this code's readers would
+misread raises it; readers ignore keys that they do not know.
+"""
 DEEPEST = 64
 """Levels of nesting in a row: copies, hashes and writes recurse."""
+
+
+def check_version(version: object, location: str) -> None:
+    """Raise `InputError` at `location` unless `version` is a format version that this kinject reads."""
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InputError(
+            f"{location}: damaged: format_version is {version!r:.40}, a whole number from 1 is needed. Restore it from a copy, "
+            "or choose another run folder."
+        )
+    if version > FORMAT_VERSION:
+        raise InputError(
+            f"{location}: written by a newer kinject (format {version}; this one reads up to {FORMAT_VERSION}). Update kinject, "
+            "or choose another run folder."
+        )
 
 
 def _fields_of(value: object) -> Row:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -44,7 +42,6 @@ log = logging.getLogger(__name__)
 
 OUTPUTS = ("documents.jsonl", "files.jsonl", "skipped.jsonl", "duplicates.jsonl")
 _MOST_SHOWN, _MOST_LOCATIONS = 10, 3
-_POLL = 0.5
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,7 @@ def collect(
     """
     section = section or DocumentsSection()
     folder = folder or _folder_of(sources, section)
-    with _lock_when_free(folder):
+    with lock_dir(folder, wait=True):
         files = find_files(sources)
         if not files:
             raise InputError(f"{sources[0]}: no document there can be read: it is an empty folder. Check the path.")
@@ -150,25 +147,6 @@ def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
 def _output_options(section: DocumentsSection) -> dict[str, Any]:
     """Return the options that decide the output."""
     return {key: value for key, value in asdict(section).items() if key not in ("processes", "cache_dir", "strict")}
-
-
-@contextmanager
-def _lock_when_free(folder: Path) -> Iterator[None]:
-    """Hold the folder as `lock_dir`; another process that collects the same files is waited for."""
-    waiting = False
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock_dir(folder))
-                break
-            except DiskError as error:
-                if "in use by" not in str(error):
-                    raise
-                if not waiting:
-                    log.info(f"waiting: {error}")
-                waiting = True
-                time.sleep(_POLL)
-        yield
 
 
 def _hashed(files: Sequence[FoundFile], section: DocumentsSection) -> list[HeapFile]:

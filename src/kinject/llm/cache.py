@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.disk import open_database, write_rows
+from kinject.disk import FORMAT_VERSION, check_version
 from kinject.errors import DiskError
 from kinject.types import Completion, Message, Usage
 
@@ -69,8 +69,7 @@ class AnswerCache:
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
         try:
-            pragmas = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
-            self._database = open_database(path, *pragmas, _SCHEMA, _LOST)
+            self._database = _open(path)
             self._inode = path.stat().st_ino
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
@@ -122,7 +121,20 @@ class AnswerCache:
         self._insert("INSERT INTO lost VALUES (?, ?, ?)", [row])
 
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        write_rows(self._database, self.path, statement, rows, self._inode)
+        try:
+            self._database.execute("BEGIN")
+            self._database.executemany(statement, rows)
+            self._database.execute("COMMIT")
+            if self.path.stat().st_ino != self._inode:
+                raise FileNotFoundError("it was replaced while this run was writing it")
+        except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(sqlite3.Error):  # a disk that failed once may fail again; the first error counts
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+            raise DiskError(
+                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
+                "command then resumes."
+            ) from error
 
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
@@ -150,3 +162,21 @@ def _row(key: bytes, completion: Completion, endpoint: str) -> _Row:
         key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out, usage.tokens_thinking,
         completion.thinking, endpoint,
     )  # fmt: skip
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Return the file, made if missing, with its tables. Raises the errors of the system and of SQLite."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version:
+            check_version(version, str(path))
+        else:
+            database.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _SCHEMA, _LOST):
+            database.execute(statement)
+    except BaseException:
+        database.close()
+        raise
+    return database

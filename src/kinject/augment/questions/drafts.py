@@ -13,8 +13,7 @@ from typing import Any
 
 from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
-from kinject.disk import Journal, OffsetIndex, Row, content_id
-from kinject.errors import InputError
+from kinject.disk import Journal, Row, content_id
 from kinject.language.detect import compare_languages
 from kinject.llm.prompt_injection import has_injection
 from kinject.recipe import QuestionsSection
@@ -243,24 +242,21 @@ class OutcomeFile:
     def __init__(self, run_dir: Path) -> None:
         """Open or create the file. Raises `InputError` for a row that was changed, `DiskError` on I/O."""
         with contextlib.ExitStack() as stack:
-            self._offsets = OffsetIndex()
+            self._offsets: dict[str, int] = {}
             self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._index))
             self._open = stack.pop_all()
 
     def _index(self, offset: int, row: Row) -> None:
-        try:
-            self._offsets.add(str(row.get("id")), offset)
-        except InputError as error:
-            raise InputError(f"outcomes.jsonl: {error}. The file was changed by hand; move it away.") from error
+        self._offsets[str(row.get("id"))] = offset
 
     def get(self, outcome_id: str) -> Row | None:
         """Return the row of a passage, None if it is not done."""
-        offsets = self._offsets.offsets_of(outcome_id)
-        return self._journal.row_at(offsets[-1]) if offsets else None
+        offset = self._offsets.get(outcome_id)
+        return None if offset is None else self._journal.row_at(offset)
 
     def add(self, row: Row) -> None:
         """Store the row of a passage that is done."""
-        self._offsets.add(row["id"], self._journal.append(row))
+        self._offsets[row["id"]] = self._journal.append(row)
 
     def __enter__(self) -> OutcomeFile:
         return self
