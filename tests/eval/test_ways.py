@@ -57,6 +57,16 @@ def recipe(tmp_path, tiny_model, write_rows):
     return _recipe
 
 
+def test_a_set_may_be_asked_in_formats_of_its_own(recipe, write_rows):
+    checked = write_rows("checked.jsonl", [{"id": "c", "question": "Say so.", "checks": {"min_words": 1}}])
+    sets = {
+        "new": recipe().with_name("questions.jsonl").as_posix(),
+        "kept": {"path": str(checked), "role": "retention", "formats": ["generate"]},
+    }
+    results = evaluate(read_recipe(recipe(questions=sets, formats=["texts"], max_new_tokens=2), verb="eval")).results
+    assert {(result.question_set, result.format) for result in results} == {("new", "texts"), ("kept", "generate")}
+
+
 def run(path: Path):
     return evaluate(read_recipe(path, (), "eval"))
 

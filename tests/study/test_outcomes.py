@@ -112,7 +112,7 @@ def simulate(seed: int, gap: float, *, n_seeds: int = 3, n_documents: int = 60, 
 def claim_on(records: Records, **changes: object) -> object:
     values = {"test": "difference", "outcome": "abstained", **changes}
     claim = ClaimSection("claim", question_set="set", arm="ft", baseline="base", **values)
-    evidence = Evidence(records, "m", "generate", 0, {}, {})
+    evidence = Evidence(records, "m", lambda _: ("generate", 0), {}, {})
     return judge_claims({"claim": claim}, evidence)[0]
 
 
@@ -261,7 +261,7 @@ def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_pat
         records.by_run["m", "ft, rate 0.1", seed] = records.by_run.pop(("m", "ft", seed))
     points = (SweepPoint(0.1, "0.1", 0.1, "ft, rate 0.1"), SweepPoint(1, "1", 1.0, "ft"))
     sweep = Sweep("rate", "trainer.learning_rate", "m", False, False, points)
-    evidence = Evidence(records, "m", "generate", 0, {}, {"rate": sweep})
+    evidence = Evidence(records, "m", lambda _: ("generate", 0), {}, {"rate": sweep})
     values = {"test": "difference", "outcome": "abstained", "direction": "lower", "baseline": "base"}
     claim = ClaimSection("claim", question_set="set", arm={"rate": 0.1}, **values)
     claim_result = judge_claims({"claim": claim}, evidence)[0]

@@ -67,7 +67,7 @@ def _split_set(run_dir: Path, manifest: dict[str, Any], name: str, answers: Sequ
     path = Path(item["path"])
     if manifest.get("inputs", {}).get(str(path)) != file_hash(path):
         raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
-    formats = section.get("formats", ["texts"])
+    formats = item.get("formats") or section.get("formats", ["texts"])
     asked_ways = {(answer.format, answer.shots) for answer in answers}
     ways = sorted(asked_ways, key=lambda way: (formats.index(way[0]) if way[0] in formats else len(formats), *way))
     if len(ways) < 2:

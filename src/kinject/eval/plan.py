@@ -110,8 +110,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
     sets: list[QuestionSet] = []
     problems: list[str] = []
     inputs = [Path(path) for path in (section.retrieval.documents if section.retrieval else ())]
-    for name, value in section.questions.items():
-        item = _as_section(value)
+    for name, item in section.sets().items():
         inputs.extend(Path(path) for path in (item.path, item.shots_from, item.validation, item.contexts) if path)
         try:
             sets.extend(_read_sets(name, item, section, retriever))
@@ -133,27 +132,18 @@ def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm
     ks = section.retrieval.k if section.retrieval and item.gets_passages else ()
     return tuple(
         EvalArm(model, format, shots, k)
-        for format in dict.fromkeys(section.formats)
+        for format in dict.fromkeys(item.formats or section.formats)
         for shots in ((0,) if format in WITHOUT_QUESTION else section.shots)
         for model in section.models
         for k in (0, *(dict.fromkeys(ks) if format not in WITHOUT_QUESTION else ()))
     )
 
 
-def _as_section(value: str | QuestionSetSection) -> QuestionSetSection:
-    return QuestionSetSection(path=value) if isinstance(value, str) else value
-
-
-def question_set_section(section: EvalSection, name: str) -> QuestionSetSection:
-    """Return the recipe's section of one question set."""
-    return _as_section(section.questions[name])
-
-
 def check_section(recipe: Recipe) -> None:
     """Raise `RecipeError` with every problem of the eval section that no file is needed to see."""
     if recipe.eval is None:
         return
-    formats = recipe.eval.formats
+    formats = {format for item in recipe.eval.sets().values() for format in item.formats or recipe.eval.formats}
     asking = Asking(
         writes=not OPEN.isdisjoint(formats), scores=not GENERATED.issuperset(formats), is_shared=world_size() > 1
     )
@@ -177,7 +167,8 @@ def _read_sets(
     """Yield the set, and its validation split if it has one."""
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
-    layout = layout_of(item.layout, section.formats)
+    formats = item.formats or section.formats
+    layout = layout_of(item.layout, formats)
     if Path(item.path).suffix in (".yaml", ".yml"):
         raise InputError(
             f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: python -m kinject.eval.harness "
@@ -256,14 +247,15 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
     _check_instructions(item, section, question_set.questions)
-    chosen = [format for format in section.formats if format not in OPEN]
+    formats = item.formats or section.formats
+    chosen = [format for format in formats if format not in OPEN]
     for question in (*question_set.questions, *question_set.pool) if chosen else ():
         if not question.choices:
             raise InputError(
                 f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} needs. "
                 "Give it choices and the index of the correct one, or set eval.formats: [generate]."
             )
-    lettered = [format for format in section.formats if format in SHOWS_OPTIONS]
+    lettered = [format for format in formats if format in SHOWS_OPTIONS]
     if lettered:
         for question in (*question_set.questions, *question_set.pool):
             if len(question.choices) > MOST_LETTERS:

@@ -216,9 +216,9 @@ class Shared:
     train_keys: tuple[str, ...] = ()
     checks_inputs: bool = True
     sets: Mapping[str, str | QuestionSetSection] | None = None
-    writes: bool = False
-    """The answers that decide claims are written, letters or words."""
-    writes_words: bool = False
+    writes: frozenset[str] = frozenset()
+    """The question sets on which the answers that decide claims are written, letters or words."""
+    writes_words: frozenset[str] = frozenset()
 
 
 _BASE, _RAG = "base", "+rag"
@@ -348,10 +348,10 @@ _STUDY = (
     Conflict("", _untuned_sets,
              "{1!r} has no validation questions. Name a set in study.validation, or its validation file in eval."),
     Conflict("", lambda r, f: [((*key, "test"), claim.test) for key, claim in _claims(r)
-                               if f.writes_words and claim.test in ("above_chance", "near_chance")],
+                               if claim.question_set in f.writes_words and claim.test in ("above_chance", "near_chance")],
              "{1}: the answers are written, which has no chance of guessing. Compare with a baseline (difference, equivalence)."),
     Conflict("", lambda r, f: [((*key, "outcome"), claim.outcome) for key, claim in _claims(r)
-                               if f.sets is not None and not f.writes and claim.outcome != "right"],
+                               if f.sets is not None and claim.question_set not in f.writes and claim.outcome != "right"],
              "found {1}, but the answers are choices: right or wrong. Put generate first in eval.formats, or take it out."),
 )  # fmt: skip
 

@@ -37,6 +37,9 @@ class QuestionSetSection:
     retrieval: bool | None = option(
         None, help="Whether the set is also asked with passages; default: unless its role is retention."
     )
+    formats: tuple[QuestionFormat, ...] | None = option(
+        None, help="How this set is asked instead of eval.formats, as [generate] for instructions.", nonempty=True
+    )
 
     @property
     def gets_passages(self) -> bool:
@@ -225,6 +228,13 @@ class EvalSection:
     require: tuple[str, ...] = option(
         (), help="SET>=0.8 or ARM:SET>=-0.02 (a change from the base): what an interval must hold, or exit code 1."
     )
+
+    def sets(self) -> dict[str, QuestionSetSection]:
+        """Return the table of each question set by name."""
+        return {
+            name: QuestionSetSection(path=value) if isinstance(value, str) else value
+            for name, value in self.questions.items()
+        }
 
     def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
         """Return the table of each model by name, completed from `model_defaults` and from this section."""

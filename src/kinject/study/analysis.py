@@ -109,8 +109,8 @@ class Evidence:
 
     records: Records
     model: str
-    format: str
-    shots: int
+    prompt_format: Callable[[str], tuple[str, int]]
+    """The format and number of shots that decide on a question set."""
     chosen_k: Mapping[tuple[str, str], int]
     sweeps: Mapping[str, Sweep]
 
@@ -118,7 +118,7 @@ class Evidence:
         """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K)."""
         bare, name = arm.removesuffix(RAG), claim.question_set
         k = self.chosen_k.get((bare, name), -1) if arm.endswith(RAG) else 0
-        setting = self.records.setting(self.model, bare, name, (self.format, self.shots), k)
+        setting = self.records.setting(self.model, bare, name, self.prompt_format(name), k)
         return None if setting is None else self.records.matrix(self.model, bare, setting, "", claim.outcome)
 
     def arm_name(self, arm: str | Mapping[str, Any] | None) -> str:

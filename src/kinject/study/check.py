@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kinject.corpus.questions import read_questions
 from kinject.disk import is_file
 from kinject.errors import Problem, RecipeError
-from kinject.eval.plan import layout_of, question_set_section
+from kinject.eval.plan import layout_of
 from kinject.eval.prompts import GENERATED, OPEN, WITHOUT_QUESTION
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath
@@ -76,22 +76,22 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     if evaluation is None:
         problems.append(Problem("study.eval", f"{recipe.study.eval} has no eval section."))
     else:
-        decides = head_format(evaluation)[0]
+        decides = {name: head_format(evaluation, name)[0] for name in evaluation.questions}
         shared_eval = replace(
             _KEYS,
             checks_inputs=False,
             sets=evaluation.questions,
-            writes=decides in GENERATED,
-            writes_words=decides in OPEN,
+            writes=frozenset(name for name, format in decides.items() if format in GENERATED),
+            writes_words=frozenset(name for name, format in decides.items() if format in OPEN),
         )
         problems += [*find_problems("study", recipe, shared_eval), *_impossible_outcomes(recipe, evaluation)]
     recipe.raise_any(problems)
 
 
-def head_format(evaluation: EvalSection) -> tuple[str, int]:
-    """Return the format and number of shots that decide choices and claims: the first of each in the eval recipe."""
-    formats = [format for format in evaluation.formats if format not in WITHOUT_QUESTION]
-    return (formats or list(evaluation.formats))[0], evaluation.shots[0]
+def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
+    """Return the format and number of shots that decide choices and claims on a set: the first of each in the eval recipe."""
+    asked = evaluation.sets()[question_set].formats or evaluation.formats
+    return next((format for format in asked if format not in WITHOUT_QUESTION), asked[0]), evaluation.shots[0]
 
 
 def _impossible_outcomes(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Problem]:
@@ -99,9 +99,9 @@ def _impossible_outcomes(recipe: StudyRecipe, evaluation: EvalSection) -> Iterat
     for name, claim in (recipe.study.claims or {}).items():
         if claim.question_set not in evaluation.questions or claim.outcome not in ("abstained", "answered"):
             continue
-        item = question_set_section(evaluation, claim.question_set)
+        item = evaluation.sets()[claim.question_set]
         if is_file(item.path):
-            questions = read_questions(Path(item.path), layout_of(item.layout, evaluation.formats))
+            questions = read_questions(Path(item.path), layout_of(item.layout, item.formats or evaluation.formats))
             if {question.is_answerable for question in questions} == {claim.outcome == "answered"}:
                 message = (
                     f"no question of {claim.question_set!r} can be {claim.outcome}: a question with an answer can be "

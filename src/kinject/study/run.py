@@ -303,7 +303,7 @@ def _rate(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tu
     for run in runs:
         records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder)
     arm = runs[0].arm
-    setting = records.setting(arm.model, arm.name, question_set, study.prompt_format, k)
+    setting = records.setting(arm.model, arm.name, question_set, study.prompt_format(question_set), k)
     if setting is None or len(records.seeds(arm.model, arm.name)) < len(runs):
         return None
     matrix = records.matrix(arm.model, arm.name, setting, "")
@@ -392,17 +392,16 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
     claims = judge_claims(
         section.claims or {},
-        Evidence(records, model, *study.prompt_format, chosen_k, by_name),
+        Evidence(records, model, study.prompt_format, chosen_k, by_name),
     )
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 
 def _notes(study: Study) -> list[str]:
     section = study.recipe.study
-    format, shots = study.prompt_format
     per_seed = section.new_paraphrases_per_seed
     notes = [
-        f"choices and claims are judged in the format {format} with {shots} shots, the first of the eval recipe",
+        "choices and claims are judged in the first format, and the first number of shots, of each question set",
         "seeds vary the order of training"
         + (" and the paraphrases" if per_seed else "; every seed trains on the same paraphrases"),
     ]

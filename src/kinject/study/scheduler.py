@@ -15,7 +15,7 @@ from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import file_name, read_json, write_json, write_jsonl
 from kinject.errors import InputError
-from kinject.eval.plan import layout_of, question_set_section
+from kinject.eval.plan import layout_of
 from kinject.executors import LocalExecutor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
@@ -177,10 +177,9 @@ class Study:
         """The numbers of retrieved passages with which arms are evaluated."""
         return tuple(dict.fromkeys(self.evaluation.retrieval.k)) if self.evaluation.retrieval else ()
 
-    @property
-    def prompt_format(self) -> tuple[str, int]:
-        """The format and number of shots that decide choices and claims: the first of each in the eval recipe."""
-        return head_format(self.evaluation)
+    def prompt_format(self, question_set: str) -> tuple[str, int]:
+        """Return the format and number of shots that decide choices and claims on a set."""
+        return head_format(self.evaluation, question_set)
 
     def plan_run(self, arm: Arm, seed: int) -> ArmRun:
         """Return the stages of `arm` with `seed`."""
@@ -255,8 +254,10 @@ def _split_questions(
     it, or that the validation file of a set asks about. Its questions are validation questions of a set in `fractions`, and
     left out of the test questions of every other. Raises `InputError` if a part is empty.
     """
-    sections = {name: question_set_section(section, name) for name in section.questions}
-    items = {name: replace(item, layout=layout_of(item.layout, section.formats)) for name, item in sections.items()}
+    items = {
+        name: replace(item, layout=layout_of(item.layout, item.formats or section.formats))
+        for name, item in section.sets().items()
+    }
     files = {
         name: item for name, item in items.items()
         if not {item.path, item.validation} & awaited.keys()
