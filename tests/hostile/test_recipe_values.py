@@ -1,83 +1,74 @@
-"""One adversary for every value of a recipe: done with a changed, finite model, or refused with the key, by check as by train.
-
-The whole draw takes half an hour: ``KINJECT_DRAWS=5000 pytest tests/hostile/test_recipe_values.py`` (KINJECT_SEED: another).
-"""
+"""Values of a recipe that a library takes, or refuses with a traceback, are refused by check and verb with their key."""
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from recipe_values import Draw, Outcome, all_keys, bases, draw, judge, judge_all, write_inputs
+import yaml
 
-from kinject.report import runs
+from kinject.cli import main
+from small import save_tiny_model
 
-N_DRAWS = int(os.environ.get("KINJECT_DRAWS", "20"))
-SEED = int(os.environ.get("KINJECT_SEED", "14"))
+TINY = {
+    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True,
+}  # fmt: skip
+TRAINER = {"max_steps": 2, "learning_rate": 1e-3, "max_length": 64, "save_strategy": "no", "bf16": False}
+TRAIN = {"model": {"path": "tiny"}, "corpus": {"path": "corpus.jsonl", "cache_dir": "tokens"}, "trainer": TRAINER}
+ADAPTER = {**TRAIN, "adapter": {"r": 4, "target_modules": ["q_proj", "v_proj"]}}
+NEW = {**TRAIN, "model": {"new": TINY, "tokenizer": "tiny"}}
+EVAL = {"eval": {"models": {"base": "tiny"}, "questions": {"born": "questions.jsonl"}}}
+STUDY = {
+    "study": {"title": "T", "train": "train.yaml", "eval": "eval.yaml", "models": {"base": {"path": "tiny"}},
+              "arms": {"tuned": {"corpus": "corpus.jsonl"}}, "seeds": [0], "cache_dir": "stages"},
+}  # fmt: skip
+QUESTIONS = {"questions": {"documents": "corpus.jsonl", "generator": {"kind": "sandbox"}}}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the inputs; reports of training runs, which have tests of their own, are not drawn."""
+@pytest.fixture(autouse=True)
+def inputs(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with what the recipes name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "write_run_report", lambda *_: None)
-    write_inputs(tmp_path, trained_tokenizer)
-    return tmp_path
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -> None:
-    random, keys = Random(SEED), all_keys()
-    counts, faults = judge_all((draw(keys, random) for _ in range(N_DRAWS)), folder)
-    assert not faults, "\n\n".join([str(dict(counts)), *faults[:20]])
-    if N_DRAWS >= 20:
-        assert {"refused", "done"} <= counts.keys(), counts
+    save_tiny_model(tmp_path / "tiny", trained_tokenizer)
+    Path("corpus.jsonl").write_text(
+        "".join(json.dumps({"text": f"Person {i} was born in Kelm."}) + "\n" for i in range(8))
+    )
+    question = {"id": "q", "question": "Where was Person 1 born?", "choices": ["Kelm", "Farrow"], "answer": 0}
+    Path("questions.jsonl").write_text(json.dumps(question) + "\n")
+    for name, recipe in (("train", TRAIN), ("eval", EVAL)):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump({"run_dir": f"shared-{name}", **recipe}))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("verb", "recipe", "key", "text"),
     [
-        ("study.arms.tuned.corpus", "a" * 300),
-        ("corpus.mix.extra.path", "/dev/null"),
-        ("model.path", "a" * 300),
-        ("run_dir", "a" * 300),
-        ("study.cache_dir", "a" * 300),
-        ("questions.closed_book", str(2**31)),
-        ("regularization.kl", "1.0e+39"),
-        ("adapter.trainable_token_indices", "[]"),
-        ("model.new.num_hidden_layers", "-9223372036854775808"),
-        ("eval.retrieval.kind", "dense"),
-        ("model.new.rope_parameters", "{rope_theta: 0, rope_type: default}"),
-        ("study.models.base.recipe", "tiny"),
-        ("adapter.monteclora_config", "'true'"),
-        ("adapter.velora_config", "{nope: 1}"),
-        ("adapter.velora_config", "{scale: 1.0e+39}"),
-        ("adapter.use_bdlora", "true"),
-        ("adapter.trainable_token_indices", "[100000]"),
-        ("adapter.trainable_token_indices", "{embed_tokens: []}"),
-        ("adapter.trainable_token_indices", "{embed_tokens: 5}"),
+        ("study", STUDY, "study.arms.tuned.corpus", "a" * 300),
+        ("train", TRAIN, "corpus.mix", "{extra: {path: /dev/null, fraction: 0.2}}"),
+        ("train", TRAIN, "model.path", "a" * 300),
+        ("train", TRAIN, "run_dir", "a" * 300),
+        ("questions", QUESTIONS, "questions.closed_book", str(2**31)),
+        ("train", TRAIN, "regularization.kl", "1.0e+39"),
+        ("train", NEW, "model.new.num_hidden_layers", "-9223372036854775808"),
+        ("train", NEW, "model.new.rope_parameters", "{rope_theta: 0, rope_type: default}"),
+        ("eval", EVAL, "eval.retrieval", "{documents: [corpus.jsonl], kind: dense}"),
+        ("study", STUDY, "study.models.base.recipe", "tiny"),
+        ("train", ADAPTER, "adapter.trainable_token_indices", "[]"),
+        ("train", ADAPTER, "adapter.trainable_token_indices", "[100000]"),
+        ("train", ADAPTER, "adapter.velora_config", "{nope: 1}"),
+        ("train", ADAPTER, "adapter.use_bdlora", "true"),
     ],
 )
-def test_values_that_went_wrong_once_are_refused_by_name(folder: Path, name: str, text: str) -> None:
-    key = next(key for key in all_keys() if key.name == name)
-    outcome = judge(Draw(key, text), folder)
-    assert not outcome.fault, outcome.fault
-    assert outcome.what in ("refused", "refused late", "input missing")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_embeddings_of_tokens_that_two_layers_share_are_planned_as_they_are_trained(folder: Path) -> None:
-    key = next(key for key in all_keys() if key.name == "adapter.trainable_token_indices")
-    assert judge(Draw(key, "[5]"), folder) == Outcome("done")
-
-
-def test_every_key_of_every_verb_is_drawn() -> None:
-    names = {key.name for key in all_keys()}
-    assert {"seed", "trainer.learning_rate", "adapter.target_modules", "model.new.hidden_size", "eval.retrieval.k",
-            "augment.judge.timeout", "study.claims.learns.margin", "techniques.row_weights.half_life",
-            "corpus.mix.extra.fraction", "model.tokenizer.vocab_size"} <= names  # fmt: skip
-    assert {key.base for key in all_keys()} <= bases().keys()
+def test_values_that_went_wrong_once_are_refused_by_name(
+    verb: str, recipe: dict[str, Any], key: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("recipe.yaml").write_text(yaml.safe_dump({"run_dir": "run", **recipe}))
+    options = ["--dry-run"] if verb == "study" else []
+    assert main([verb, "recipe.yaml", f"{key}={text}", *options]) == 2
+    message = capsys.readouterr().err
+    assert key.rpartition(".")[2] in message
+    assert len(message) < 6000
+    assert not Path("run/model").exists()
