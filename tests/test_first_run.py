@@ -36,8 +36,6 @@ NOT_HERE = {
     "recipes/llama-3.1-8b/": "a model of the hub",
     "recipes/qwen3/": "a model of the hub",
     "recipes/mistral-7b/": "a model of the hub",
-    "--gguf": "llama.cpp; tests/cli/test_export.py has a converter of its own",
-    "--push": "a network and a token; tests/cli/test_export.py has a hub of its own",
     "mistralai/": "a model of the hub",
     "recipes/handbook/": "an endpoint with a key, a model of the hub; tests/augment/test_survey.py writes them",
     "recipes/real-data/": "data of another project",

@@ -188,7 +188,7 @@ def export(folder: str | Path, **options: Any) -> ExportResult:
     from kinject.export import ExportOptions
     from kinject.export import export as run
 
-    paths = {key: Path(options[key]) for key in ("out", "report", "llama_cpp") if options.get(key) is not None}
+    paths = {key: Path(options[key]) for key in ("out", "report") if options.get(key) is not None}
     return run(ExportOptions(Path(folder), **{**options, **paths}))
 
 
@@ -254,7 +254,7 @@ def read_report(path: str | Path) -> Report:
 def plan(recipe: TrainRecipe | str | Path, **options: Any) -> Plan:
     """Estimate memory, time and disk of a training run; `options` are those of `kinject.plan.run.PlanOptions`.
 
-    Without devices, this machine's. `calibration` times a few real steps, for at most `seconds`.
+    Without devices, this machine's. `calibration` times a few real steps.
 
         kinject.plan("recipes/cpt.yaml", calibration=False).fits
     """

@@ -15,7 +15,7 @@ import transformers
 
 from kinject.errors import InputError
 from kinject.plan.estimate import Step, count_flops, estimate, new_config, optimizer_state, read_shapes
-from kinject.plan.ways import GIB, Devices, choose, describe_batch, describe_traffic, find_devices, parse_memory
+from kinject.plan.ways import GIB, Devices, choose, describe_traffic, find_devices, parse_memory
 from kinject.process import machine_memory
 from kinject.train.updates.muon import add_muon
 
@@ -123,7 +123,6 @@ def test_each_technique_moves_the_part_that_it_is_for() -> None:
     assert part("activations", liger=True) < whole.activations
     assert part("activations", mixed=torch.bfloat16) < whole.activations  # less its copies of the weights
     assert part("logits", fused=False) > 0
-    assert part("logits", fused=False, loss_tile=64) == 0  # a layer of the backward pass is the fuller moment
     assert part("weights", copies=1) == whole.weights + n_bytes
     squares = 3 * (6 * 64**2 + 160**2)  # a basis of half the directions for the inputs of each matrix of three layers
     assert part("optimizer", projected=True) == whole.optimizer + 2 * squares
@@ -159,14 +158,14 @@ def test_of_the_ways_that_fit_the_one_that_sends_least_is_taken(
 def test_what_is_divided_is_changed_so_that_it_can_be() -> None:
     step = _step(
         model=WIDE, dtype=torch.bfloat16, mixed=torch.bfloat16, rounding=True, optim="adamw_8bit", accumulation=2,
-        loss_tile=16, muon=True, projected=True, checkpointing=False,
+        muon=True, projected=True, checkpointing=False,
     )  # fmt: skip
     shapes = read_shapes(replace(step, rounding=False, dtype=torch.float32, projected=False, optim="adamw_torch_fused"))
     way, _ = choose(step, _gpus(1.06 * 1.2 * shapes.weights, 8))
     words = shlex.split(way.command)
     assert way.name == "FSDP"
     assert words[words.index("RECIPE") + 1 :] == [
-        "techniques.stochastic_rounding=false", "model.dtype=float32", "techniques.loss_tile=null",
+        "techniques.stochastic_rounding=false", "model.dtype=float32",
         "regularization.projection=null", "techniques.muon=null", "trainer.optim=adamw_torch_fused",
         "trainer.gradient_checkpointing=true",
     ]  # fmt: skip
@@ -222,17 +221,6 @@ def test_a_layer_that_does_not_fit_is_named_with_its_size() -> None:
     assert way.name == "none"
     assert "the largest layer (2." in way.why
     assert "fsdp2-split.yaml" in way.why
-
-
-def test_more_devices_keep_the_batch_or_get_the_rate_of_the_larger_one() -> None:
-    assert describe_batch(_step(accumulation=8), _gpus(1), 1e-3, 220) == []
-    rows, same, larger = describe_batch(_step(accumulation=8), _gpus(1, 4), 1e-3, 220)
-    assert rows == "4 devices read 4 times the rows of one in a step (128 instead of 32)."
-    assert same.endswith("trainer.per_device_train_batch_size=4 trainer.gradient_accumulation_steps=2")
-    assert "trainer.learning_rate=0.002 trainer.max_steps=55 (square-root rule for Adam" in larger
-    _, _, larger = describe_batch(_step(optim="sgd"), _gpus(1, 2), 1e-3, -1)
-    assert "trainer.learning_rate=0.002 (linear rule for SGD" in larger
-    assert len(describe_batch(_step(batch=1), _gpus(1, 2), 1e-3, -1)) == 2  # one row cannot be divided
 
 
 def test_devices_are_named_described_or_this_machines() -> None:

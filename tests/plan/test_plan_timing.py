@@ -61,7 +61,6 @@ def test_a_recipe_for_a_thousand_steps_takes_eight_and_leaves_nothing(
         eval_steps=5, save_strategy="steps", save_steps=5, load_best_model_at_end=True, metric_for_best_model="loss",
     )  # fmt: skip
     result = plan(recipe, PlanOptions())
-    assert any("evaluation and probes" in note for note in result.notes)
     assert result.timing is not None, result.notes
     assert result.timing.n_steps == 6
     assert result.seconds == pytest.approx(1000 * result.timing.step_seconds)
@@ -85,13 +84,11 @@ def _writes(ends: list[float], code: int | None = 0, last: str = "") -> Callable
     return _run
 
 
-def test_the_median_step_after_two_is_taken_and_scaled_to_all_that_is_accumulated(
+def test_the_median_step_after_two_is_taken(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "run_process", _writes([9.0, 12.0, 13.0, 15.0, 16.0, 20.0, 21.5, 22.5]))
-    timing = time_steps(make_recipe(gradient_accumulation_steps=12), 60)  # steps of 1, 2, 1, 4, 1.5 and 1 s
-    assert timing == StepTiming(1.25 * 12 / 4, 6, 1008)
-    assert time_steps(make_recipe(), 60) == StepTiming(1.25, 6, 1008)
+    assert time_steps(make_recipe()) == StepTiming(1.25, 6, 1008)  # steps of 1, 2, 1, 4, 1.5 and 1 s
 
 
 def test_steps_that_fail_or_take_too_long_are_reported_and_those_that_ended_count(
@@ -99,8 +96,8 @@ def test_steps_that_fail_or_take_too_long_are_reported_and_those_that_ended_coun
 ) -> None:
     recipe = make_recipe()
     monkeypatch.setattr(planning, "run_process", _writes([1.0], code=2))
-    assert time_steps(recipe, 60) == "the steps failed: no such thing"
+    assert time_steps(recipe) == "the steps failed: no such thing"
     monkeypatch.setattr(planning, "run_process", _writes([1.0, 2.0], last='{"step": 3, "sec'))
-    assert time_steps(recipe, 7) == "3 steps take more than 7 s here (--seconds)."
+    assert time_steps(recipe) == "3 steps take more than 120 s here."
     monkeypatch.setattr(planning, "run_process", _writes([1.0, 2.0, 5.0, 7.0], last='{"step": 5, "sec'))
-    assert time_steps(recipe, 7) == StepTiming(2.5, 2, 1004)
+    assert time_steps(recipe) == StepTiming(2.5, 2, 1004)

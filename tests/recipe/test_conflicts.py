@@ -104,7 +104,6 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"method": "distill", "trainer": {"loss_type": "dft"}}, {}, "method", "the loss nll"),
     ({"techniques": {**HARD, **WEIGHTS}}, {}, "techniques.hard_example_mining", "it is undefined which loss"),
     ({"techniques": WEIGHTS, "regularization": {"kl": 1.0}}, {}, "techniques.row_weights", "regularization.kl is in units"),
-    ({"techniques": {"loss_tile": 8}, "regularization": {"kl": 1.0}}, {}, "techniques.loss_tile", "logits of whole rows"),
     ({"regularization": {"kl": 1.0}}, {}, "regularization.kl", "Set corpus.replay."),
     ({"regularization": {"ewc": 1.0}}, {}, "regularization.ewc", "Set corpus.replay."),
     ({"regularization": {"kl": 1.0}, "trainer": {"packing": True, "packing_strategy": "wrapped"}}, {}, "regularization.kl",

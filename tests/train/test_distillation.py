@@ -123,7 +123,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "beginning": ({"context": "beginning"}, {"max_length": 32}),
     "both": ({"context": "both", "top_k": 9999}, {"max_length": 32}),
     "unpacked": ({}, {"packing": False, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}),
-    "tiles": ({"cross_entropy": 0.5}, {"tile": 7}),
 }
 
 
@@ -133,10 +132,7 @@ def test_an_update_is_that_of_the_loop_written_out(
 ) -> None:
     section, options = CASES[case]
     trainer = {**SGD, **options}
-    techniques = {"loss_tile": trainer.pop("tile")} if "tile" in trainer else {}
-    recipe = make_recipe(
-        method="distill", distillation=section, corpus=paraphrases, trainer=trainer, techniques=techniques
-    )
+    recipe = make_recipe(method="distill", distillation=section, corpus=paraphrases, trainer=trainer)
     base = {name: w.detach().clone() for name, w in load_model(str(sharp_model)).model.double().named_parameters()}
     wanted, losses = _by_hand(recipe, sharp_model)
     result = train(recipe)

@@ -13,14 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from kinject.disk import read_jsonl
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
 from kinject.train.objectives import TrainingLoss
-from kinject.train.objectives.weighting import HardExamples, RowWeights, WeightedRows
-from kinject.train.setup import make_trainer
+from kinject.train.objectives.weighting import HardExamples, RowWeights
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
@@ -209,69 +208,3 @@ def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
         RowWeights(RowWeightsSection("w", half_life=3.0), path).result()
     with pytest.raises(InputError, match="every row weighs 0"):
         RowWeights(RowWeightsSection("w"), write_rows("none.jsonl", [{"text": "a", "w": 0}])).result()
-
-
-def _gradient_of(
-    trainer: Any, batch: dict[str, torch.Tensor], tile: int | None
-) -> tuple[float, dict[str, torch.Tensor]]:
-    trainer.loss_tile = tile
-    trainer.model.zero_grad()
-    loss = trainer.compute_loss(trainer.model, dict(batch))
-    loss.backward()
-    gradients = {
-        name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.grad is not None
-    }
-    return float(loss.detach()), gradients
-
-
-@pytest.mark.parametrize("adapter", [None, {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}])
-def test_tiles_change_neither_a_loss_nor_its_gradient_nor_the_metrics(
-    make_recipe: MakeRecipe, adapter: dict[str, Any] | None
-) -> None:
-    """Every loss in tiles that do not divide the tokens."""
-    recipe = make_recipe(techniques={"loss_tile": 9}, **({"adapter": adapter} if adapter else {}))
-    trainer = make_trainer(recipe)
-    trainer.model.train()
-    batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 1)])
-    with torch.no_grad():
-        for name, weight in trainer.model.named_parameters():
-            if "lora_B" in name or (adapter is None and weight.requires_grad):  # away from the base
-                weight.add_(0.05 * torch.randn_like(weight))
-    batch["weights"] = torch.rand(batch["labels"].shape)
-    batch["labels"][0, :5] = -100
-    losses = [TrainingLoss(), TrainingLoss(smoothing=0.2), TrainingLoss(objectives=(WeightedRows(RowWeightsSection("w")),)),
-              TrainingLoss(objectives=_hardest(0.3)),
-              TrainingLoss(objectives=_hardest(0.3, "rows"))]  # fmt: skip
-    for loss in losses:
-        trainer.training_loss = loss
-        whole, tiled = _gradient_of(trainer, batch, None), _gradient_of(trainer, batch, 9)
-        assert tiled[0] == pytest.approx(whole[0], rel=1e-5)
-        assert whole[1].keys() == tiled[1].keys()
-        assert all(torch.allclose(whole[1][n], tiled[1][n], atol=1e-6, rtol=1e-4) for n in whole[1])
-    trainer.model.eval()
-    for tile in (None, 9):
-        trainer.loss_tile = tile
-        with torch.no_grad():
-            trainer.compute_loss(trainer.model, dict(batch))
-    for name in ("entropy", "mean_token_accuracy"):
-        values = trainer._metrics["eval"][name]
-        assert values[1] == pytest.approx(values[0], rel=1e-5)
-
-
-def test_the_logits_of_a_long_row_are_never_whole(make_recipe: MakeRecipe) -> None:
-    trainer = make_trainer(make_recipe(techniques={"loss_tile": 8}))
-    head, seen = trainer.model.get_output_embeddings(), []
-    head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:-1].numel()))
-    row = {key: torch.randint(4, 90, (1, 300)) for key in ("input_ids", "labels")}
-    row["position_ids"] = torch.arange(300)[None]
-    trainer.model.train()
-    trainer.compute_loss(trainer.model, row).backward()
-    n_tiles = -(-299 // 8)
-    assert max(seen[: 2 * n_tiles]) == 8
-    assert len(seen) == 2 * n_tiles + -(-256 // 8)  # forwards, again backwards, and the sample of the metrics
-
-
-def test_a_head_that_does_more_is_refused(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.train.loss._logit_scale", lambda text: 1.5)
-    with pytest.raises(RecipeError, match="head has a step that kinject does not know"):
-        make_trainer(make_recipe(techniques={"loss_tile": 8}))

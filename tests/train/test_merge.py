@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from kinject.cli import main
-from kinject.disk import verified_hashes
-from kinject.errors import DiskError, InputError
+from kinject.errors import InputError
 from kinject.models import load_model, model_hash
 from kinject.recipe import Recipe
 from kinject.train import train
@@ -40,29 +38,6 @@ def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
         assert torch.allclose(got[0.25][name].double(), wanted, atol=1e-8)
     loaded = load_model(str(done[0.25]))
     assert loaded.tokenizer.bos_token_id is not None
-
-
-def test_of_two_merges_into_one_folder_each_writes_all_its_models_or_is_refused(
-    tiny_tokenizer: Any, tmp_path: Path
-) -> None:
-    other = str(_save(tmp_path / "other", tiny_tokenizer, 3))
-    alphas = [0.2, 0.6, 0.9]
-
-    def attempt(number: int) -> str:
-        try:
-            done = merge(other, other, alphas, tmp_path / f"out{number // 2}")
-        except DiskError as error:
-            return str(error)
-        return "all" if list(done) == alphas else "some"
-
-    with ThreadPoolExecutor(2) as threads:
-        finished = list(threads.map(attempt, range(12)))
-    assert {"all"} < set(finished)
-    assert all(outcome == "all" or "in use by process" in outcome for outcome in finished)
-    for pair in range(6):
-        assert "all" in finished[2 * pair : 2 * pair + 2]
-        assert sorted(path.name for path in (tmp_path / f"out{pair}").glob("[!.]*")) == [f"alpha-{a}" for a in alphas]
-        assert all(verified_hashes(tmp_path / f"out{pair}" / f"alpha-{alpha}") for alpha in alphas)
 
 
 def test_an_adapter_is_folded_in_before_it_is_averaged(
@@ -168,12 +143,11 @@ def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path
     save_file(large, tiny_model / "model.safetensors", {"format": "pt"})
     weights[name][3, 3] = 0.0
     save_file({key: value.half() for key, value in weights.items()}, tuned / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=r"averaged with .* at alpha 0\.5 is out of its dtype's range"):
+    with pytest.raises(InputError, match=r"at alpha 0\.5 is out of its dtype's range"):
         merge(str(tiny_model), str(tuned), [0.5], tmp_path / "merged")
     assert not any((tmp_path / "merged").glob("[!.]*"))
 
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
@@ -229,9 +203,9 @@ def test_the_sum_is_that_of_float64_and_chat_comes_from_the_instruct_model(
     ours, theirs, start = map(_weights, (model, instruct, base))
     for scale, folder in out.items():
         got = _weights(folder)
-        assert got.keys() == ours.keys() | theirs.keys() | start.keys()
+        assert got.keys() == ours.keys()
         for name, value in got.items():
-            a, b, c = (side.get(name, side[EMBEDDING]).double() for side in (ours, theirs, start))
+            a, b, c = (side[name].double() for side in (ours, theirs, start))
             wanted = b.clone()
             wanted[: len(a)] = a + scale * (b[: len(a)] - c)
             assert value.dtype == dtype

@@ -135,7 +135,7 @@ def test_liger_gets_the_model_and_leaves_the_head_to_trl(
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stand_in)
     monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: True)
     monkeypatch.setattr("kinject.train.config.find_problems", lambda *_: [])
-    train(make_recipe(trainer={"use_liger_kernel": True, "max_steps": 1}, techniques={"loss_tile": 16}))
+    train(make_recipe(trainer={"use_liger_kernel": True, "max_steps": 1}))
     assert calls[0].pop("model").config.model_type == "llama"
     assert calls == [{"fused_linear_cross_entropy": False}]
 

@@ -68,11 +68,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tables")
-@pytest.mark.parametrize("tile", [None, 7])
-def test_an_objective_from_outside_trains_by_its_own_loss(
-    make_recipe: MakeRecipe, by_hand: Any, tile: int | None
-) -> None:
-    techniques = {"custom": {"focal": {"gamma": 1.5}}, "loss_tile": tile}
+def test_an_objective_from_outside_trains_by_its_own_loss(make_recipe: MakeRecipe, by_hand: Any) -> None:
+    techniques = {"custom": {"focal": {"gamma": 1.5}}}
     recipe = make_recipe(trainer=SGD, techniques=techniques)
     hand = by_hand(recipe, BATCH)
     weights = list(hand.model.parameters())

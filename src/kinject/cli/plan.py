@@ -37,10 +37,6 @@ def add_plan(verbs: Any) -> None:
         help="gigabytes a second of the slowest link: of a machine's network with --nodes, else between two devices",
     )
     parser.add_argument("--no-calibration", action="store_true", help="time no real steps")
-    parser.add_argument(
-        "--seconds", metavar="S", type=float, default=120.0, help="time limit for these steps (default: 120)"
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the plan as JSON")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the learning rate by step (PNG, SVG or PDF)")
     parser.set_defaults(run=_plan)
 
@@ -48,14 +44,12 @@ def add_plan(verbs: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from kinject.errors import InputError
 
-    for option in ("devices", "nodes", "link", "seconds"):
+    for option in ("devices", "nodes", "link"):
         value = getattr(arguments, option)
         if value is not None and value <= 0:
             raise InputError(f"--{option}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
-    from kinject.disk import write_json
-    from kinject.plan.pages import draw_rates, plan_values, render_plan
-    from kinject.plan.run import PlanOptions, plan
+    from kinject.plan.run import PlanOptions, draw_rates, plan, render_plan
     from kinject.plan.ways import parse_memory
 
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
@@ -64,23 +58,20 @@ def _plan(arguments: argparse.Namespace) -> int:
         memory,
         arguments.devices,
         not arguments.no_calibration,
-        arguments.seconds,
         arguments.nodes,
         link,
         arguments.gpu,
     )
     result = plan(recipe, options)
     show(render_plan(result))
-    if arguments.json is not None:
-        write_json(arguments.json, dict(plan_values(result)))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)
     return 0 if result.way.command else 1
 
 
 _DOCTOR = """\
-Check this machine and what each recipe would do on it: device, dtype, attention, missing inputs. Each
-problem comes with its fix. Exit code 0: no problems; 1: problems.
+Check this machine and what each recipe would do on it: device, dtype, attention, missing inputs. Exit
+code 0: no problems; 1: problems.
 
 examples:
   kinject doctor                        every recipe below recipes/

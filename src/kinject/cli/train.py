@@ -34,14 +34,14 @@ def add_train(verbs: Any) -> None:
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir")
     again.add_argument("--overwrite", action="store_true", help="start over, whatever is in run_dir")
-    again.add_argument("--job", choices=("slurm", "skypilot"), help="print a job file that runs this, and stop")
+    again.add_argument("--job", choices=("slurm",), help="print a job file that runs this, and stop")
     parser.set_defaults(run=_train)
 
 
 def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
     if arguments.job is not None:
-        show(render_job(arguments.job, list(arguments.arguments)), end="")
+        show(render_job(list(arguments.arguments)), end="")
         return 0
     from kinject.api import train
     from kinject.train import render_summary
@@ -55,8 +55,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 _EXPORT = """\
 Make a finished run ready for use elsewhere: its model as one plain folder with a card (an adapter folded
-into its base), and the commands that serve it. Where asked for, a GGUF file. --push uploads the model to
-the Hugging Face hub, and nothing else. A part that is there is not made, or uploaded, again.
+into its base), and the commands that serve it, upload it, or convert it for llama.cpp.
 
 Or merge models first (into the folder merged beside MODEL, or --out):
   --average-with BASE           weights between the base (--alpha 0) and MODEL (1), which may be an adapter
@@ -65,7 +64,6 @@ Or merge models first (into the folder merged beside MODEL, or --out):
 
 examples:
   kinject export runs/cpt --report runs/eval --license apache-2.0
-  kinject export runs/cpt --push me/handbook-8b
   kinject export runs/cpt/model --average-with runs/sandbox/base/model --alpha 0.5 0.75"""
 
 
@@ -85,19 +83,13 @@ def add_export(verbs: Any) -> None:
     merging.add_argument("--minus", metavar="BASE", help="the base of both models")
     merging.add_argument("--scale", type=float, nargs="+", help="factors of the difference (default: 1, the whole)")
     merging.add_argument("--onto", metavar="INSTRUCT", help="model that gets the adapter instead of its own base")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the parts (default: export in RUN)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the result (default: export in RUN)")
     parser.add_argument("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows")
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16", "float16"),
         help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
     )  # fmt: skip
-    parser.add_argument("--license", metavar="ID", help="licence in the card, as apache-2.0 (default: the base's card)")
-    parser.add_argument("--gguf", metavar="TYPE", help="also make a GGUF file: f32, f16, bf16, q8_0 or auto")
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="llama.cpp's folder (default: LLAMA_CPP)")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model to the hub (HF_TOKEN)")
-    parser.add_argument(
-        "--public", action="store_true", help="create this repository as a public one (default: private)"
-    )
+    parser.add_argument("--license", metavar="ID", help="licence in the card, as apache-2.0")
     parser.set_defaults(run=_export)
 
 
@@ -135,7 +127,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     values = {key: value for key, value in vars(arguments).items() if key in ExportOptions.__dataclass_fields__}
     result = export(ExportOptions(**values))
-    show("\nServe it:\n  " + "\n  ".join(result.commands))
+    show(f"{result.folder}: written\n\nUse it:\n  " + "\n  ".join(result.commands))
     return 0
 
 
@@ -195,31 +187,15 @@ if [ "$warned" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -l
 fi
 exit "$code"
 """
-_SKYPILOT = """\
-# Edit the accelerators. Managed jobs (sky jobs launch FILE) start again after a preemption: --resume continues from the newest
-# checkpoint, if run_dir is on a bucket (file_mounts).
-name: {name}
-resources:
-  accelerators: H100:1
-  use_spot: true
-workdir: .
-setup: pip install kinject
-run: |
-  accelerate launch --num_machines "$SKYPILOT_NUM_NODES" --machine_rank "$SKYPILOT_NODE_RANK" \\
-    --num_processes $((SKYPILOT_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE)) --mixed_precision no --dynamo_backend no \\
-    --main_process_ip "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" --main_process_port 29500 \\
-    -m kinject.cli train {words} --resume
-"""
-JOBS = {"slurm": _SLURM, "skypilot": _SKYPILOT}
 
 
-def render_job(kind: str, words: list[str]) -> str:
-    """Return the job file of `kind`, a key of `JOBS`, that trains the recipe and overrides `words` in this folder."""
+def render_job(words: list[str]) -> str:
+    """Return the job file for Slurm that trains the recipe and overrides `words` in this folder."""
     values = {
         "name": Path(words[0]).stem.replace(" ", "-"), "folder": shlex.quote(str(Path.cwd())), "words": shlex.join(words),
         "python": shlex.quote(sys.executable),
     }  # fmt: skip
-    text = JOBS[kind]
+    text = _SLURM
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", value)
     return text

@@ -3,14 +3,13 @@
 Importing this package imports no torch; its functions do.
 """
 
-from typing import Any
-
-from kinject.models.causal import (
+from kinject.models.attention import (
     causal_fault,
     check_causal,
     is_runnable,
     reads_later_tokens,
     text_start,
+    try_attention,
     window_of,
 )
 from kinject.models.folder import (
@@ -113,10 +112,3 @@ __all__ = [
     "whole_weights",
     "window_of",
 ]  # fmt: skip
-
-
-def try_attention(model: Any, name: str) -> str:
-    """Switch `model` to the attention `name` if it works; see `kinject.models.attention.try_attention`. Imports torch."""
-    from kinject.models import attention
-
-    return attention.try_attention(model, name)

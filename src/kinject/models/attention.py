@@ -1,23 +1,119 @@
-"""Attention for training: torch's variable-length flash attention behind transformers' interface, and a short trial.
+"""What a causal language model attends to: its window, the test that it reads no later tokens, attention for packed rows.
 
-With variable-length attention a packed row costs what its documents cost one by one. A document begins where the positions
-restart. For training only: there is no KV cache.
+A model that reads later tokens learns to copy them, and has none to copy when it writes: its training loss and its log-probs
+mean nothing. With torch's variable-length flash attention a packed row costs what its documents cost one by one. A document
+begins where the positions restart. For training only: there is no KV cache.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-import torch.nn.functional as F
-
-from kinject.models.causal import is_runnable
+from kinject.errors import InputError
 from kinject.models.folder import first_line
 from kinject.models.hardware import choose_precision
+from kinject.process import is_fsdp_launch
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "varlen"
-_KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+_SEPARATOR = "<|endoftext|>"
+_LENGTH = 8
+_EXACT, _ROUNDED = 1e-3, 0.1
+"""Limits for float32, and for weights that are rounded more. Experts that get other rows at once change the last digit."""
+
+
+def window_of(config: Any) -> int | None:
+    """Return the most tokens that a model of a transformers `config` reads at once, None if the config sets no bound."""
+    text = config.get_text_config()
+    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def text_start(tokenizer: Any) -> int | None:
+    """Return the token behind which a document begins, as in pretraining; None if the tokenizer has none.
+
+    That is what the tokenizer itself puts before a text. If it adds nothing, it is the separator of documents: many chat
+    models' BOS begins a turn, and their pretraining knew <|endoftext|> alone.
+    """
+    ids = list(tokenizer("a", verbose=False).input_ids)
+    bare = list(tokenizer("a", add_special_tokens=False, verbose=False).input_ids)
+    if len(ids) > len(bare) and ids[1 : len(bare) + 1] == bare:
+        return int(ids[0])
+    separator = tokenizer.get_vocab().get(_SEPARATOR)
+    candidates = (separator, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return next((token for token in candidates if token is not None), None)
+
+
+def is_runnable(model: Any) -> bool:
+    """Return whether `model` can read a row here and now.
+
+    It cannot if this process does not hold its weights (they are sharded), or if they are still in memory (FSDP moves
+    them) and its attention is a GPU's.
+    """
+    parameters = list(model.parameters())
+    if any(parameter.is_meta or not parameter.numel() for parameter in parameters):
+        return False
+    if not is_fsdp_launch() or parameters[0].device.type != "cpu":
+        return True
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) in (None, "eager", "sdpa")
+
+
+def reads_later_tokens(model: Any) -> bool:
+    """Return whether other tokens in the second half of a short row move the model's logits in the first half.
+
+    The limit is relative to the change in the second half. A model that is not runnable is not tried.
+    """
+    import torch
+
+    if not is_runnable(model):
+        return False
+    n_tokens, half = int(model.get_input_embeddings().weight.shape[0]), _LENGTH // 2
+    row = torch.arange(3, 3 + _LENGTH, device=model.device) % n_tokens
+    other = torch.cat([row[:half], (row[half:] + n_tokens // 2) % n_tokens])
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in (row, other)]
+    model.train(was_training)
+    change = (logits[0] - logits[1]).abs()
+    is_exact = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
+    return bool(change[:half].max() > (_EXACT if is_exact else _ROUNDED) * change[half:].max())
+
+
+def not_causal(config: Any) -> str:
+    """Return the fault of a model of a transformers `config` that reads later tokens."""
+    set_decoder = " Set is_decoder: true in its config, and train it." if hasattr(config, "is_decoder") else ""
+    return (
+        f"{config.model_type} is no causal language model as configured: it reads later tokens (another token at the end of a "
+        f"row moves the logits before it). Take a causal model.{set_decoder}"
+    )
+
+
+def check_causal(model: Any, name: str) -> None:
+    """Raise `InputError` if the model `name` is not causal."""
+    if reads_later_tokens(model):
+        raise InputError(f"{name}: {not_causal(model.config)}")
+
+
+def causal_fault(config: Any) -> str:
+    """Return why a model of a transformers `config` is no causal language model; "" if none is known.
+
+    The rest shows once the model is loaded (`check_causal`).
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    if config.model_type not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return f"{config.model_type} is no causal language model. Take a causal model."
+    is_masked = config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
+    if is_masked and getattr(config, "is_decoder", None) is False:  # false alone says nothing: GPT-NeoX has it too
+        return not_causal(config)
+    return ""
 
 
 def register() -> None:
@@ -42,6 +138,8 @@ def varlen_attention(
     [batch or 1, length], dropout, softcap. The kernel does not support float32; sdpa with a mask then computes the same.
     Raises `ValueError` for what the kernel does not support (dropout, capped logits, keys longer than the query).
     """
+    import torch
+
     if options.get("dropout") or options.get("softcap") or options.get("s_aux") is not None:
         raise ValueError("varlen attention has no dropout, no capped logits and no sinks. Set model.attention: sdpa.")
     if query.shape[2] != key.shape[2] or options.get("position_ids") is None:
@@ -53,7 +151,7 @@ def varlen_attention(
     starts = options["position_ids"].expand(n_rows, length) == 0
     starts = starts | (torch.arange(length, device=query.device) == 0)
     window, scaling = options.get("sliding_window"), options.get("scaling")
-    if query.dtype not in _KERNEL_DTYPES:
+    if query.dtype not in (torch.float16, torch.bfloat16):
         return _masked_attention(query, key, value, starts, window=window, scaling=scaling), None
     offsets, longest = _boundaries(options["position_ids"], starts)
     q, k, v = (tensor.transpose(1, 2).reshape(n_rows * length, -1, size) for tensor in (query, key, value))
@@ -70,6 +168,8 @@ def _boundaries(positions: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Te
     All layers of a forward pass, and their recomputation, are given the same tensor of positions. Its result is kept, so
     that the GPU is waited for once a batch, not twice a layer.
     """
+    import torch
+
     global _last  # a batch's positions are not written to after it was made
     cached = _last
     if cached is None or cached[0] is not positions or cached[1] != starts.shape:
@@ -102,7 +202,7 @@ def _run_kernel(
         options["enable_gqa"] = True
     elif k.shape[1] != q.shape[1]:
         k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-    return cast(torch.Tensor, varlen.varlen_attn(q, k, v, offsets, offsets, longest, longest, **options))
+    return cast("torch.Tensor", varlen.varlen_attn(q, k, v, offsets, offsets, longest, longest, **options))
 
 
 def _masked_attention(
@@ -110,6 +210,9 @@ def _masked_attention(
     *, window: int | None, scaling: float | None,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of `varlen_attention`, computed by sdpa; `starts` [batch, length] marks first tokens."""
+    import torch
+    import torch.nn.functional as F
+
     document = starts.cumsum(-1)
     index = torch.arange(starts.shape[1], device=starts.device)
     distance = index[:, None] - index[None, :]
@@ -126,6 +229,8 @@ def try_attention(model: Any, name: str) -> str:
     Both read one row of two short documents in the dtype of training; the logits may differ by a tenth of their length.
     Sharded weights are not tried.
     """
+    import torch
+
     if not is_runnable(model):
         return "it is not tried on weights that are sharded or still to be moved to the GPU"
     if name == NAME:

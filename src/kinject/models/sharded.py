@@ -1,8 +1,8 @@
 """Weights split between processes: FSDP2 and tensor parallelism by transformers, ZeRO-3 by DeepSpeed, FSDP by accelerate.
 
 With FSDP2 and tensor parallelism each process reads its part of each tensor from the files, so that it never holds more
-than its shard and one tensor. Each process then has DTensors. Under ZeRO-3 each reads one tensor after the other and keeps
-its part; a parameter is empty between its uses, and `ds_tensor` is this process's part.
+than its shard and one tensor. Each process then has DTensors. Under ZeRO-3 a parameter is empty between its uses, and
+`ds_tensor` is this process's part.
 """
 
 from __future__ import annotations
@@ -96,26 +96,6 @@ def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
         os.environ.update(saved)
 
 
-@contextlib.contextmanager
-def reading_parts() -> Iterator[None]:
-    """Let transformers read the parts of weights from their files instead of mapping the files into memory.
-
-    Mapped pages count as memory of the process, up to the size of the whole model.
-    """
-    from transformers import modeling_utils
-
-    mapped = modeling_utils.safe_open
-
-    def safe_open(*args: Any, **options: Any) -> Any:
-        return mapped(*args, **{**options, "backend": "pread"})
-
-    modeling_utils.safe_open = safe_open
-    try:
-        yield
-    finally:
-        modeling_utils.safe_open = mapped
-
-
 def zero3_dtype() -> torch.dtype | None:
     """Return the dtype of a model's weights under ZeRO-3, which DeepSpeed's configuration sets; None without ZeRO-3."""
     import torch
@@ -126,50 +106,6 @@ def zero3_dtype() -> torch.dtype | None:
     config = deepspeed.deepspeed_config()
     halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return next((dtype for name, dtype in halves.items() if config.get(name, {}).get("enabled") is True), torch.float32)
-
-
-@contextlib.contextmanager
-def splitting() -> Iterator[None]:
-    """Let transformers read a model under ZeRO-3 one tensor after the other, of which each process keeps its part.
-
-    Its own way creates the whole model in parts first, then gathers each module and has the first process fill it. Here
-    every process reads each tensor. Does nothing without ZeRO-3.
-    """
-    from transformers import core_model_loading
-    from transformers.integrations import deepspeed
-
-    dtype = zero3_dtype()
-    if dtype is None:
-        yield
-        return
-    import deepspeed as library
-    import torch
-
-    known = deepspeed._hf_deepspeed_config_weak_ref()
-    set_whole, at_once = core_model_loading.set_param_for_module, os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
-    with library.zero.Init(config_dict_or_path=known.config):
-        first: Any = torch.nn.Linear(1, 1, bias=False).weight
-
-    def set_part(model: Any, name: str, *arguments: Any) -> None:
-        set_whole(model, name, *arguments)
-        module, _, own_name = name.rpartition(".")
-        weight = model.get_submodule(module)._parameters.get(own_name)
-        if weight is not None and not weight.is_meta:
-            weight.data = weight.data.to(dtype) if weight.is_floating_point() else weight.data
-            first.convert_to_zero_parameters([weight])
-
-    core_model_loading.set_param_for_module = set_part
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "true"  # its threads read ahead
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        with reading_parts():
-            yield
-    finally:
-        deepspeed.set_hf_deepspeed_config(known)
-        core_model_loading.set_param_for_module = set_whole
-        del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
-        if at_once is not None:
-            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = at_once
 
 
 def shard(model: PreTrainedModel, sharding: Sharding) -> PreTrainedModel:

@@ -73,7 +73,6 @@ class Step:
     freeze: tuple[str, ...] = ()
     muon: bool = False
     rounding: bool = False
-    loss_tile: int | None = None
     copies: int = 0
     projected: bool = False
     liger: bool = False
@@ -197,12 +196,10 @@ def _activations(step: Step) -> tuple[int, int]:
 
 
 def _logits(step: Step) -> int:
-    """Return the bytes of tensors over the vocabulary: all logits in the loss, or a tile of them."""
+    """Return the bytes of tensors over the vocabulary: all logits in the loss, or a tile of them in TRL's head."""
     vocabulary = int(step.model.get_text_config().vocab_size)
     tokens = step.batch * step.block
-    if step.loss_tile is not None:
-        tokens = min(tokens, step.loss_tile)
-    elif step.fused:
+    if step.fused:
         return 4 * min(tokens, _TILE[0]) * min(vocabulary, _TILE[1])
     return _LOGITS * 4 * tokens * vocabulary
 

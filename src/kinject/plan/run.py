@@ -1,4 +1,4 @@
-"""`kinject plan`: the memory, time and steps of a training run before it starts, and how to spread it over devices.
+"""`kinject plan`: the memory, time and steps of a training run before it starts, how to spread it over devices, as text.
 
 Memory comes from `kinject.plan.estimate`, the length of the run from its corpus, and the time from a few real steps in a
 process of their own, or from a card's data sheet.
@@ -18,13 +18,24 @@ from typing import Any
 import torch
 
 from kinject.disk import is_file, is_folder
-from kinject.errors import KinjectError, RecipeError
+from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.models import choose_device, choose_precision, load_tokenizer, window_of
-from kinject.plan.estimate import Memory, Shapes, Step, count_flops, estimate, new_config, read_config, read_shapes
-from kinject.plan.ways import GIB, Change, Devices, Way, choose, describe_batch, find_devices
+from kinject.plan.estimate import (
+    PARTS,
+    Memory,
+    Shapes,
+    Step,
+    count_flops,
+    estimate,
+    new_config,
+    read_config,
+    read_shapes,
+)
+from kinject.plan.ways import GIB, Change, Devices, Way, choose, describe_traffic, find_devices, quoted, render_size
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.recipe.conflicts import find_problems
-from kinject.terminal import Progress
+from kinject.report.style import INK, LEARNING, style
+from kinject.terminal import Progress, duration, sparkline
 from kinject.train.config import trainer_field
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
@@ -32,25 +43,23 @@ from kinject.types import Tabular
 
 log = logging.getLogger(__name__)
 
-_WARM_UP_STEPS, _TIMED_STEPS = 2, 6
+_WARM_UP_STEPS, _TIMED_STEPS, _SECONDS = 2, 6, 120.0
+"""Of the real steps that are timed, and the longest time for all of them."""
 _DRAWN_STEPS = 1_000_000
 """Most steps whose learning rate is computed one by one."""
-_MAX_ACCUMULATION = 4
-"""Micro-batches of a timed step; the time of a step with more is scaled."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """Options of the command line: bytes of a device, devices of a machine and machines (None: this machine's).
 
-    `calibration` times real steps for at most `seconds`; `link` are the bytes a second of the slowest link; `gpu` is a name in
+    `calibration` times real steps; `link` are the bytes a second of the slowest link; `gpu` is a name in
     `GPUS`.
     """
 
     memory: int | None = None
     devices: int | None = None
     calibration: bool = True
-    seconds: float = 120.0
     nodes: int | None = None
     link: float | None = None
     gpu: str | None = None
@@ -58,21 +67,13 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class RunLength:
-    """The steps and tokens of a run. `tokens` are read in all `steps` together; `learned` of them are in the loss.
-
-    `texts_per_document` is the (minimum, median, maximum) number of texts of a document in the run, `fill` the fraction of a
-    row that holds tokens.
-    """
+    """The steps and tokens of a run. `tokens` are read in all `steps` together; `learned` of them are in the loss."""
 
     n_rows: int
     steps: int
     epochs: float
     tokens: int
     learned: int
-    documents: int
-    texts_per_document: tuple[float, float, float] | None
-    fill: float
-    fractions: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,6 @@ class Plan(Tabular):
     seconds: float | None
     step_flops: float
     rates: tuple[float, ...] | None
-    batch_advice: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -147,7 +147,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     devices = find_devices(kind, options.memory, options.devices, options.nodes, options.link, options.gpu)
     if described:
         (check_training if devices.here else check_model)(recipe)
-    notes = [*recipe.notes, *_uncounted(recipe)]
+    notes = list(recipe.notes)
     log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real steps")
     step = step_of(recipe, devices)
     if recipe.model.path is not None and not step.model.name_or_path:
@@ -161,15 +161,12 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     per_epoch = updates_per_epoch(recipe, length.n_rows, devices.count) if length is not None else 0
     follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
     is_drawn = 0 < n_steps <= _DRAWN_STEPS and (per_epoch > 0 or not follows_epochs)
-    advice = describe_batch(
-        step, devices, trainer_field(recipe.trainer, "learning_rate"), trainer_field(recipe.trainer, "max_steps")
-    )
     return Plan(
         recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, shapes=shapes,
         memory=memory, devices=devices, changes=tuple(changes), way=way, length=length,
         timing=timing,
         seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
-        step_flops=count_flops(step, shapes), batch_advice=tuple(advice), notes=tuple(notes),
+        step_flops=count_flops(step, shapes), notes=tuple(notes),
         rates=tuple(planned_curve(recipe.trainer, recipe.model, n_steps, per_epoch)) if is_drawn else None,
     )  # fmt: skip
 
@@ -178,17 +175,6 @@ def _device_kind(recipe: TrainRecipe, options: PlanOptions, *, described: bool) 
     device = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
     elsewhere = described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available()))
     return "cuda" if options.gpu is not None or elsewhere else choose_device(device)
-
-
-def _uncounted(recipe: TrainRecipe) -> list[str]:
-    """Return a note on the parts of the recipe whose memory is not counted."""
-    parts = {
-        "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
-        "evaluation and probes, which have batches of their own": str(trainer_field(recipe.trainer, "eval_strategy"))
-        != "no",
-    }
-    names = [name for name, used in parts.items() if used]
-    return [f"memory not counted: {'; '.join(names)}."] if names else []
 
 
 def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
@@ -215,7 +201,6 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         fused=devices.kind != "cpu" and has_mean_loss, optim=str(trainer_field(recipe.trainer, "optim")),
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
         muon=techniques.muon is not None, rounding=techniques.stochastic_rounding,
-        loss_tile=techniques.loss_tile,
         copies=sum(kind.copies for name, kind in UPDATE_RULES.items() if kind.is_on(name, recipe)),
         projected=recipe.projection is not None, liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
     )  # fmt: skip
@@ -279,23 +264,15 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 
     Raises as training for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
-    from kinject.train.data import check_positions, open_corpora, summarize_exposures, tokenize_and_pack
+    from kinject.train.data import check_positions, open_corpora, tokenize_and_pack
 
     tokenized = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe))
     data = tokenized.train
     check_positions(recipe, _model_config(recipe), data)
     n_rows = len(data.rows)
     steps, epochs = count_steps(recipe, n_rows, n_devices)
-    lengths = data.rows.lengths()
-    exposures: dict[str, Any] = summarize_exposures(data.exposures, epochs)
-    texts = exposures.get("rows")
-    block = trainer_field(recipe.trainer, "max_length") if recipe.trainer.get("packing") else int(lengths.max())
-    return RunLength(
-        n_rows=n_rows, steps=steps, epochs=epochs, tokens=round((data.account.source - data.account.lost) * epochs),
-        learned=round(data.account.trained * epochs), documents=exposures["documents"],
-        texts_per_document=(texts["min"], texts["median"], texts["max"]) if texts else None,
-        fill=float(lengths.mean()) / block, fractions=dict(data.fractions),
-    )  # fmt: skip
+    n_read = round((data.account.source - data.account.lost) * epochs)
+    return RunLength(n_rows, steps, epochs, n_read, round(data.account.trained * epochs))
 
 
 def count_steps(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, float]:
@@ -335,34 +312,149 @@ def _calibrate(
     if reason:
         notes.append(f"time is not estimated: {reason}.")
         return None
-    timing = time_steps(recipe, options.seconds)
+    timing = time_steps(recipe)
     if isinstance(timing, str):
         notes.append(f"time is not estimated: {timing}")
         return None
     return timing
 
 
-def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
-    """Return the timing of real steps, or the reason for having none: they failed, or took longer than `seconds`."""
-    accumulation = int(trainer_field(recipe.trainer, "gradient_accumulation_steps"))
-    timed_accumulation = min(accumulation, _MAX_ACCUMULATION)
+def time_steps(recipe: TrainRecipe) -> StepTiming | str:
+    """Return the timing of real steps, or the reason for having none: they failed, or took too long."""
     if recipe.method == "distill":  # the teacher would read the whole corpus first
         raw = {key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")}
         recipe = replace(recipe, method=None, distillation=None, raw=raw)
     with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:
         folder = Path(name) / "run"
-        trainer = {"gradient_accumulation_steps": timed_accumulation}
         n_steps = _WARM_UP_STEPS + _TIMED_STEPS
-        with Progress(f"timing real steps, at most {seconds:g} s", n_steps, "steps") as progress:
-            short = short_recipe(recipe, folder, n_steps, trainer)
-            code = run_process(short, seconds=seconds, progress=progress)
+        with Progress(f"timing real steps, at most {_SECONDS:g} s", n_steps, "steps") as progress:
+            code = run_process(short_recipe(recipe, folder, n_steps, {}), seconds=_SECONDS, progress=progress)
         rows = read_timing(folder)
         if code:
             reason = last_log_line(folder) if (folder / LOG).is_file() else ""
             return f"the steps failed: {reason or f'exit code {code}'}"
     if len(rows) < _WARM_UP_STEPS + 1:
-        return f"{_WARM_UP_STEPS + 1} steps take more than {seconds:g} s here (--seconds)."
+        return f"{_WARM_UP_STEPS + 1} steps take more than {_SECONDS:g} s here."
     ends = [row["seconds"] for row in rows[_WARM_UP_STEPS - 1 :]]
     steps = [later - earlier for earlier, later in itertools.pairwise(ends)]
-    step_seconds = statistics.median(steps) * accumulation / timed_accumulation
-    return StepTiming(step_seconds, len(steps), max(row["peak_bytes"] for row in rows))
+    return StepTiming(statistics.median(steps), len(steps), max(row["peak_bytes"] for row in rows))
+
+
+def render_plan(plan: Plan) -> str:
+    """Return the plan as text."""
+    blocks = [_head(plan), _memory(plan), _spread(plan), _run(plan), _rates(plan)]
+    blocks.append([f"note: {note}" for note in plan.notes])
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _head(plan: Plan) -> list[str]:
+    shapes, step, devices = plan.shapes, plan.step, plan.devices
+    kind = "full" if step.adapter is None else "LoRA" if step.quantization == "none" else f"QLoRA, {step.quantization}"
+    mixed = f", multiplied in {str(step.mixed).removeprefix('torch.')}" if step.mixed is not None else ""
+    where = "this machine" if devices.here else "as given, not this machine"
+    per_node = devices.count // devices.nodes
+    count = f"{devices.nodes} machines with {per_node} x " if devices.nodes > 1 else f"{per_node} x " * (per_node > 1)
+    fraction = shapes.n_trained / shapes.n_parameters
+    trains = "all train" if fraction == 1 else f"{shapes.n_trained:,} train ({fraction:.2%})"
+    return [
+        f"recipe       {plan.recipe}",
+        f"model        {plan.model}: {shapes.n_parameters:,} parameters, {trains} ({kind})",
+        f"weights      {str(step.dtype).removeprefix('torch.')}{mixed}, optimizer {step.optim}, gradient checkpointing "
+        f"{'on' if step.checkpointing else 'off'}",
+        f"step         {step.batch} rows x {step.accumulation} accumulated x {devices.count} device"
+        f"{'s' if devices.count > 1 else ''} = {plan.global_batch} rows of {step.block} tokens",
+        f"devices      {count}{devices.name}, {render_size(devices.memory)} ({where})",
+    ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    lines = ["peak memory of a step on one device, estimated"]
+    for part in PARTS:
+        n_bytes = getattr(memory, part)
+        if n_bytes:
+            name = "heap holes" if part == "fragmentation" else part
+            lines.append(f"  {name:<12} {render_size(n_bytes):>10}  {n_bytes / memory.peak:>4.0%}")
+    on_gpu = plan.devices.kind == "cuda"
+    other = "CUDA's context and unused blocks of the allocator, assumed" if on_gpu else "Python and its libraries"
+    lines.append(f"  {'other':<12} {render_size(plan.need - memory.peak):>10}  {other}")
+    verdict = "fits" if plan.fits else "does NOT fit"
+    size = f"{verdict} one device of {render_size(plan.devices.memory)}"
+    lines.append(
+        f"  {'total':<12} {render_size(plan.need):>10}  {size}; the largest layer has {render_size(plan.shapes.layer)}"
+    )
+    if memory.host:
+        lines.append(f"  {'host':<12} {render_size(memory.host):>10}  in the machine's memory besides")
+    if plan.timing is not None:
+        peak = render_size(plan.timing.peak_bytes)
+        lines.append(f"  {'measured':<12} {peak:>10}  in {plan.timing.n_steps} real steps")
+    return lines
+
+
+def _spread(plan: Plan) -> list[str]:
+    way, lines = plan.way, []
+    if plan.changes:
+        enough = " (all together are not enough)" if way.name in ("offload", "none") else ""
+        lines.append(f"to fit, in the order of least cost{enough}")
+        for number, change in enumerate(plan.changes, 1):
+            lines.append(f"  {number}. {' '.join(map(quoted, change.overrides))}")
+            lines.append(f"     down to {render_size(plan.devices.need(change.peak))}; {change.cost}")
+        lines.append("")
+    lines.append(f"parallelism  {way.name}: {way.why}")
+    if way.command:
+        if plan.devices.count > 1 or plan.changes:
+            lines.append(f"             about {render_size(plan.devices.need(way.memory.peak))} on each device")
+        lines.append(f"             {way.command.replace('RECIPE', plan.recipe)}")
+        if plan.devices.nodes > 1:
+            lines.append("             on each machine, with its own --machine_rank and the ADDRESS of the first")
+    else:
+        lines.append("             Take a smaller model, or more memory.")
+    lines += [f"             {line}" for line in describe_traffic(way, plan.step_flops, plan.devices)]
+    return lines
+
+
+def _run(plan: Plan) -> list[str]:
+    lines, length = [], plan.length
+    if length is not None:
+        lines.append(f"run          {length.steps:,} steps, {length.epochs:.3g} epochs of {length.n_rows:,} rows")
+        lines.append(f"tokens       {length.tokens:,} read, {length.learned:,} of them learned")
+    lines.append(f"operations   {plan.step_flops / 1e12:,.3g} TFLOP a step on each device")
+    if plan.seconds is not None and plan.timing is not None:
+        each = f"{plan.timing.step_seconds:.2f} s a step, measured here; without evaluation, probes and saving"
+        lines.append(f"time         {duration(plan.seconds)} ({each})")
+    elif plan.devices.kind == "cuda":
+        seconds = plan.step_flops / plan.devices.flops
+        whole = f"{duration(seconds * length.steps)}, " if length is not None else ""
+        pace = f"{plan.devices.flops / 1e12:.3g} TFLOP/s on each device (assumed, not measured)"
+        lines.append(f"time         {whole}{seconds:.3g} s a step, planned at {pace}")
+    return lines
+
+
+def _rates(plan: Plan) -> list[str]:
+    if plan.rates is None:
+        return []
+    return [
+        f"learning rate {sparkline(list(plan.rates))}",
+        f"             first {plan.rates[0]:.3g}, highest {max(plan.rates):.3g}, last {plan.rates[-1]:.3g} "
+        f"over {len(plan.rates):,} steps",
+    ]
+
+
+def draw_rates(plan: Plan, path: Path) -> None:
+    """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the steps are unknown."""
+    if plan.rates is None:
+        raise InputError("--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps.")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--figure: found {str(path)!r:.80}, allowed: a name that ends with .png, .svg or .pdf.")
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=(7.0, 3.0), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(range(1, len(plan.rates) + 1), plan.rates, color=LEARNING, linewidth=1.6)
+        axes.set_xlabel("optimizer step", color=INK)
+        axes.set_title("Learning rate")
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.01)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)

@@ -5,7 +5,6 @@ Of the ways that fit, the one that sends least is taken: the table `WAYS`.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -245,10 +244,8 @@ def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
     if step.rounding:
         words += ["techniques.stochastic_rounding=false", "model.dtype=float32"]
         step = replace(step, rounding=False, dtype=torch.float32)
-    if step.loss_tile is not None:
-        words.append("techniques.loss_tile=null")
     words += [override for field, override in _EXCLUDED.items() if getattr(step, field)]
-    step = replace(step, loss_tile=None, projected=False, muon=False)
+    step = replace(step, projected=False, muon=False)
     if way == "ZeRO-2":
         return step, tuple(words)
     if is_bitsandbytes(step.optim):
@@ -320,9 +317,6 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[_Candidate]:
     if not step.checkpointing:
         cost = "the same update, about a third more time"
         yield _Candidate(("trainer.gradient_checkpointing=true",), cost, {"checkpointing": True})
-    if not step.fused and step.loss_tile is None:
-        cost = "the same update; the last layer's products are computed twice"
-        yield _Candidate(("techniques.loss_tile=1024",), cost, {"loss_tile": 1024})
     if is_full and devices.count == 1 and step.mixed == torch.bfloat16 and step.dtype == torch.float32:
         cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
         words = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true", *off)
@@ -345,30 +339,6 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[_Candidate]:
     if step.block > 512:
         cost = "longer documents are cut in two"
         yield _Candidate((f"trainer.max_length={step.block // 2}",), cost, {"block": step.block // 2})
-
-
-def describe_batch(step: Step, devices: Devices, rate: float, max_steps: int) -> list[str]:
-    """Return lines on the global batch of several devices: how to keep that of one, and the rate for the larger one.
-
-    The rules: linear for SGD (arXiv 1706.02677), the square root for Adam and its kin (arXiv 2205.10287).
-    """
-    n, one = devices.count, step.batch * step.accumulation
-    if n == 1:
-        return []
-    lines = [f"{n} devices read {n} times the rows of one in a step ({n * one} instead of {one})."]
-    if one % n == 0:
-        rows = one // n
-        batch = max(size for size in range(1, min(step.batch, rows) + 1) if rows % size == 0)
-        lines.append(
-            f"To keep batch, steps and rate: trainer.per_device_train_batch_size={batch} "
-            f"trainer.gradient_accumulation_steps={rows // batch}"
-        )
-    is_sgd = "sgd" in step.optim
-    rule = "linear rule for SGD" if is_sgd else "square-root rule for Adam and its kin"
-    steps = f" trainer.max_steps={max(max_steps // n, 1)}" if max_steps > 0 else ""
-    higher = rate * (n if is_sgd else math.sqrt(n))
-    lines.append(f"For the larger batch: trainer.learning_rate={higher:.3g}{steps} ({rule}; a start for find-lr)")
-    return lines
 
 
 def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:

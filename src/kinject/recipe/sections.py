@@ -342,9 +342,6 @@ class TechniquesSection:
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
-    loss_tile: int | None = option(
-        None, help="Tokens whose logits are in memory at once, for every loss; each tile is computed twice.", min=1
-    )
     stochastic_rounding: bool = option(
         False,
         help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",

@@ -116,7 +116,7 @@ def _unknown_backend(r: Any, f: Launch) -> list[tuple[str, str]]:
 
 
 def _of_nll(r: Any, f: Launch) -> list[tuple[str, str]]:
-    keys = _on(r, "hard_example_mining", "row_weights", "loss_tile") + _listed(
+    keys = _on(r, "hard_example_mining", "row_weights") + _listed(
         trainer__label_smoothing_factor=f["label_smoothing_factor"], method=r.method == "distill"
     )
     return [(key, str(f["loss_type"])) for key in keys] if f["loss_type"] != "nll" else []
@@ -219,8 +219,6 @@ TRAIN_ROWS = (
              "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."),
     Conflict("{0}", lambda r, f: _on(r, "hard_example_mining", "row_weights") if _terms(r, "kl") else [],
              "regularization.kl is in units of the loss of a token, all weighted equally. Keep one."),
-    Conflict("techniques.loss_tile", lambda r, f: _on(r, "loss_tile") and _terms(r, "kl"),
-             "regularization.kl needs the logits of whole rows. Keep one."),
     Conflict("{0}", lambda r, f: _terms(r, "kl", "ewc") if r.corpus.replay is None else [],
              "is measured on replay. Set corpus.replay."),
     Conflict("regularization.kl", lambda r, f: _terms(r, "kl") and f["packing"] and f["packing_strategy"] == "wrapped",
@@ -287,7 +285,7 @@ TRAIN_ROWS = (
     # several processes
     Conflict("{0}", lambda r, f: [(key, f.splits) for key in (*_terms(r, "l2", "ewc", "kl"), *_gradients(r, f)) if f.splits],
              "needs the weights and the gradients, and {1}"),
-    Conflict("{0}", lambda r, f: [*_on(r, "loss_tile", "stochastic_rounding", "muon"), *_terms(r, "projection")]
+    Conflict("{0}", lambda r, f: [*_on(r, "stochastic_rounding", "muon"), *_terms(r, "projection")]
              if f.in_parts or f.splits else [],
              "needs whole weights on each process. Use DDP, or remove the line."),
     Conflict("regularization.projection", lambda r, f: f.splits_matrices and _terms(r, "projection"),

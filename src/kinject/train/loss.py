@@ -1,4 +1,4 @@
-"""The loss of a run and the shape of what changes it; tiles of long rows, metrics, and the mean over updates.
+"""The loss of a run and the shape of what changes it; metrics, and the mean over updates.
 
 A loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that accumulation
 and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
@@ -6,16 +6,13 @@ and several devices change nothing: `total` is that sum, `count` the batch's par
 
 from __future__ import annotations
 
-import functools
 import math
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.recipe.check import Conflict
@@ -34,10 +31,6 @@ class Predictions:
     has_target: torch.Tensor
     log_probs: torch.Tensor
     ids: torch.Tensor
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors it is made from, each with one row a token."""
-        return [self.has_target, self.log_probs, self.ids]
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
@@ -76,8 +69,7 @@ class Objective:
 
     An objective of your own is a frozen dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a
     recipe sets them under techniques.custom.NAME. Of the hooks below it overrides those that it needs. Validation losses stay
-    plain. Where any objective is on, the logits are computed whole or in tiles (techniques.loss_tile), which the estimate of
-    memory counts.
+    plain. Where any objective is on, the logits are computed whole, which the estimate of memory counts.
     """
 
     is_mean: ClassVar[bool] = True
@@ -173,59 +165,6 @@ class TrainingLoss:
     def total_of(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
         return losses.sum() if self._weighing is None else self._weighing.total(losses, batch)
-
-
-Project = Callable[[torch.Tensor], torch.Tensor]
-"""Hidden states [tokens, width] -> logits [tokens, vocabulary] in float32."""
-
-
-def add_hidden_states(model: Any) -> None:
-    """Let ``model(..., score=f)`` return ``f(hidden states [batch, length, width], project)`` instead of logits.
-
-    `model` is a causal language model without an adapter. Logits are scaled and capped by its config, as in TRL.
-    """
-    text = model.config.get_text_config()
-    cap, scale = getattr(text, "final_logit_softcapping", None), _logit_scale(text)
-    original_forward = model.forward
-
-    @functools.wraps(type(model).forward)
-    def forward(
-        self: Any, *args: Any, score: Callable[[torch.Tensor, Project], Any] | None = None, **options: Any
-    ) -> Any:
-        if score is None:
-            return original_forward(*args, **options)
-        options.pop("labels", None)
-        hidden = self.base_model(*args, **options).last_hidden_state
-
-        def project(states: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.get_output_embeddings()(states).float() * scale
-            return logits if cap is None else cap * torch.tanh(logits / cap)
-
-        return score(hidden, project)
-
-    model.forward = types.MethodType(forward, model)
-
-
-def _logit_scale(text: Any) -> float:
-    """Return the factor on a model's logits, under the names of Cohere, Falcon-H1 and Granite (which divides)."""
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(text, name, None) is not None:
-            return float(getattr(text, name))
-    divisor = getattr(text, "logits_scaling", None)
-    if divisor is None:
-        return 1.0
-    return float(divisor) if text.model_type == "hyperclovax" else 1.0 / float(divisor)
-
-
-def in_tiles(score: Callable[..., torch.Tensor], tile: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Return `score` of each `tile` rows of `tensors`; it is computed again in the backward pass, not kept."""
-    n = len(tensors[0])
-    return [
-        checkpoint(
-            score, *(tensor[start : start + tile] for tensor in tensors), use_reentrant=False, preserve_rng_state=False
-        )
-        for start in range(0, max(n, 1), tile)
-    ]
 
 
 @torch.no_grad()

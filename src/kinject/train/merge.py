@@ -41,11 +41,10 @@ from kinject.models import (
 if TYPE_CHECKING:
     import torch
 
-Change = Callable[[str, "torch.Tensor"], Mapping[str, "torch.Tensor"]]
-"""The result for a tensor of a file: nothing, one or several tensors by name."""
+Change = Callable[[str, "torch.Tensor"], "torch.Tensor"]
+"""The new values of a tensor of this name."""
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """Name of a dtype in torch -> in safetensors."""
-_SAME_BASE = "All three must be one architecture and size: a model, and an instruct model with its base."
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
@@ -60,13 +59,10 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
     invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
     if invalid:
         raise InputError(f"--alpha: found {invalid[0]}, allowed: 0 (the base) to 1 (the tuned model).")
-    written: dict[float, Path] = {}
     with TemporaryDirectory(prefix="kinject-merge-") as scratch:
         for folder in (Path(base), Path(tuned)):
             if not folder.is_dir():
-                raise InputError(
-                    f"{folder}: no *.safetensors: no such folder. Give folders that save_pretrained wrote."
-                )
+                raise InputError(f"{folder}: no such folder. Give folders that save_pretrained wrote.")
             check_model(folder)
             verified_hashes(folder)
         tuned_dir = Path(tuned)
@@ -74,25 +70,13 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             merge_adapter(tuned_dir, Path(scratch), "float32")
             tuned_dir = Path(scratch)
         _check_same_tensors(Path(base), tuned_dir)
-        for folder in (Path(base), tuned_dir):
-            check_finite_in(folder)
-        with lock_dir(out), open_tensors(Path(base)) as ours:  # held until all are written
-            for alpha in alphas:
+        with open_tensors(Path(base)) as ours:
 
-                def average(name: str, theirs: torch.Tensor, alpha: float = alpha) -> Mapping[str, torch.Tensor]:
-                    mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
-                    return {name: mixed.to(theirs.dtype)}
+            def average(name: str, theirs: torch.Tensor, alpha: float) -> torch.Tensor:
+                return torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha).to(theirs.dtype)
 
-                written[alpha] = out / f"alpha-{alpha:g}"
-                with result_folder(written[alpha], {"base": base, "tuned": tuned}, {"alpha": alpha}) as part:
-                    rewrite(tuned_dir, part, average)
-                    copy_others(tuned_dir, part)
-                    if name := not_finite_in(part).rpartition(": ")[2]:
-                        raise InputError(
-                            f"{tuned}: {name} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED "
-                            "in the dtype of BASE, or in float32."
-                        )
-    return written
+            sources = (Path(base), tuned_dir)
+            return _write_each("alpha", alphas, out, sources, tuned_dir, average, {"base": base, "tuned": tuned})
 
 
 def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], out: Path) -> dict[float, Path]:
@@ -112,31 +96,41 @@ def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], o
     ours, theirs, base = (plain_model(name, role) for role, name in names.items())
     _check_addable(ours, theirs, base)
     inputs = {role: model_hash(folder) for role, folder in zip(names, (ours, theirs, base), strict=True)}
+    with open_tensors(theirs) as added, open_tensors(base) as subtracted:
+
+        def change(name: str, tensor: torch.Tensor, scale: float) -> torch.Tensor:
+            result, start = added[name].get_tensor(name), subtracted[name].get_tensor(name)
+            if not tensor.is_floating_point():
+                return result
+            result, n = result.float(), min(len(tensor), len(start))
+            result[:n] = (result[:n] - start[:n].float()) * scale + tensor[:n].float()
+            return result.to(tensor.dtype)
+
+        return _write_each("scale", scales, out, (ours, theirs, base), ours, change, inputs, files=theirs)
+
+
+def _write_each(
+    kind: str, factors: Sequence[float], out: Path, sources: Sequence[Path], weights: Path,
+    change: Callable[[str, torch.Tensor, float], torch.Tensor], inputs: Mapping[str, str], files: Path | None = None,
+) -> dict[float, Path]:  # fmt: skip
+    """Write the model of each factor to ``out/KIND-FACTOR``: `weights` as `change` has them; return the folders.
+
+    Tokenizer and configuration are those of `files` (None: of `weights`). Raises `InputError` if a value of the sources or of
+    a result is not finite.
+    """
+    for folder in sources:
+        check_finite_in(folder)
     written: dict[float, Path] = {}
-    with lock_dir(out), open_tensors(theirs) as added, open_tensors(base) as subtracted:
-        for scale in scales:
-
-            def change(name: str, tensor: torch.Tensor, scale: float = scale) -> Mapping[str, torch.Tensor]:
-                if name not in added or name not in subtracted:
-                    return {}  # a tied head that one of the three repeats
-                result, start = added[name].get_tensor(name), subtracted[name].get_tensor(name)
-                if not tensor.is_floating_point():
-                    return {name: result}
-                result, n = result.float(), min(len(tensor), len(start))
-                result[:n] = (result[:n] - start[:n].float()) * scale + tensor[:n].float()
-                return {name: result.to(tensor.dtype)}
-
-            written[scale] = out / f"scale-{scale:g}"
-            with result_folder(written[scale], inputs, {"scale": scale, "models": names}) as part:
-                rewrite(ours, part, change)
-                copy_others(theirs, part)
-                set_config(part, dtype=_dtype_of(ours))
+    with lock_dir(out):  # held until all are written
+        for factor in factors:
+            written[factor] = out / f"{kind}-{factor:g}"
+            with result_folder(written[factor], inputs, {kind: factor}) as part:
+                rewrite(weights, part, lambda name, tensor, factor=factor: change(name, tensor, factor))  # type: ignore[misc]
+                copy_others(files or weights, part)
+                set_config(part, dtype=_dtype_of(weights))
                 if name := not_finite_in(part).rpartition(": ")[2]:
-                    for side in (ours, theirs, base):
-                        check_finite_in(side)
                     raise InputError(
-                        f"{ours}: {name} plus {scale:g} times the difference is out of its dtype's range. Lower --scale, or "
-                        "give the model in float32."
+                        f"{weights}: {name} at {kind} {factor:g} is out of its dtype's range. Give the model in float32."
                     )
     return written
 
@@ -147,22 +141,20 @@ def _dtype_of(folder: Path) -> str:
 
 
 def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
-    """Raise `InputError` unless the difference of `plus` and `minus` can be added to `ours`."""
+    """Raise `InputError` unless the difference of `plus` and `minus` can be added to `ours`.
+
+    Their tensors have the same names and shapes, but for the rows of vocabularies, and their tokens the same numbers.
+    """
     headers = [read_headers(folder) for folder in (ours, plus, minus)]
-    tied = {bool(load_config(str(folder)).get_text_config().tie_word_embeddings) for folder in (ours, plus, minus)}
     n_vocabulary = [load_config(str(folder)).get_text_config().vocab_size for folder in (ours, plus, minus)]
-    common = {name for name in headers[0] if all(name in header for header in headers)}
-    different = sorted({name for header in headers for name in header} - common)
-    if different[1 if tied == {True} else 0 :] or len(tied) > 1:  # a tied head may be stored or not
-        name = (different or ["the output layer"])[0]
-        raise InputError(f"{plus}: {name} is not in both it and {ours}, or {minus}. {_SAME_BASE}")
-    for name in common:
+    fix = "All three must be one architecture and size: a model, and an instruct model with its base."
+    for name in sorted({name for header in headers for name in header}):
+        if not all(name in header for header in headers):
+            raise InputError(f"{plus}: {name} is not in both it and {ours}, or {minus}. {fix}")
         shapes = [tuple(header[name].shape) for header in headers]
         is_vocabulary = [shape[:1] for shape in shapes] == [(n,) for n in n_vocabulary]
         if len({shape[1:] if is_vocabulary else shape for shape in shapes}) > 1:
-            raise InputError(
-                f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {_SAME_BASE}"
-            )
+            raise InputError(f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {fix}")
     if n_vocabulary[0] > n_vocabulary[1]:
         raise InputError(
             f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, whose tokenizer the result "
@@ -236,7 +228,7 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
         tensors: dict[str, torch.Tensor] = {}
         with safe_open(str(path), framework="pt", backend="pread") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                tensors.update(change(name, file.get_tensor(name)))
+                tensors[name] = change(name, file.get_tensor(name))
         part = out / f".{path.name}.part"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, metadata={"format": "pt"})
         os.replace(part, out / path.name)
@@ -267,8 +259,8 @@ def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = N
     stored = read_headers(source) if dtype == "auto" and source.is_dir() and (source / CONFIG).exists() else {}
     unchanged = {name for name, tensor in stored.items() if tensor.dtype != "BF16"}
 
-    def cast(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {name: tensor.to(target_dtype) if tensor.is_floating_point() and name not in unchanged else tensor}
+    def cast(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(target_dtype) if tensor.is_floating_point() and name not in unchanged else tensor
 
     name = str(target_dtype).removeprefix("torch.")
     if {tensor.dtype for tensor in read_headers(folder).values()} != {_DTYPES[name]}:

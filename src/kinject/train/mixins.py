@@ -6,7 +6,6 @@ An override of a private hook of transformers' Trainer has its reason, and the v
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.data import RoundSampler
 from kinject.train.guards import Guard
-from kinject.train.loss import MeanLoss, Predictions, Project, in_tiles, next_tokens, token_metrics
+from kinject.train.loss import MeanLoss, next_tokens, token_metrics
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
 from kinject.train.optimizers import leave_warmup_to_schedule
@@ -57,14 +56,13 @@ class PackingMixin(SFTTrainer):  # type: ignore[misc]
 
 
 class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
-    """The loss of `training_loss`, with its logits whole or in tiles of `loss_tile` tokens, and what the log says of it.
+    """The loss of `training_loss`, and what the log says of it.
 
     With the plain loss on the CPU it is computed from the logits: the same number as TRL's fused head, without the entropy and
     accuracy that TRL computes of every token (half of the time with a large vocabulary); here they are measured of a sample.
     """
 
     training_loss: TrainingLoss
-    loss_tile: int | None
     losses: MeanLoss
     rules: Sequence[UpdateRule]
     teacher: Teacher | None
@@ -110,7 +108,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     def _computes_loss(self) -> bool:
         """Return whether the loss is computed here; TRL computes it otherwise."""
         nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
-        special = self._pull is not None or self.training_loss.is_changed or self.loss_tile is not None
+        special = self._pull is not None or self.training_loss.is_changed
         return special or (nll_only and self.accelerator.device.type == "cpu")
 
     def compute_loss(
@@ -131,16 +129,12 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         training_loss = self.training_loss if self.model.training else TrainingLoss()
         count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         read = {key: inputs[key] for key in ("input_ids", "position_ids")}
-        teacher = self._predictions(inputs)
-        if self.loss_tile is not None:
-            sum_loss = functools.partial(self._total_in_tiles, training_loss, inputs, teacher)
-            total = model(**read, use_cache=False, score=sum_loss)
-        else:
-            logits = model(**read, use_cache=False).logits.float()
-            total = training_loss.total(logits, inputs, teacher)
-            if self.model.training and (pull := self._pull) is not None:
-                total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
-            self._note_token_metrics(logits, next_tokens(inputs))
+        teacher = self.teacher.of_batch(inputs) if self.teacher is not None and self.model.training else None
+        logits = model(**read, use_cache=False).logits.float()
+        total = training_loss.total(logits, inputs, teacher)
+        if self.model.training and (pull := self._pull) is not None:
+            total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
+        self._note_token_metrics(logits, next_tokens(inputs))
         if self.model.training:
             self._total_train_tokens += inputs["input_ids"].numel()
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
@@ -148,62 +142,24 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
             loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
         return loss
 
-    def _predictions(self, inputs: dict[str, Any]) -> Predictions | None:
-        """Return the teacher's predictions: of the token after each one, with tiles of the learned ones; None without any."""
-        if self.teacher is None or not self.model.training:
-            return None
-        return self.teacher.of_batch(inputs, None if self.loss_tile is None else inputs["labels"][:, 1:] != IGNORED)
-
     @property
     def _pull(self) -> Regularizer | None:
         """The rule whose divergence from the base's predictions is a term of the loss."""
         pulls = (rule for rule in self.rules if isinstance(rule, Regularizer) and rule.strengths.kl)
         return next(pulls, None)
 
-    def _total_in_tiles(
-        self,
-        training_loss: TrainingLoss,
-        inputs: dict[str, Any],
-        teacher: Predictions | None,
-        hidden: torch.Tensor,
-        project: Project,
-    ) -> torch.Tensor:
-        """Return the sum of the loss with the logits of `loss_tile` tokens in memory at once."""
-        tile, labels = self.loss_tile or 1, inputs["labels"][:, 1:]
-        learned = labels != IGNORED
-        states, targets = hidden[:, :-1][learned], labels[learned]
-        more = [] if teacher is None else teacher.tensors()
-
-        def score(part: torch.Tensor, target: torch.Tensor, *predictions: torch.Tensor) -> torch.Tensor:
-            return training_loss.by_token(
-                project(part), target, teacher=Predictions(*predictions) if predictions else None
-            )
-
-        losses = in_tiles(score, tile, states, targets, *more)
-        by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
-        total = training_loss.total_of(by_token, inputs)
-        self._note_token_metrics(states.detach(), targets, project)
-        return total
-
     @torch.no_grad()
-    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor, project: Project | None = None) -> None:
+    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Note for the log, as TRL does, the entropy and the accuracy of the next token.
 
         They cost a pass over the logits each, so training measures a sample: the first tokens of the first batch after
-        each log. With `project`, `logits` are the hidden states of the tokens `labels`.
+        each log.
         """
         mode = "train" if self.model.training else "eval"
         metrics = self._metrics[mode]
         if mode == "train" and "entropy" in metrics:
             return
-        most = _SAMPLED_TOKENS if mode == "train" else None
-        if project is None:
-            sums = token_metrics(logits, labels, most)
-        else:
-            tile, sums = self.loss_tile or 1, torch.zeros(3, device=labels.device)
-            for start in range(0, min(len(labels), most or len(labels)), tile):
-                stop = min(start + tile, most or len(labels))
-                sums += token_metrics(project(logits[start:stop])[None], labels[start:stop][None])
+        sums = token_metrics(logits, labels, _SAMPLED_TOKENS if mode == "train" else None)
         entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
         metrics["entropy"].append(entropy / max(n_tokens, 1))
         metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))

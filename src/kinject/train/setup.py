@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from kinject import models
 from kinject.corpus.rows import CorpusFile
 from kinject.errors import Problem
@@ -57,9 +55,6 @@ from kinject.train.updates.layers import summarize_names
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from trl import SFTConfig
-
-_CHECKED = 64
-"""Tokens on which tiles are compared with the model's own logits."""
 
 
 def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
@@ -140,8 +135,7 @@ def _make_trainer(
     if tokenized.teacher is not None:
         make = functools.partial(_teacher, recipe, tokenized, hashes, cost, bf16=config.bf16)
     parts = TrainingParts(
-        tokenized.train, train, validation, loss, rules, Guard(recipe.guards), probes, recipe.techniques.loss_tile,
-        load_weights, make, cost,
+        tokenized.train, train, validation, loss, rules, Guard(recipe.guards), probes, load_weights, make, cost,
     )  # fmt: skip
     trainer = _assemble(recipe, config, adapter, model, tokenizer, parts)
     check_trainable(trainer.model, recipe)
@@ -237,20 +231,18 @@ def _assemble(
     _check_router_loss(trainer, recipe)
     if config.mixed_precision == "fp16" and recipe.model.quantization != "none":
         widen_adapter(trainer.model)
-    if techniques.loss_tile is not None:
-        check_tiles(trainer.plain_model, parts.train[0], recipe)
     return trainer
 
 
 def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
     """Raise `RecipeError` if a mixture of experts adds its routers' loss, which only TRL's own loss has."""
     has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
-    if not trainer.aux_loss_enabled or not (has_kl or trainer.training_loss.is_changed or trainer.loss_tile):
+    if not trainer.aux_loss_enabled or not (has_kl or trainer.training_loss.is_changed):
         return
     key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
     key = "regularization.kl" if has_kl else "method" if recipe.method == "distill" else key
     fault = (
-        "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, loss_tile, distill and "
+        "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, distill and "
         "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
     )
     raise recipe.error(key, fault)
@@ -263,22 +255,6 @@ def _row_multiple(config: SFTConfig) -> int:
     """
     n = context_parallel_size()
     return math.lcm(config.pad_to_multiple_of or 1, 2 * n if n > 1 else 1)
-
-
-@torch.no_grad()
-def check_tiles(model: Any, row: Mapping[str, Any], recipe: TrainRecipe) -> None:
-    """Raise `RecipeError` if the logits of `model` from its hidden states are not its own, on the first tokens of `row`."""
-    was_training = model.training
-    model.eval()
-    ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
-    read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    expected = model(**read).logits.float()
-    tiled = model(**read, score=lambda hidden, project: project(hidden))
-    model.train(was_training)
-    if not torch.allclose(tiled, expected, atol=1e-2, rtol=1e-2):
-        difference = float((tiled - expected).abs().max())
-        fault = f"this model's head has a step that kinject does not know (logits differ by {difference:.2g}). Remove the line."
-        raise recipe.error("techniques.loss_tile", fault)
 
 
 def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str:

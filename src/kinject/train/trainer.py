@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import PeftModel
 from transformers.trainer_callback import PrinterCallback
 
 from kinject.errors import TrainingError
@@ -19,7 +18,7 @@ from kinject.train.callbacks import RunLog, Timing
 from kinject.train.checkpoints import CheckpointMixin
 from kinject.train.data import RowDataset, TrainingData
 from kinject.train.guards import Guard
-from kinject.train.loss import MeanLoss, add_hidden_states
+from kinject.train.loss import MeanLoss
 from kinject.train.mixins import ObjectiveMixin, OptimizerMixin, PackingMixin, TrainerState
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
@@ -33,8 +32,8 @@ _ISOLATION_TOLERANCE = 1e-3
 class TrainingParts:
     """What a run trains by, beside model, arguments and tokenizer.
 
-    `train` and `validation` are the rows of `data` and of the validation corpus. `loss_tile` is the number of tokens whose
-    logits are in memory at once, None for all. `load_weights` loads the model of a checkpoint folder as the run's own was.
+    `train` and `validation` are the rows of `data` and of the validation corpus. `load_weights` loads the model of a
+    checkpoint folder as the run's own was.
     `make_teacher` makes the teacher of a distillation from the model as it is before training.
     """
 
@@ -45,7 +44,6 @@ class TrainingParts:
     rules: Sequence[UpdateRule]
     guard: Guard
     probes: Probes | None
-    loss_tile: int | None
     load_weights: Callable[[str], Any]
     make_teacher: Callable[[Any], Teacher] | None
     cost: Mapping[str, float]
@@ -60,7 +58,7 @@ class KnowledgeTrainer(PackingMixin, ObjectiveMixin, OptimizerMixin, CheckpointM
     """
 
     def __init__(self, parts: TrainingParts, *, args: Any, run_dir: Path, callbacks: list[Any], **options: Any) -> None:
-        self.training_data, self.training_loss, self.loss_tile = parts.data, parts.loss, parts.loss_tile
+        self.training_data, self.training_loss = parts.data, parts.loss
         self.rules, self.guard, self.probes = parts.rules, parts.guard, parts.probes
         self.load_weights = parts.load_weights
         self.losses, self.notes = MeanLoss(), list[str]()
@@ -80,14 +78,7 @@ class KnowledgeTrainer(PackingMixin, ObjectiveMixin, OptimizerMixin, CheckpointM
         self.remove_callback(PrinterCallback)
         self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
         self.add_callback(TrainerState(self))
-        if self.loss_tile is not None:
-            add_hidden_states(self.plain_model)
         self.teacher = None if parts.make_teacher is None else parts.make_teacher(self.model)
-
-    @property
-    def plain_model(self) -> Any:
-        """The model without its adapter's wrapper."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

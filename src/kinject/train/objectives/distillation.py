@@ -97,15 +97,10 @@ class Teacher:
         ids[positions] = torch.from_numpy(self._ids[picked].astype(np.int64)).to(device)
         return Predictions(has_target, log_probs, ids)
 
-    def of_batch(self, batch: Mapping[str, torch.Tensor], learned: torch.Tensor | None = None) -> Predictions:
-        """Return the predictions of the token after each one of `batch`, or only of those that `learned` marks.
-
-        `batch` holds labels and teacher [batch, length]; `learned` is [batch, length - 1].
-        """
+    def of_batch(self, batch: Mapping[str, torch.Tensor]) -> Predictions:
+        """Return the predictions of the token after each one of `batch`, which holds labels and teacher [batch, length]."""
         numbers = batch["teacher"][:, 1:].masked_fill(batch["labels"][:, 1:] == IGNORED, NO_TEACHER)
-        return self.predictions(
-            F.pad(numbers, (0, 1), value=NO_TEACHER).flatten() if learned is None else numbers[learned]
-        )
+        return self.predictions(F.pad(numbers, (0, 1), value=NO_TEACHER).flatten())
 
 
 @contextlib.contextmanager
