@@ -175,7 +175,7 @@ WEIGHTED: list[Any] = [
 def read_row_weights(path: Path) -> None:
     """Weigh rows by a column, and by a date."""
     from kinject.recipe import RowWeightsSection
-    from kinject.train.objectives.weighting import RowWeights
+    from kinject.train.objectives import RowWeights
 
     assert np.isfinite(RowWeights(RowWeightsSection("weight"), path).result()).all()
     assert np.isfinite(RowWeights(RowWeightsSection("date", half_life=30), path).result()).all()

@@ -50,36 +50,21 @@ def _loop(q: Any, k: Any, v: Any, ends: Any, ends_k: Any, longest: Any, longest_
     return torch.cat(parts)
 
 
-def _kernel_of(version: str, calls: list[int]) -> Any:
-    """The signature of a version of torch, computed by the loop."""
-
-    def newest(q: Any, k: Any, v: Any, a: Any, b: Any, n: int, m: int, *, scale: Any = None,
-               window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False) -> Any:  # fmt: skip
-        assert enable_gqa or k.shape[1] == q.shape[1]
-        assert window_size[1] == 0
-        calls.append(1)
-        return _loop(q, k, v, a, b, n, m, window_size[0], scale)
-
-    def without_groups(q: Any, k: Any, v: Any, a: Any, b: Any, n: int, m: int, *, scale: Any = None,
-                       window_size: tuple[int, int] = (-1, -1)) -> Any:  # fmt: skip
-        return newest(q, k, v, a, b, n, m, scale=scale, window_size=window_size)
-
-    def without_window(
-        q: Any, k: Any, v: Any, a: Any, b: Any, n: int, m: int, is_causal: bool = False, scale: Any = None
-    ) -> Any:
-        assert is_causal
-        return newest(q, k, v, a, b, n, m, scale=scale, window_size=(-1, 0))
-
-    return {"newest": newest, "2.11": without_groups, "2.10": without_window}[version]
-
-
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Put the loop in the kernel's place and count its calls."""
     from torch.nn.attention import varlen
 
     calls: list[int] = []
-    monkeypatch.setattr(varlen, "varlen_attn", _kernel_of("newest", calls))
+
+    def varlen_attn(q: Any, k: Any, v: Any, a: Any, b: Any, n: int, m: int, *, scale: Any = None,
+                    window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False) -> Any:  # fmt: skip
+        assert enable_gqa or k.shape[1] == q.shape[1]
+        assert window_size[1] == 0
+        calls.append(1)
+        return _loop(q, k, v, a, b, n, m, window_size[0], scale)
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     return calls
 
 
@@ -117,26 +102,6 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
         varlen_attention(None, q, q, q, None, dropout=0.1, position_ids=torch.arange(4)[None])
     with pytest.raises(ValueError, match="training rows"):
         varlen_attention(None, q[:, :, :1], q, q, None, position_ids=torch.arange(4)[None])
-
-
-@pytest.mark.parametrize("version", ["2.10", "2.11"])
-def test_older_kernels_get_repeated_heads_and_no_window(
-    version: str, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch.nn.attention import varlen
-
-    calls: list[int] = []
-    monkeypatch.setattr(varlen, "varlen_attn", _kernel_of(version, calls))
-    register()
-    logits = []
-    for name in ("sdpa", "varlen"):
-        model = new_model({**SMALL, **SHAPES["llama, grouped"]}, tiny_tokenizer, 0, name).to(torch.bfloat16)
-        logits.append(model(input_ids=IDS, position_ids=POSITIONS, use_cache=False).logits.float())
-    assert torch.allclose(*logits, atol=3e-2)
-    assert calls
-    windowed = new_model({**SMALL, **SHAPES["mistral, short window"]}, tiny_tokenizer, 0, "sdpa")
-    reason = try_attention(windowed, "varlen")
-    assert ("no window" in reason) is (version == "2.10")
 
 
 def test_a_batch_finds_its_documents_once(

@@ -104,9 +104,9 @@ def _read(row: dict[str, str], rows: list[dict[str, str]], context: str, tokeniz
     document = same[0]["text"] if row["origin"] != "original" else same[1]["text"]
     ids = tokenizer(row["text"], add_special_tokens=False).input_ids
     head = [tokenizer.bos_token_id]
-    if context in ("document", "both"):
+    if context == "document":
         head += tokenizer(document + "\n\n", add_special_tokens=False).input_ids
-    if context in ("beginning", "both"):
+    if context == "beginning":
         ends = [n for n, _ in enumerate(ids) if tokenizer.decode(ids[:n]).endswith((".", "!"))]
         cut = next(n for n in ends if _student_of[row["id"]] == ids[n:])
         head, ids = [*head, *ids[:cut]], ids[cut:]
@@ -121,7 +121,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "few": ({"top_k": 4}, {}),
     "mixed": ({"cross_entropy": 0.3}, {}),
     "beginning": ({"context": "beginning"}, {"max_length": 32}),
-    "both": ({"context": "both", "top_k": 9999}, {"max_length": 32}),
     "unpacked": ({}, {"packing": False, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}),
 }
 
@@ -243,7 +242,7 @@ def test_a_second_run_makes_no_prediction_and_reads_the_same_bits(
     assert again.preparation_cost == first.preparation_cost  # what it cost then
     assert any("predictions of the teacher made in" in note for note in first.notes)
     assert any("predictions of the teacher read from the cache" in note for note in again.notes)
-    for changed in ({"context": "both"}, {"top_k": 5}):
+    for changed in ({"context": "beginning"}, {"top_k": 5}):
         with pytest.raises(TypeError):
             make_trainer(make_recipe(method="distill", corpus=paraphrases, distillation=changed))
 

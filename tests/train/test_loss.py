@@ -18,8 +18,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
-from kinject.train.objectives import TrainingLoss
-from kinject.train.objectives.weighting import HardExamples, RowWeights
+from kinject.train.objectives import HardExamples, RowWeights, TrainingLoss
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]

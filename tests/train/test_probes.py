@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.corpus.grading import matches
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, tokenize_rows
@@ -23,7 +22,7 @@ from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
-from kinject.recipe.sections import ProbeSection, ProbesSection
+from kinject.recipe.sections import ProbesSection
 from kinject.train import train
 from kinject.train.probes import Probes, log_probs
 from kinject.types import Question
@@ -170,61 +169,9 @@ def test_long_questions_are_cut_from_the_left_to_the_window(tiny_model: Path, wr
         Probes(section, sets, loaded.tokenizer, 1)
 
 
-@pytest.fixture
-def open_questions(write_rows: WriteRows) -> Path:
-    """Questions without choices of several lengths, one of them without an answer."""
-    rows = [{"question": f"Where {'on earth ' * (i % 4)}was Person {i} born?", "answers": ["e"]} for i in range(11)]
-    return write_rows("open.jsonl", [*rows, {"question": "Who taught Person 4?", "answers": []}])
-
-
-@pytest.mark.parametrize("batch_tokens", [64, 4096])
-def test_written_answers_are_those_of_kinject_eval(
-    tiny_model: Path, open_questions: Path, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kinject.eval.prompts import Generation
-    from kinject.eval.scoring.encode import encode_requests
-    from kinject.eval.scoring.generate import AnswerGenerator
-    from kinject.eval.scoring.scorer import Scorer
-
-    loaded, items = load_model(str(tiny_model)), read_questions(open_questions, "open")
-    with torch.no_grad():
-        for parameter in loaded.model.parameters():
-            parameter.mul_(6.0)  # so that answers differ
-    loaded.model.generation_config.repetition_penalty = 2.0  # no part of the question
-    monkeypatch.setattr("kinject.train.probes.BATCH_TOKENS", batch_tokens)
-    monkeypatch.setattr("kinject.train.probes.MAX_NEW_TOKENS", 6)
-    section = ProbesSection({"open": ProbeSection(str(open_questions), layout="open")})
-    probes = Probes(section, {"open": items}, loaded.tokenizer, 30)
-    texts = probes.written(loaded.model, probes.sets[0], 0)
-    scores = probes.score(loaded.model, 0)
-    assert loaded.model.generation_config.repetition_penalty == 2.0
-    requests = [PromptRequest(question, "generate", generation=Generation(6, None)) for question in items]
-    prompts = encode_requests(Encoder(loaded.tokenizer), requests, 30)
-    written = dict(AnswerGenerator(Scorer(loaded.model, 512), loaded.tokenizer).score(prompts))
-    assert texts == [written[i].text for i in range(len(items))]
-    assert len(set(texts)) > 3
-    right = sum(matches(text, question.accepted) for text, question in zip(texts, items, strict=True))
-    assert scores["open_accuracy"] == scores["accuracy"] == right / len(items)
-    assert scores["open_accuracy"] + scores["open_wrong"] + scores["open_abstained"] == pytest.approx(1.0)
-
-
-def test_a_run_logs_written_probes_and_follows_them(
-    make_recipe: MakeRecipe, open_questions: Path, write_rows: WriteRows, questions: Path
-) -> None:
-    probes = {
-        "questions": {"open": {"path": str(open_questions), "layout": "open", "role": "retention"}},
-        "max_forgetting": 0.9,
-    }
-    still = {**EVERY, "eval_steps": 1, "max_steps": 9, "learning_rate": 1e-6, "metric_for_best_model": "open_accuracy"}
-    result = train(
-        make_recipe(probes=probes, trainer=still, techniques={"patience": 2}, guards={"vanishing_rate": "ignore"})
-    )
-    assert result.n_steps == 3
-    (first, *_) = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_open_wrong" in row]
-    assert first["eval_open_accuracy"] + first["eval_open_wrong"] + first["eval_open_abstained"] == pytest.approx(1.0)
-    both = [*(row for _, row in read_jsonl(open_questions)), *(row for _, row in read_jsonl(questions))]
-    mixed = make_recipe(
-        probes={"questions": {"open": {"path": str(write_rows("both.jsonl", both)), "layout": "native"}}}, trainer=still
-    )
-    with pytest.raises(InputError, match=r"12 of 52 questions have no choices\. Set layout: open"):
-        train(mixed, overwrite=True)
+def test_a_question_without_choices_is_refused(tiny_model: Path, write_rows: WriteRows) -> None:
+    path = write_rows("open.jsonl", [{"question": "Where was Person 1 born?", "answers": ["Kelm"]}])
+    with pytest.raises(InputError, match="1 of 1 questions have no choices, which probes need"):
+        Probes(
+            ProbesSection({"q": str(path)}), {"q": read_questions(path)}, load_model(str(tiny_model)).tokenizer, None
+        )

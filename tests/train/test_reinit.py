@@ -15,7 +15,7 @@ from kinject.errors import RecipeError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.trainable import reinitialize_last_layers
+from kinject.train.load import reinitialize_last_layers
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]

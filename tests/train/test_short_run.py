@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
 from kinject.recipe import TrainRecipe, read_recipe
-from kinject.train.short_run import LongestRows, last_log_line, read_timing, run_process, short_recipe
+from kinject.train.short_run import last_log_line, read_timing, run_process, short_recipe
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -85,18 +84,6 @@ def test_a_fault_is_the_last_line_of_the_log(make_recipe: MakeRecipe, tmp_path: 
     short = short_recipe(recipe, tmp_path / "short", 3, {})
     assert run_process(short) == 2
     assert last_log_line(tmp_path / "short").startswith(f"{tmp_path / 'corpus.jsonl'}:1: ")
-
-
-def test_longest_rows_come_first_and_repeat_if_there_are_few() -> None:
-    class Rows:
-        rows = type("Lengths", (), {"lengths": staticmethod(lambda: np.array([3, 9, 5]))})
-
-        def __getitem__(self, index: int) -> int:
-            return [3, 9, 5][index]
-
-    rows = LongestRows(Rows(), 5)
-    assert [rows[i] for i in range(len(rows))] == [9, 5, 3, 9, 5]
-    assert list(rows) == [9, 5, 3, 9, 5]
 
 
 def test_it_ends_when_the_process_that_started_it_is_gone(make_recipe: MakeRecipe, tmp_path: Path) -> None:

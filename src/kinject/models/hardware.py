@@ -140,8 +140,8 @@ def attention_fault(name: str, device: str) -> str:
     if torch.version.hip is None and not lowest <= major <= highest:
         limit = f"{lowest}.0 or newer" if highest == 99 else f"{lowest}.0 to {highest}.x"
         return f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has {major}.{minor}"
-    if name == "varlen" and importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return "needs torch 2.10 or newer (pip install -U torch)"
+    if name == "varlen" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        return "needs torch 2.12 or newer (pip install -U torch)"
     return ""
 
 

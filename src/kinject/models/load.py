@@ -388,7 +388,7 @@ def _fix(path: str, kind: str) -> str:
 def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (key, fault) for each key of `config` that its `model_type` does not know, and for too many layers.
 
-    Building the model shows what else is wrong (`kinject.train.trainable.check_model`).
+    Building the model shows what else is wrong (`kinject.train.load.check_model`).
     """
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

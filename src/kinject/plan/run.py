@@ -135,9 +135,9 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
 
     Raises `RecipeError` for faults that training would refuse before it starts, `InputError` if there is no model config.
     """
+    from kinject.train.load import check_model
     from kinject.train.schedules import planned_curve
     from kinject.train.setup import check_training
-    from kinject.train.trainable import check_model
 
     recipe.raise_any(find_problems("plan", recipe))
     described = any(value is not None for value in (options.memory, options.devices, options.nodes, options.gpu))

@@ -132,10 +132,10 @@ class DistillationSection:
     The teacher is the model itself with a context before the text; the student reads the text alone.
     """
 
-    context: Literal["document", "beginning", "both"] = option(
+    context: Literal["document", "beginning"] = option(
         "document",
-        help="The context of the teacher: the row's document; the beginning of the row's own text, which the "
-        "student then lacks (DiSC); or both.",
+        help="The context of the teacher: the row's document, or the beginning of the row's own text, which the "
+        "student then lacks (DiSC).",
     )
     documents: str | None = option(
         None,

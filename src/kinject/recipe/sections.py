@@ -118,10 +118,8 @@ class ProbeSection:
 
     path: str = option(help="Questions (JSONL, or MMLU's CSV).", path="file")
     role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
-    layout: Literal["auto", "native", "mmlu", "arc", "squad", "open"] = option(
-        "auto",
-        help="Layout of the file; auto detects it from the ending and the keys. open: the model writes its answers, as it "
-        "does to questions without choices.",
+    layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
+        "auto", help="Layout of the file; auto detects it from the ending and the keys."
     )
 
 
@@ -129,8 +127,7 @@ class ProbeSection:
 class ProbesSection:
     """Questions scored during training, whenever trainer.eval_strategy evaluates, and once before the first step.
 
-    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; one whose answers are written also as
-    eval_NAME_wrong and eval_NAME_abstained; trainer.metric_for_best_model takes
+    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; trainer.metric_for_best_model takes
     NAME_accuracy, accuracy, or (with corpus.validation_corpus or validation_fraction) loss.
     """
 

@@ -12,7 +12,7 @@ from kinject import models
 from kinject.bounds import check_patterns
 from kinject.errors import InputError, Problem
 from kinject.hub import upload_fault
-from kinject.process import context_parallel_size, is_launched, tensor_parallel_size
+from kinject.process import context_parallel_size, is_fsdp_launch, is_launched, tensor_parallel_size
 from kinject.recipe import RegularizationSection, TrainRecipe
 from kinject.recipe.check import Conflict, suggestion
 from kinject.recipe.conflicts import find_problems
@@ -24,7 +24,6 @@ from kinject.recipe.library_fields import (
     adapter_types,
 )
 from kinject.recipe.train_conflicts import Launch
-from kinject.train.load import is_sharded, what_splits
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -192,6 +191,26 @@ def _launch(recipe: TrainRecipe, config: SFTConfig | None, device: str) -> Launc
         is_sharded=is_sharded(config),
         in_parts=sharding is not None or zero == 3, has_deepspeed=config.deepspeed_plugin is not None,
     )  # fmt: skip
+
+
+def what_splits(quantization: str, config: SFTConfig) -> str:
+    """Return the reason why kinject has no access to weights and gradients in this launch, "" if it has.
+
+    DeepSpeed's engine keeps them, and so does accelerate for a model that it shards. `accelerate launch` shows in the
+    environment and in the plugin, not in the fields of the config.
+    """
+    if config.deepspeed_plugin is not None:
+        return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
+    is_fsdp = bool(config.fsdp) or is_fsdp_launch()
+    if is_fsdp and (quantization != "none" or models.read_sharding(config.fsdp_config, bf16=False) is None):
+        return "accelerate shards them after the base is read (quantized, offloaded or in context parallel). Use DDP."
+    return ""
+
+
+def is_sharded(config: SFTConfig) -> bool:
+    """Return whether each process of this launch holds only a part of the weights (FSDP, ZeRO-3)."""
+    is_fsdp = bool(config.fsdp) or is_fsdp_launch()
+    return is_fsdp or getattr(config.deepspeed_plugin, "zero_stage", 0) == 3
 
 
 def _about_config(recipe: TrainRecipe) -> list[Problem]:

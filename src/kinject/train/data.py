@@ -36,7 +36,7 @@ from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.contexts import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
 from kinject.train.load import set_chat_template
-from kinject.train.objectives.weighting import RowWeights
+from kinject.train.objectives import RowWeights
 from kinject.types import Question
 
 if TYPE_CHECKING:

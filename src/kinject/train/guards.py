@@ -19,7 +19,7 @@ from kinject import models
 from kinject.errors import TrainingError
 from kinject.process import processes_per_row, single_process_notes
 from kinject.recipe import GuardsSection
-from kinject.train.updates.layers import summarize_names
+from kinject.train.updates.rules import summarize_names
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ _SETTLED = 8
 """Norms needed before the median is used."""
 _LOSSES = 16
 """Losses in a row that show a divergence: with fewer, batches of single short rows look like one."""
-_LAST = 3
-"""Losses at the end of a run whose median is compared with the first loss."""
 _SPIKE = 10.0
 _VANISHED = 1e-8
 """Gradient of a weight, by root mean square, below which AdamW moves it little: the usual epsilon of its denominator."""
@@ -194,19 +192,6 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 f"{prefix}the learning rate is down to {rate:.2g} with {remaining:.0%} of the steps to go. "
                 "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
             )  # fmt: skip
-
-    def ended_above(self) -> bool:
-        """Return whether the last losses are far above the first, however short the run was; warn of that."""
-        if self._first_loss is None:
-            return False
-        ended = statistics.median(list(self._losses)[-_LAST:])
-        is_above = ended > max(2 * self._first_loss, self._first_loss + 1)
-        if is_above:
-            self._react_once(
-                "end", "warn", f"the loss ended at {ended:.3g}, far above {self._first_loss:.3g}, where it began: the model is "
-                f"worse than before. Lower {self._settings}.",
-            )  # fmt: skip
-        return is_above
 
     def state(self) -> dict[str, Any]:
         """Return the counts, warnings and norms so far, for JSON."""

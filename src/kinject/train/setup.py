@@ -31,10 +31,14 @@ from kinject.train.data import (
 )
 from kinject.train.guards import Guard, check_start
 from kinject.train.load import (
+    check_model,
     check_special_tokens,
+    check_trainable,
+    freeze,
     load_training_model,
     load_training_tokenizer,
     precision_warnings,
+    reinitialize_last_layers,
     take_over_sharding,
     widen_adapter,
 )
@@ -42,15 +46,9 @@ from kinject.train.objectives import OBJECTIVES, make_loss
 from kinject.train.objectives.distillation import Teacher, make_teacher
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
-from kinject.train.trainable import (
-    check_model,
-    check_trainable,
-    freeze,
-    reinitialize_last_layers,
-)
 from kinject.train.trainer import KnowledgeTrainer, TrainingParts, check_isolation
 from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_rules
-from kinject.train.updates.layers import summarize_names
+from kinject.train.updates.rules import summarize_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

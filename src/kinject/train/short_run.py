@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -135,30 +135,6 @@ def read_timing(run_dir: Path) -> list[Row]:
     return [parse_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
 
 
-@dataclass(frozen=True)
-class LongestRows:
-    """The `n_rows` longest rows of a dataset, the longest first; they repeat if the dataset has fewer."""
-
-    dataset: Any
-    n_rows: int
-
-    def __post_init__(self) -> None:
-        lengths = self.dataset.rows.lengths().tolist()
-        order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-        object.__setattr__(self, "_order", order)
-
-    def __len__(self) -> int:
-        return self.n_rows
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        order: list[int] = self._order  # type: ignore[attr-defined]
-        row: dict[str, Any] = self.dataset[order[index % len(order)]]
-        return row
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(len(self)))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Take the steps of the recipe at `arguments[0]` and write `RESULT`; return the exit code."""
     import torch
@@ -173,8 +149,9 @@ def main(arguments: Sequence[str]) -> int:
         device = trainer.args.device.type
         if "--longest-rows" in arguments:
             n_rows = trainer.args.max_steps * trainer.args.per_device_train_batch_size
-            trainer.train_dataset = LongestRows(trainer.train_dataset, n_rows)
-            trainer.rounds = ()
+            order = trainer.train_dataset.rows.lengths().argsort()[::-1].tolist()
+            longest = [order[index % len(order)] for index in range(n_rows)]
+            trainer.train_dataset, trainer.rounds = torch.utils.data.Subset(trainer.train_dataset, longest), ()
         trainer.train()
         if not trainer.guard.updates:  # then the optimizer has no state, and its memory is not measured
             raise TrainingError(update_fault(trainer))

@@ -1,8 +1,13 @@
-"""SFTTrainer on kinject's own training rows."""
+"""SFTTrainer on kinject's own training rows, in parts: rows that are packed already, the objective, and the updates.
+
+An override of a private hook of transformers' Trainer has its reason, and the version that was read. Checkpoints are in
+`kinject.train.checkpoints`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +16,299 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
+from trl import SFTTrainer
 
+from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
+from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.callbacks import RunLog, Timing
 from kinject.train.checkpoints import CheckpointMixin
-from kinject.train.data import RowDataset, TrainingData
+from kinject.train.data import RoundSampler, RowDataset, TrainingData
 from kinject.train.guards import Guard
-from kinject.train.loss import MeanLoss
-from kinject.train.mixins import ObjectiveMixin, OptimizerMixin, PackingMixin, TrainerState
+from kinject.train.loss import MeanLoss, next_tokens, token_metrics
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
 from kinject.train.probes import Probes
+from kinject.train.schedules import schedule_of
 from kinject.train.updates import UpdateRule
+from kinject.train.updates.regularization import Regularizer
+from kinject.train.updates.rules import FreezeWarmup, SharpnessAware, leave_warmup_to_schedule
+
+_COLUMNS = ("input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher")
+_SAMPLED_TOKENS = 256
+"""Tokens of which entropy and accuracy are measured between two logs, a process."""
+
+
+class PackingMixin(SFTTrainer):  # type: ignore[misc]
+    """Rows that are tokenised, packed and labelled already; `rounds` order the rows of an epoch if it has some."""
+
+    rounds: Sequence[int]
+    train_dataset: Any
+
+    def _set_signature_columns_if_needed(self) -> None:
+        # TRL 1.16 drops every column that it does not know
+        self._signature_columns = list(_COLUMNS)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some."""
+        # transformers 5.23 knows no rounds, and reads every row for its length
+        if self.rounds and self.args.train_sampling_strategy == "random":
+            return RoundSampler(self.rounds, self.args.data_seed if self.args.data_seed is not None else self.args.seed)
+        if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
+            n_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthGroupedSampler(n_rows, lengths=self.train_dataset.rows.lengths().tolist())
+        return super()._get_train_sampler(train_dataset)
+
+
+class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
+    """The loss of `training_loss`, and what the log says of it.
+
+    With the plain loss on the CPU it is computed from the logits: the same number as TRL's fused head, without the entropy and
+    accuracy that TRL computes of every token (half of the time with a large vocabulary); here they are measured of a sample.
+    """
+
+    training_loss: TrainingLoss
+    losses: MeanLoss
+    rules: Sequence[UpdateRule]
+    teacher: Teacher | None
+    learned_tokens: Any
+    router_aux_loss_coef: float
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
+        if "loss" in logs:
+            logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
+        if "train_loss" in logs:
+            logs["train_loss"] = self.losses.mean(self._tr_loss)
+        if ("loss" in logs or "eval_loss" in logs) and self._computes_loss():  # TRL's own head notes them itself
+            n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
+            mode = "train" if self.model.training else "eval"
+            n_all = int(self.accelerator.gather(n_tokens).sum())
+            self._metrics[mode]["num_tokens"] = [n_all // tensor_parallel_size()]
+        super().log(logs, start_time)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of one update and the divisor of its loss; count the learned tokens."""
+        self.losses.begin_update(self._tr_loss)
+        batches, divisor = super().get_batch_samples(*args, **kwargs)
+        n_learned = divisor if self.training_loss.plain else None
+        if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
+            n_learned = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+            if self.args.world_size > 1:
+                n_learned = int(self.accelerator.reduce(torch.tensor(n_learned, device=self.accelerator.device)))
+                n_learned //= processes_per_row()
+        self.learned_tokens = self.learned_tokens + n_learned
+        return batches, divisor
+
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+        """Return the divisor of the loss of one update: its learned tokens, if the loss is plain."""
+        # transformers 5.23 counts the labels that are not masked; a loss that weighs tokens has another divisor
+        n_learned = super()._get_num_items_in_batch(batch_samples, device)
+        if self.training_loss.plain or n_learned is None:
+            return n_learned
+        count = torch.stack([self.training_loss.count(batch) for batch in batch_samples]).sum().to(device)
+        averaged = self.args.average_tokens_across_devices and self.args.world_size > 1
+        return self.accelerator.gather(count).sum() / processes_per_row() if averaged else count
+
+    def _computes_loss(self) -> bool:
+        """Return whether the loss is computed here; TRL computes it otherwise."""
+        nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
+        special = self._pull is not None or self.training_loss.is_changed
+        return special or (nll_only and self.accelerator.device.type == "cpu")
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return a batch's part of the loss of the accumulated batch: in training that of `training_loss`.
+
+        In evaluation it is always the negative log-likelihood over the number of learned tokens.
+        """
+        if return_outputs or not self._computes_loss():
+            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights", "teacher")}
+            coefficient = self.router_aux_loss_coef
+            self.router_aux_loss_coef = coefficient if self.model.training else 0.0  # TRL adds the routers' loss
+            try:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            finally:
+                self.router_aux_loss_coef = coefficient
+        training_loss = self.training_loss if self.model.training else TrainingLoss()
+        count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        read = {key: inputs[key] for key in ("input_ids", "position_ids")}
+        teacher = self.teacher.of_batch(inputs) if self.teacher is not None and self.model.training else None
+        logits = model(**read, use_cache=False).logits.float()
+        total = training_loss.total(logits, inputs, teacher)
+        if self.model.training and (pull := self._pull) is not None:
+            total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
+        self._note_token_metrics(logits, next_tokens(inputs))
+        if self.model.training:
+            self._total_train_tokens += inputs["input_ids"].numel()
+        loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
+        return loss
+
+    @property
+    def _pull(self) -> Regularizer | None:
+        """The rule whose divergence from the base's predictions is a term of the loss."""
+        pulls = (rule for rule in self.rules if isinstance(rule, Regularizer) and rule.strengths.kl)
+        return next(pulls, None)
+
+    @torch.no_grad()
+    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Note for the log, as TRL does, the entropy and the accuracy of the next token.
+
+        They cost a pass over the logits each, so training measures a sample: the first tokens of the first batch after
+        each log.
+        """
+        mode = "train" if self.model.training else "eval"
+        metrics = self._metrics[mode]
+        if mode == "train" and "entropy" in metrics:
+            return
+        sums = token_metrics(logits, labels, _SAMPLED_TOKENS if mode == "train" else None)
+        entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
+        metrics["entropy"].append(entropy / max(n_tokens, 1))
+        metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
+
+
+class OptimizerMixin(SFTTrainer):  # type: ignore[misc]
+    """The optimizer, its schedule and its updates, as `rules` change them and the guard allows them."""
+
+    rules: Sequence[UpdateRule]
+    guard: Guard
+    losses: MeanLoss
+    steps_per_epoch: int
+    optimizer: Any
+    lr_scheduler: Any
+    control: Any
+    _total_train_tokens: Any
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Return the optimizer as the rules change it."""
+        if self.optimizer is not None:
+            return super().create_optimizer(model)
+        self.optimizer = super().create_optimizer(model)
+        leave_warmup_to_schedule(self.optimizer)
+        for rule in self.rules:
+            self.optimizer = rule.change_optimizer(self.optimizer, self)
+        return self.optimizer
+
+    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Return Trainer's counts before training; keep the updates of an epoch for the schedule."""
+        values = super().set_initial_training_values(*args, **kwargs)
+        self.steps_per_epoch = values[1]
+        return values
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the scheduler of `kinject.train.schedules`, which has more names than transformers."""
+        if self.lr_scheduler is None:
+            schedule = schedule_of(self.args, self.model, self.steps_per_epoch)
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = schedule.make_scheduler(optimizer, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train an epoch, unless all steps are done or the run had stopped: Trainer would take one more step."""
+        # transformers 5.23 takes one more step in a run that is done, or was stopped by a callback as it began
+        self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """End training with the weights to use."""
+        # transformers 5.23 saves and scores a schedule-free optimizer's last iterate, not its average
+        self._use_final_weights()
+        return super()._finalize_training(*args, **kwargs)
+
+    def _use_final_weights(self) -> None:
+        """Switch a schedule-free optimizer to its averaged weights; the next training step switches back."""
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Change the gradient, then clip."""
+        # transformers 5.23 has no callback between the accumulated gradient and its clipping
+        self._change_gradient(model)
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Return the norm before clipping; skip an update whose norm is not finite, and its step of the schedule.
+
+        Under a gradient scaler (fp16) the scaler itself skips such updates, and they are counted; under DeepSpeed its
+        engine does both.
+        """
+        # transformers 5.23 logs an update that is not finite and makes it; without clipping this is the only hook before it
+        if grad_norm is None:
+            self._change_gradient(model)
+        step = self.state.global_step
+        norm = super()._get_grad_norm(model, grad_norm)
+        if norm is None or self.is_deepspeed_enabled:
+            made = self.guard.count(1.0 if norm is None else float(norm))
+        else:
+            scaler = self.accelerator.scaler
+            made = self.guard.may_update(float(norm), step, None if scaler is None else float(scaler.get_scale()))
+            if not made and scaler is None:
+                model.zero_grad(set_to_none=True)
+        loss = self.losses.end_update(self._tr_loss, made=made)
+        if made:
+            self.guard.check_progress(loss, math.nan if norm is None else float(norm), step)
+        return norm
+
+    def _change_gradient(self, model: Any) -> None:
+        for rule in self.rules:
+            rule.change_gradient(model, self.state.global_step)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Add a batch's gradient and return its loss; with SAM, the last one of an update repeats all gradients."""
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        for sam in (rule for rule in self.rules if isinstance(rule, SharpnessAware)):
+            sam.keep(inputs)
+            if self.accelerator.sync_gradients:
+                self._repeat_perturbed(model, sam, num_items_in_batch)
+        return loss
+
+    def _repeat_perturbed(self, model: Any, sam: SharpnessAware, num_items_in_batch: Any) -> None:
+        """Replace the gradient of an update by that at the perturbed weights."""
+        batches, n_tokens = sam.take_batches(), self._total_train_tokens
+        for rule in self.rules:
+            if isinstance(rule, FreezeWarmup):  # a frozen base is not perturbed
+                rule.change_gradient(model, self.state.global_step)
+        if not sam.perturb(model):
+            return
+        model.zero_grad()
+        try:
+            for number, batch in enumerate(batches, start=1):
+                sync = self.accelerator.no_sync(model) if number < len(batches) else contextlib.nullcontext()
+                with sync:
+                    super().training_step(model, batch, num_items_in_batch)
+        finally:
+            sam.restore()
+        self._total_train_tokens = n_tokens
+
+
+class TrainerState(TrainerCallback):  # type: ignore[misc]
+    """Restores the state of a checkpoint; lets the rules read and change the weights around the optimizer's step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Restore the state, if training resumes."""
+        self.trainer.restore_state()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the rules read the weights."""
+        for rule in self.trainer.rules:
+            rule.before_update()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the rules change the weights."""
+        for rule in self.trainer.rules:
+            rule.after_update()
+
 
 _ISOLATION_TOLERANCE = 1e-3
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from kinject.train.optimizers import UpdateInputs, UpdateRule
-from kinject.train.updates.layers import FreezeWarmup, LayerwiseRates
 from kinject.train.updates.muon import Muon
 from kinject.train.updates.regularization import Projection, Regularizer
-from kinject.train.updates.rounding import StochasticRounding
-from kinject.train.updates.sam import SharpnessAware
+from kinject.train.updates.rules import (
+    FreezeWarmup,
+    LayerwiseRates,
+    SharpnessAware,
+    StochasticRounding,
+    UpdateInputs,
+    UpdateRule,
+)
 
 __all__ = ["UPDATE_RULES", "UpdateInputs", "UpdateRule", "make_rules"]
 

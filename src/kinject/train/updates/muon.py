@@ -11,8 +11,7 @@ from torch import nn
 
 from kinject.errors import InputError
 from kinject.models import has_fast_bf16
-from kinject.train.optimizers import UpdateRule
-from kinject.train.updates.layers import layer_number
+from kinject.train.updates.rules import UpdateRule, layer_number
 
 _MUON_MOMENTUM = 0.95
 

@@ -26,7 +26,7 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.recipe import RegularizationSection
 from kinject.train.loss import divergence
-from kinject.train.optimizers import UpdateInputs, UpdateRule
+from kinject.train.updates.rules import UpdateInputs, UpdateRule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,0 +1,372 @@
+"""The shape of what changes the updates of a run, and the short rules: layer-wise rates, a frozen base, SAM, rounding."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+import torch
+
+from kinject.corpus.packing import TrainingRow
+from kinject.models import full_tensor, own_part
+from kinject.recipe.check import Conflict
+
+if TYPE_CHECKING:
+    from trl import SFTConfig
+
+    from kinject.recipe import TrainRecipe
+
+
+def optim_name(config: SFTConfig) -> str:
+    """Return trainer.optim as its name."""
+    return str(getattr(config.optim, "value", config.optim))
+
+
+def leave_warmup_to_schedule(optimizer: Any) -> None:
+    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up to the schedule."""
+    if {"train_mode", "warmup_steps"} <= getattr(optimizer, "defaults", {}).keys():  # DeepSpeed's placeholder has none
+        for group in optimizer.param_groups:
+            group["warmup_steps"] = 0
+
+
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What rules are made from: the recipe, and the model before a trainer wraps it.
+
+    `load_base` makes a copy of a sharded model. `reinitialized` are the names of parameters with new weights, `kept` the rows
+    on which a projection keeps the outputs.
+    """
+
+    recipe: TrainRecipe
+    model: Any
+    load_base: Callable[[], Any] | None = None
+    reinitialized: Sequence[str] = ()
+    kept: Sequence[TrainingRow] = field(default=())
+
+
+class UpdateRule:
+    """Changes the updates of a run; each kind is one file, and one line of `kinject.train.updates.UPDATE_RULES`.
+
+    A rule of your own is a dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a recipe sets
+    them under techniques.custom.NAME. Of the hooks below a rule overrides those that it needs; they are called in the order
+    of the table. Randomness must follow from the seed and the step, and state from the optimizer's: then `--resume` is exact.
+    """
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()
+    """Rows for the table of conflicts: the keys that it excludes or needs."""
+    copies: ClassVar[int] = 0
+    """Copies of the trained weights that it keeps in float32, for the estimate of memory."""
+
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether the recipe asks for the rule that the table calls `name`: by a key of techniques, or of custom."""
+        return name in recipe.techniques.custom or bool(getattr(recipe.techniques, name, None))
+
+    @classmethod
+    def make(cls, name: str, inputs: UpdateInputs) -> Self:
+        """Return the rule with the recipe's settings."""
+        techniques, made = inputs.recipe.techniques, cast("Any", cls)
+        rule: Self = made(**techniques.custom[name]) if name in techniques.custom else made(getattr(techniques, name))
+        return rule
+
+    def start(self, trainer: Any) -> None:
+        """Measure what is needed; the model is wrapped, has its adapter, and has not been trained."""
+
+    def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
+        """Return the optimizer to use in place of a new one, often itself."""
+        return optimizer
+
+    def change_gradient(self, model: Any, step: int) -> None:
+        """Change the accumulated gradients of a (0-based) update before they are clipped."""
+
+    def before_update(self) -> None:
+        """Read the weights before the optimizer's step."""
+
+    def after_update(self) -> None:
+        """Change the weights after the optimizer's step."""
+
+    def note(self) -> str:
+        """Return a line for the log, "" for none."""
+        return ""
+
+
+LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|embed_in)\.")
+
+
+class LayerwiseRates(UpdateRule):
+    """techniques.layerwise_lr_decay: each layer has `decay` times the rate of the one above it."""
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether rates decay."""
+        return recipe.techniques.layerwise_lr_decay < 1.0
+
+    @classmethod
+    def make(cls, name: str, inputs: UpdateInputs) -> LayerwiseRates:
+        """Return the rule with the recipe's decay."""
+        return cls(inputs.recipe.techniques.layerwise_lr_decay)
+
+    def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
+        """Return the optimizer, its groups split by layer."""
+        split_by_layer(optimizer, trainer.model, self.decay)
+        return optimizer
+
+
+class FreezeWarmup(UpdateRule):
+    """techniques.freeze_base_steps: drops the gradients of the base in the first updates.
+
+    `patterns` name the parameters that train from the start; without any these are `reinitialized`. An optimizer does not
+    change weights without a gradient, by weight decay neither, and their moments begin with their first gradient. The count
+    comes from the trainer's step, so resuming changes nothing.
+    """
+
+    def __init__(self, recipe: TrainRecipe, steps: int, reinitialized: Sequence[str]) -> None:
+        self.recipe, self.steps = recipe, steps
+        self.patterns, self.first = recipe.techniques.freeze_base_except, list(reinitialized)
+        self._guard: Any = None
+
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether the base is frozen at first."""
+        return recipe.techniques.freeze_base_steps is not None
+
+    @classmethod
+    def make(cls, name: str, inputs: UpdateInputs) -> FreezeWarmup:
+        """Return the rule with the recipe's steps."""
+        return cls(inputs.recipe, inputs.recipe.techniques.freeze_base_steps or 0, inputs.reinitialized)
+
+    def start(self, trainer: Any) -> None:
+        """Find the parameters that train first. Raises `RecipeError` for a pattern without a match."""
+        self._guard = trainer.guard
+        names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+        for pattern in self.patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                fault = f"{pattern!r} matches no parameter that trains. Names look like {', '.join(names[:3])}."
+                raise self.recipe.error("techniques.freeze_base_except", fault)
+        matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns)]
+        self.first = matched or self.first
+
+    def change_gradient(self, model: Any, step: int) -> None:
+        """Drop the base's gradients if this update is one of the first."""
+        if step == self.steps:  # from here on the norm is that of more weights
+            self._guard.norms.clear()
+        if step < self.steps:
+            for name, parameter in model.named_parameters():
+                if name.removeprefix("module.").replace("_orig_mod.", "") not in self.first:
+                    parameter.grad = None
+
+    def note(self) -> str:
+        """Return what trains first."""
+        names = ", ".join(summarize_names(self.first))
+        return f"techniques.freeze_base_steps: for {self.steps} updates only these train: {names}"
+
+
+def layer_number(name: str) -> int | None:
+    """Return the number of the layer that holds the parameter `name`; None outside the layers."""
+    match = LAYER.search(f".{name}")
+    return None if match is None else int(match[1])
+
+
+def rate_factor(name: str, n_layers: int, decay: float) -> float:
+    """Return the factor of `name` on the learning rate: 1 above the layers and in the last, times `decay` a layer below.
+
+    The embeddings lie under layer 0 (ULMFiT's discriminative fine-tuning, arXiv 1801.06146).
+    """
+    layer = layer_number(name)
+    if layer is not None:
+        return float(decay ** (n_layers - 1 - layer))
+    return float(decay**n_layers) if _EMBEDDING.search(name) else 1.0
+
+
+def split_by_layer(optimizer: Any, model: Any, decay: float) -> None:
+    """Split the groups of a new `optimizer` so that each holds the parameters of one rate factor, in order."""
+    n_layers = model.config.get_text_config().num_hidden_layers
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = []
+    for group in optimizer.param_groups:
+        by_factor: dict[float, list[Any]] = {}
+        for parameter in group["params"]:
+            by_factor.setdefault(rate_factor(names[id(parameter)], n_layers, decay), []).append(parameter)
+        groups += [
+            {**group, "params": parameters, "lr": group["lr"] * factor}
+            for factor, parameters in sorted(by_factor.items())
+        ]
+    optimizer.param_groups[:] = groups
+
+
+def summarize_names(names: Sequence[str]) -> list[str]:
+    """Return names with layer numbers joined: ``model.layers.{0-3}.mlp.up_proj.weight``."""
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        match = LAYER.search(name)
+        key = name if match is None else name[: match.start(1)] + "*" + name[match.end(1) :]
+        layers.setdefault(key, []).extend([] if match is None else [int(match[1])])
+    return [key.replace("*", _span(sorted(numbers))) if numbers else key for key, numbers in layers.items()]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    contiguous = len(numbers) == numbers[-1] - numbers[0] + 1
+    return f"{{{numbers[0]}-{numbers[-1]}}}" if contiguous else "{" + ",".join(map(str, numbers)) + "}"
+
+
+class SharpnessAware(UpdateRule):
+    """Sharpness-aware minimisation (SAM, arXiv 2010.01412): the gradient is taken near the highest loss nearby.
+
+    The optimizer sees the gradient at ``w + rho * g / |g|`` with g over all accumulated batches. A scaled gradient (fp16)
+    perturbs the weights in the same way. `restore` puts them back bitwise. Nothing is kept from one update to the next.
+    """
+
+    copies = 1
+
+    def __init__(self, rho: float) -> None:
+        self.rho = rho
+        self._batches: list[Any] = []
+        self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def note(self) -> str:
+        """Return where gradients are taken."""
+        return f"techniques.sam: gradients are taken {self.rho:g} uphill, in two passes an update"
+
+    def keep(self, batch: Any) -> None:
+        """Keep a batch of the current update."""
+        self._batches.append(batch)
+
+    def take_batches(self) -> list[Any]:
+        """Return the batches kept, in order, and forget them."""
+        batches, self._batches = self._batches, []
+        return batches
+
+    @torch.no_grad()
+    def perturb(self, model: Any) -> bool:
+        """Move the weights uphill; False (and no weight moves) if the gradient is zero or not finite."""
+        moving = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        if not moving:
+            return False
+        norm = full_tensor(torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving]))
+        if not bool(norm.isfinite()) or float(norm) == 0.0:
+            return False
+        self._weights = [(parameter, parameter.detach().clone()) for parameter in moving]
+        for parameter in moving:
+            step = own_part(parameter.grad).float() * (self.rho / norm)
+            own_part(parameter).add_(step.to(parameter.dtype))
+        return True
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the weights back to their values before `perturb`."""
+        for parameter, before in self._weights:
+            parameter.copy_(before)
+        self._weights = []
+
+
+class StochasticRounding(UpdateRule):
+    """techniques.stochastic_rounding: the optimizer updates one parameter at a time and rounds it at random."""
+
+    def __init__(self, rounds: bool) -> None:
+        assert rounds
+
+    def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
+        """Return the optimizer, whose step is another."""
+        OneByOne(optimizer, lambda: trainer.state.global_step, trainer.args.seed)
+        return optimizer
+
+    def note(self) -> str:
+        """Return how weights are rounded."""
+        return "techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random"
+
+
+_SLICE = 2**24
+"""Numbers that are rounded at a time."""
+
+
+def round_stochastically(values: torch.Tensor, rounded: torch.Tensor, generator: torch.Generator) -> None:
+    """Write `values` (float32) into `rounded` (bfloat16 of the same shape), up or down at random; `values` are changed too.
+
+    A value goes to the neighbour away from zero with the probability of its distance to the other one, so that its mean is
+    the value. bfloat16 is the upper half of float32: adding random bits to the lower half carries with that probability.
+    """
+    bits, out = values.view(torch.int32).view(-1), rounded.view(-1)
+    for start in range(0, len(bits), _SLICE):
+        part = bits[start : start + _SLICE]
+        part += torch.randint(2**16, part.shape, dtype=torch.int32, device=part.device, generator=generator)
+        part &= -(2**16)
+        out[start : start + _SLICE] = part.view(torch.float32)
+
+
+class OneByOne:
+    """Makes a new optimizer update one parameter at a time, with stochastic rounding (arXiv 2010.06192).
+
+    bfloat16 weights are updated in float32 and rounded stochastically, so that updates below half of the distance to the next
+    number count on average. Their state is that of float32 weights. The random bits follow from `seed`, the number of the
+    update (`step`) and the parameter: the same in every process, and after resuming. Beside the model, the float32 copies of
+    one parameter and its gradient are in memory.
+    """
+
+    def __init__(self, optimizer: Any, step: Callable[[], int], seed: int) -> None:
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.seed, self.step = seed, step
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self._positions = [(g["params"], index) for g in optimizer.param_groups for index in range(len(g["params"]))]
+        self.optimizer, self._update_all = optimizer, optimizer.step
+        self._update_all()  # without gradients: bitsandbytes finds its settings by parameter in its first step
+        # a method, since torch's schedulers wrap it as one
+        optimizer.step = types.MethodType(lambda _, closure=None: self._step(), optimizer)
+        optimizer.register_load_state_dict_pre_hook(self._keep)
+        optimizer.register_load_state_dict_post_hook(self._restore_precision)
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        """Update every parameter that has a gradient; the gradients stay."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is not None:
+                self._update(parameter, gradient)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Update one parameter, while no other has a gradient.
+
+        Its float32 copy takes its position and its state: to change the parameter's own dtype would detach DDP from it.
+        """
+        if parameter.dtype != torch.bfloat16:
+            parameter.grad = gradient
+            self._update_all()
+            parameter.grad = None
+            return
+        number, state = self._numbers[id(parameter)], self.optimizer.state
+        positions, index = self._positions[number]
+        copy = torch.nn.Parameter(parameter.detach().float())
+        copy.grad = gradient.float()
+        if parameter in state:
+            state[copy] = state.pop(parameter)
+        positions[index] = copy
+        self._update_all()
+        positions[index] = parameter
+        state[parameter] = state.pop(copy)
+        generator = torch.Generator(parameter.device)
+        generator.manual_seed(hash((self.seed, self.step(), number)) % 2**63)
+        round_stochastically(copy.detach(), parameter.detach(), generator)
+
+    def _keep(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
+        """Keep a state that is about to be loaded."""
+        self._loaded = state_dict
+
+    def _restore_precision(self, optimizer: Any) -> None:
+        """Put the loaded states back in their own dtypes: torch has cast them to that of the parameters."""
+        numbers = [number for group in self._loaded["param_groups"] for number in group["params"]]
+        for number, parameter in zip(numbers, self.parameters, strict=True):
+            for key, value in self._loaded["state"].get(number, {}).items():
+                if isinstance(value, torch.Tensor) and key != "step":
+                    optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
+        del self._loaded
