@@ -15,7 +15,7 @@ import transformers
 
 from kinject.errors import InputError
 from kinject.plan.estimate import Step, count_flops, estimate, new_config, optimizer_state, read_shapes
-from kinject.plan.ways import GIB, Devices, choose, describe_traffic, find_devices, parse_memory
+from kinject.plan.ways import GIB, Devices, choose, describe_batch, describe_traffic, find_devices, parse_memory
 from kinject.process import machine_memory
 from kinject.train.updates.muon import add_muon
 
@@ -221,6 +221,14 @@ def test_a_layer_that_does_not_fit_is_named_with_its_size() -> None:
     assert way.name == "none"
     assert "the largest layer (2." in way.why
     assert "fsdp2-split.yaml" in way.why
+
+
+def test_more_devices_get_the_rate_of_the_larger_batch() -> None:
+    assert describe_batch(_step(), _gpus(1), 1e-3) == []
+    assert "trainer.learning_rate=0.002 (square-root rule for Adam" in describe_batch(_step(), _gpus(1, 4), 1e-3)[0]
+    assert (
+        "trainer.learning_rate=0.002 (linear rule for SGD" in describe_batch(_step(optim="sgd"), _gpus(1, 2), 1e-3)[0]
+    )
 
 
 def test_devices_are_named_described_or_this_machines() -> None:

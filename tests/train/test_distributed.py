@@ -149,107 +149,110 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
+def _rows(folder: Path, *keys: str) -> list[dict[str, Any]]:
+    """Return the logged steps of a run."""
+    return [row for _, row in read_jsonl(folder / "log.jsonl") if all(key in row for key in ("loss", *keys))]
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def _assert_sharded_as_ddp(folder: Path, kind: str) -> None:
+    """Compare a run of sharded weights, resumed from its second step, with that of DDP."""
+    ours, theirs = folder / kind, folder / "ddp"
+    losses = [[row["loss"] for row in _rows(run)] for run in (ours, theirs)]
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3), kind
+    models = _weights(ours), _weights(theirs)
+    assert models[0].keys() == models[1].keys(), kind
+    assert all((models[0][name] - weight).abs().max() < 1e-5 for name, weight in models[1].items()), kind
+    files = [sorted(path.name for path in (run / "model").iterdir()) for run in (ours, theirs)]
+    assert files[0] == files[1]
+    manifest = read_manifest(ours / "manifest.json")
+    assert manifest is not None
+    assert manifest["counts"]["resumed_from"] == "checkpoint-2"
+    last = ours / "checkpoint-4"
+    parts = [*last.glob("optimizer/*.distcp"), *last.glob("global_step4/*_optim_states.pt")]
+    assert len(parts) == 2, kind  # each process has its part of the optimizer
+
+
+@NEEDS_DEEPSPEED
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("sharded", [["fsdp2"], pytest.param(["zero2", "zero3"], marks=NEEDS_DEEPSPEED)], ids="-".join)
-def test_sharded_runs_learn_save_resume_and_export_as_whole_ones(
-    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, sharded: list[str]
-) -> None:
-    """With the shipped configurations, against DDP; each resumes from its second step."""
-    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
-    kinds = ["ddp", *sharded]
-    recipe = make_recipe(trainer=sizes, model={"path": str(tiny_model), "device": "cpu"})
-    _run_in_two(
-        [
-            {
-                "name": kind, "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}"],
-                "environment": _environment(kind), "interrupted": kind != "ddp",
-            }
-            for kind in kinds
-        ],
-        tmp_path,
-    )  # fmt: skip
-    losses = {
-        kind: [row["loss"] for _, row in read_jsonl(tmp_path / kind / "log.jsonl") if "loss" in row] for kind in kinds
-    }
-    models = {kind: load_file(tmp_path / kind / "model" / "model.safetensors") for kind in kinds}
-    files = {kind: sorted(path.name for path in (tmp_path / kind / "model").iterdir()) for kind in kinds}
-    for kind in kinds[1:]:
-        assert len(losses[kind]) == 4
-        assert losses[kind] == pytest.approx(losses["ddp"], abs=1e-3), kind
-        assert models[kind].keys() == models["ddp"].keys(), kind
-        assert all((models[kind][name] - weight).abs().max() < 1e-5 for name, weight in models["ddp"].items()), kind
-        assert files[kind] == files["ddp"]
-        manifest = read_manifest(tmp_path / kind / "manifest.json")
-        assert manifest is not None
-        assert manifest["counts"]["resumed_from"] == "checkpoint-2"
-        last = tmp_path / kind / "checkpoint-4"
-        parts = [*last.glob("optimizer/*.distcp"), *last.glob("global_step4/*_optim_states.pt")]
-        assert len(parts) == 2, kind  # each process has its part of the optimizer
-
-
-@pytest.mark.usefixtures("forked")
-def test_two_processes_in_bf16_learn_what_one_learns_in_bf16(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    sizes = {"max_steps": 2, "per_device_train_batch_size": 2, "bf16": True, "use_cpu": True}
-    train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}))
-    recipe = make_recipe(run_dir=str(tmp_path / "two"), trainer=sizes)
-    command = ["-m", "accelerate.commands.launch", "--config_file", "recipes/distributed/ddp-cpu.yaml"]
-    words = [sys.executable, *command, "--num_processes", "2", "-m", "kinject.cli", "train", str(recipe.path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
-    assert all((ours[name] - theirs[name]).abs().max() < 5e-3 for name in ours)
-    assert {weight.dtype for weight in theirs.values()} == {torch.float32}
-
-
-@pytest.mark.usefixtures("forked")
-def test_processes_that_share_rows_learn_what_one_learns(
+def test_zero_learns_saves_resumes_and_exports_as_ddp(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Tensor parallelism, and context parallelism with FSDP2: on CPUs, past accelerate and torch, which have GPUs only.
+    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    recipe = make_recipe(trainer=sizes, model={"path": str(tiny_model), "device": "cpu"})
+    runs = [
+        {"recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}"], "environment": _environment(kind),
+         "interrupted": kind != "ddp"}
+        for kind in ("ddp", "zero2", "zero3")
+    ]  # fmt: skip
+    _run_in_two(runs, tmp_path)
+    for kind in ("zero2", "zero3"):
+        _assert_sharded_as_ddp(tmp_path, kind)
 
-    Rows are documents of odd lengths, or documents joined and cut; the batch is that of one process. Each resumes from
-    its second step.
+
+@pytest.mark.usefixtures("forked")
+def test_two_processes_learn_what_one_learns_however_they_share_the_work(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    """All runs in one launch: FSDP2 against DDP; DDP in bf16 and with a teacher, tensor and context parallelism against one.
+
+    Tensor and context parallelism run on CPUs, past accelerate and torch, which have GPUs only. Their rows are documents of odd
+    lengths, or documents joined and cut. They and FSDP2 are resumed from their second step.
     """
-    documents = {"packing": False, "label_smoothing_factor": 0.1}
-    joined = {"packing": True, "packing_strategy": "wrapped"}
+    texts = [
+        {"document_id": f"d{i}", "origin": origin, "text": f"{text} {1900 + i}."}
+        for i in range(12)
+        for origin, text in (("original", "The mill at Kelm was built in"), ("variant", "Kelm has had a mill since"))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    corpus = {"path": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "tokens")}
     model = {"path": str(tiny_model), "device": "cpu"}
-    sizes = {
-        "max_steps": 4, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
-        "save_strategy": "steps", "save_steps": 2,
+    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    parallel = {**sizes, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    sections: dict[str, dict[str, Any]] = {
+        "ddp": {"trainer": sizes}, "fsdp2": {"trainer": sizes}, "bf16": {"trainer": {**sizes, "bf16": True, "use_cpu": True}},
+        "distill": {"trainer": sizes, "method": "distill", "corpus": corpus},
+        "TP": {"trainer": {**parallel, "packing": False, "label_smoothing_factor": 0.1}},
+        "CP": {"trainer": {**parallel, "packing": True, "packing_strategy": "wrapped"}},
     }  # fmt: skip
     runs = []
-    for name, rows in {"TP-1": joined, "TP-2": documents, "CP-1": joined, "CP-2": documents}.items():
-        split = name[:2]
-        recipe = make_recipe(run_dir=str(tmp_path / f"one-{name}"), model=model, trainer={**sizes, **rows})
-        train(recipe)
-        environment = {**_environment("fsdp2-split"), "PARALLELISM_CONFIG_CP_SIZE": "1"}
-        environment[f"PARALLELISM_CONFIG_{split}_SIZE"] = "2"
-        if split == "TP":
+    for kind, section in sections.items():
+        recipe = make_recipe(**section, run_dir=str(tmp_path / kind), model=model)
+        environment = _environment(kind if kind == "fsdp2" else "ddp")
+        if kind in ("TP", "CP"):
+            environment = {**_environment("fsdp2-split"), "PARALLELISM_CONFIG_CP_SIZE": "1"}
+            environment[f"PARALLELISM_CONFIG_{kind}_SIZE"] = "2"
+        if kind == "TP":
             del environment["ACCELERATE_USE_FSDP"]
-        runs.append(
-            {
-                "name": name, "recipe": str(recipe.path.rename(tmp_path / f"{name}.yaml")),
-                "environment": environment, "interrupted": True,
-                "overrides": [f"run_dir={tmp_path / f'two-{name}'}"],
-            }
-        )  # fmt: skip
+        path = recipe.path.rename(tmp_path / f"{kind}.yaml")
+        interrupted = kind in ("fsdp2", "TP", "CP")
+        runs.append({"recipe": str(path), "overrides": [], "environment": environment, "interrupted": interrupted})
+        if kind not in ("ddp", "fsdp2"):
+            accumulated = {"gradient_accumulation_steps": 2}
+            train(make_recipe(**{**section, "trainer": {**section["trainer"], **accumulated}}, model=model,
+                              run_dir=str(tmp_path / f"one-{kind}")))  # fmt: skip
     _run_in_two(runs, tmp_path)
-    for name in (run["name"] for run in runs):
-        folders = [tmp_path / f"{n}-{name}" for n in ("one", "two")]
-        one, two = (
-            [row for _, row in read_jsonl(folder / "log.jsonl") if "loss" in row and "grad_norm" in row]
-            for folder in folders
-        )
-        assert len(two) == 4
-        learned = [[row["learned_tokens"] for _, row in read_jsonl(folder / "timing.jsonl")] for folder in folders]
-        assert [n - learned[0][1] for n in learned[0][2:]] == learned[1]  # those since it was resumed
-        for key in ("loss", "grad_norm"):
-            assert [row[key] for row in two] == pytest.approx([row[key] for row in one], rel=1e-5), (name, key)
-        if name != "CP-2":  # whose rows are longer, so that four parts of them are equal
-            assert [row["num_tokens"] for row in two] == [row["num_tokens"] for row in one], name
-        ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in folders)
+    _assert_sharded_as_ddp(tmp_path, "fsdp2")
+    for kind in ("bf16", "distill", "TP", "CP"):
+        one, two = tmp_path / f"one-{kind}", tmp_path / kind
+        ours, theirs = _weights(one), _weights(two)
         assert ours.keys() == theirs.keys()
-        assert all((ours[key] - theirs[key]).abs().max() < 1e-5 for key in ours), name
+        assert all((ours[name] - theirs[name]).abs().max() < (5e-3 if kind == "bf16" else 1e-5) for name in ours), kind
+        assert {weight.dtype for weight in theirs.values()} == {torch.float32}
+        for key in ("loss", "grad_norm") if kind != "bf16" else ():
+            values = [[row[key] for row in _rows(run, "grad_norm")] for run in (two, one)]
+            assert len(values[0]) == 4
+            assert values[0] == pytest.approx(values[1], rel=1e-4 if kind == "distill" else 1e-5), (kind, key)
+    for kind in ("TP", "CP"):
+        learned = [
+            [row["learned_tokens"] for _, row in read_jsonl(tmp_path / name / "timing.jsonl")]
+            for name in (f"one-{kind}", kind)
+        ]
+        assert [n - learned[0][1] for n in learned[0][2:]] == learned[1]  # those since it was resumed
 
 
 def test_context_parallelism_is_seen_in_the_environment(
@@ -259,39 +262,6 @@ def test_context_parallelism_is_seen_in_the_environment(
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with pytest.raises(RecipeError, match="context parallelism has no mask"):
         make_sft_config(make_recipe())
-
-
-@pytest.mark.usefixtures("forked")
-def test_two_processes_learn_from_a_teacher_what_one_learns(
-    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
-) -> None:
-    rows = [
-        {"document_id": f"d{i}", "origin": origin, "text": f"{text} {1900 + i}."}
-        for i in range(12)
-        for origin, text in (("original", "The mill at Kelm was built in"), ("variant", "Kelm has had a mill since"))
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    corpus = {"path": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "tokens")}
-    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
-    model = {"path": str(tiny_model), "device": "cpu"}
-    words = {"method": "distill", "corpus": corpus, "model": model}
-    one = make_recipe(**words, run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2})
-    train(one)
-    recipe = make_recipe(**words, run_dir=str(tmp_path / "two"), trainer=sizes)
-    run = {
-        "name": "two",
-        "recipe": str(recipe.path),
-        "overrides": [],
-        "environment": _environment("ddp"),
-        "interrupted": False,
-    }
-    _run_in_two([run], tmp_path)
-    expected, actual = (
-        [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
-        for name in ("one", "two")
-    )
-    assert len(actual) == 4
-    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_run_that_was_to_have_more_processes_is_warned_of(

@@ -2,7 +2,7 @@
 
     python tests/train/two_processes.py RUNS.json
 
-RUNS.json holds a list of runs: name, recipe, overrides, environment (as accelerate's launcher sets it), interrupted.
+RUNS.json holds a list of runs: recipe, overrides, environment (as accelerate's launcher sets it), interrupted.
 """
 
 from __future__ import annotations

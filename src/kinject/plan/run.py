@@ -31,7 +31,18 @@ from kinject.plan.estimate import (
     read_config,
     read_shapes,
 )
-from kinject.plan.ways import GIB, Change, Devices, Way, choose, describe_traffic, find_devices, quoted, render_size
+from kinject.plan.ways import (
+    GIB,
+    Change,
+    Devices,
+    Way,
+    choose,
+    describe_batch,
+    describe_traffic,
+    find_devices,
+    quoted,
+    render_size,
+)
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.recipe.conflicts import find_problems
 from kinject.report.style import INK, LEARNING, style
@@ -104,6 +115,7 @@ class Plan(Tabular):
     timing: StepTiming | None
     seconds: float | None
     step_flops: float
+    rate: float
     rates: tuple[float, ...] | None
     notes: tuple[str, ...]
 
@@ -166,7 +178,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
         memory=memory, devices=devices, changes=tuple(changes), way=way, length=length,
         timing=timing,
         seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
-        step_flops=count_flops(step, shapes), notes=tuple(notes),
+        step_flops=count_flops(step, shapes), rate=trainer_field(recipe.trainer, "learning_rate"), notes=tuple(notes),
         rates=tuple(planned_curve(recipe.trainer, recipe.model, n_steps, per_epoch)) if is_drawn else None,
     )  # fmt: skip
 
@@ -409,8 +421,11 @@ def _spread(plan: Plan) -> list[str]:
             lines.append("             on each machine, with its own --machine_rank and the ADDRESS of the first")
     else:
         lines.append("             Take a smaller model, or more memory.")
-    lines += [f"             {line}" for line in describe_traffic(way, plan.step_flops, plan.devices)]
-    return lines
+    advice = [
+        *describe_traffic(way, plan.step_flops, plan.devices),
+        *describe_batch(plan.step, plan.devices, plan.rate),
+    ]
+    return [*lines, *(f"             {line}" for line in advice)]
 
 
 def _run(plan: Plan) -> list[str]:

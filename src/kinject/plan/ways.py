@@ -5,6 +5,7 @@ Of the ways that fit, the one that sends least is taken: the table `WAYS`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -339,6 +340,17 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[_Candidate]:
     if step.block > 512:
         cost = "longer documents are cut in two"
         yield _Candidate((f"trainer.max_length={step.block // 2}",), cost, {"block": step.block // 2})
+
+
+def describe_batch(step: Step, devices: Devices, rate: float) -> list[str]:
+    """Return a line with the learning rate for the larger batch of several devices.
+
+    It is linear for SGD (arXiv 1706.02677), the square root for Adam and its kin (arXiv 2205.10287).
+    """
+    n, is_sgd = devices.count, "sgd" in step.optim
+    higher = rate * (n if is_sgd else math.sqrt(n))
+    rule = "linear rule for SGD" if is_sgd else "square-root rule for Adam and its kin"
+    return [f"{n} times the rows of one device: try trainer.learning_rate={higher:.3g} ({rule})"] if n > 1 else []
 
 
 def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
