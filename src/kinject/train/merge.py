@@ -99,7 +99,8 @@ def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], o
     with open_tensors(theirs) as added, open_tensors(base) as subtracted:
 
         def change(name: str, tensor: torch.Tensor, scale: float) -> torch.Tensor:
-            result, start = added[name].get_tensor(name), subtracted[name].get_tensor(name)
+            result: torch.Tensor = added[name].get_tensor(name)
+            start: torch.Tensor = subtracted[name].get_tensor(name)
             if not tensor.is_floating_point():
                 return result
             result, n = result.float(), min(len(tensor), len(start))
