@@ -181,6 +181,7 @@ def _compiled(template: str) -> tuple[Template, frozenset[str], str | None]:
     return compiled, frozenset(names), None if names else compiled.render().strip()
 
 
+@cache
 def first_words(template: str) -> str:
     """Return the first line of a template up to its first variable: it differs between the prompts of the styles."""
     texts = (node.data.strip() for node in environment().parse(template).find_all(nodes.TemplateData))
