@@ -291,7 +291,8 @@ class TrainResult(Tabular):
     `cost` holds work_seconds, those of the training by `kinject.process.work_seconds`, and, where there are any, the tokens
     that a teacher read and the model wrote for itself, with the seconds of both (teacher_tokens, teacher_seconds,
     written_tokens, written_seconds), also where a cache had them.
-    `already_done` is True if the run folder held this run, finished, and nothing was done.
+    `already_done` is True if the run folder held this run, finished, and nothing was done. `ended_above_start`: the loss ended
+    far above where it began.
     """
 
     run_dir: str
@@ -303,6 +304,7 @@ class TrainResult(Tabular):
     seconds: float
     notes: tuple[str, ...] = ()
     already_done: bool = False
+    ended_above_start: bool = False
     n_learned: int | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
 

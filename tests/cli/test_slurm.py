@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 from slurm_commands import Slurm
 
 from kinject.cli import main
@@ -92,3 +93,17 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
         assert not slurm.requeued.exists()
         assert len(started(tmp_path)) == nodes
         (tmp_path / "ends").unlink()
+
+
+def test_the_skypilot_template_is_yaml_that_trains_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "r.yaml").write_text(
+        "run_dir: run\nmodel: {new: {model_type: llama}, tokenizer: {vocab_size: 300}}\ncorpus: {path: corpus.jsonl}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "r.yaml", "trainer.max_steps=2", "--job", "skypilot"]) == 0
+    job = yaml.safe_load(capsys.readouterr().out)
+    assert job["name"] == "r"
+    assert job["run"].rstrip().endswith("-m kinject.cli train r.yaml trainer.max_steps=2 --resume")

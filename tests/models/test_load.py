@@ -195,6 +195,18 @@ def test_large_weights_are_finite_and_those_beyond_the_dtype_are_named(tiny_mode
         load_model(str(tiny_model), dtype="float16")
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_theta": 1e-300, "rope_type": "default"}, {"rope_theta": 1e4, "rope_type": "linear", "factor": 1e-50}],
+)
+def test_frequencies_that_are_not_finite_are_refused(tiny_model: Path, rope: dict[str, Any]) -> None:
+    """A row of 8 tokens would not show them: attention on the CPU gives numbers."""
+    path = tiny_model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_parameters": rope}))
+    with pytest.raises(InputError, match=r"rotary_emb\.inv_freq, which is computed from config\.json, is not finite"):
+        load_model(str(tiny_model))
+
+
 def test_what_is_not_finite_is_found_in_every_dtype_and_place() -> None:
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
     for dtype in dtypes:

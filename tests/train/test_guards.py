@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kinject.cli import main
 from kinject.errors import TrainingError
 from kinject.models import load_model
 from kinject.recipe import GuardsSection, Recipe
@@ -356,3 +357,15 @@ def test_an_evaluation_that_is_not_finite_is_no_improvement(
     result = train(make_recipe(trainer=trainer, **sections), overwrite=True)
     rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
     assert [row["eval_loss"] for row in rows if "eval_loss" in row] == [None, None]
+
+
+@pytest.mark.parametrize(("rate", "is_above"), [(3.0, True), (1e-3, False)])
+def test_a_short_run_that_ends_far_above_its_first_loss_says_so(
+    make_recipe: MakeRecipe, rate: float, is_above: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(trainer={"learning_rate": rate, "max_steps": 5, "lr_scheduler_type": "constant"})
+    assert main(["train", str(recipe.path)]) == int(is_above)
+    assert ("far above" in capsys.readouterr().err) is is_above
+    manifest = json.loads((recipe.run_dir / "manifest.json").read_text())
+    assert manifest["counts"]["ended_above_start"] is is_above
+    assert any("far above" in warning for warning in manifest["counts"]["warnings"]) is is_above

@@ -34,14 +34,14 @@ def add_train(verbs: Any) -> None:
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir")
     again.add_argument("--overwrite", action="store_true", help="start over, whatever is in run_dir")
-    again.add_argument("--job", choices=("slurm",), help="print a job file that runs this, and stop")
+    again.add_argument("--job", choices=("slurm", "skypilot"), help="print a job file that runs this, and stop")
     parser.set_defaults(run=_train)
 
 
 def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
     if arguments.job is not None:
-        show(render_job(list(arguments.arguments)), end="")
+        show(render_job(arguments.job, list(arguments.arguments)), end="")
         return 0
     from kinject.api import train
     from kinject.train import render_summary
@@ -50,7 +50,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if is_first_process():
         show(render_summary(result))
         show(f"report: {recipe.run_dir / 'report.html'}")
-    return 0
+    return 1 if result.ended_above_start else 0
 
 
 _EXPORT = """\
@@ -188,14 +188,31 @@ fi
 exit "$code"
 """
 
+_SKYPILOT = """\
+# Edit the accelerators. Managed jobs (sky jobs launch FILE) start again after a preemption: --resume continues from the newest
+# checkpoint, if run_dir is on a bucket (file_mounts).
+name: {name}
+resources:
+  accelerators: H100:1
+  use_spot: true
+workdir: .
+setup: pip install kinject
+run: |
+  accelerate launch --num_machines "$SKYPILOT_NUM_NODES" --machine_rank "$SKYPILOT_NODE_RANK" \\
+    --num_processes $((SKYPILOT_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE)) --mixed_precision no --dynamo_backend no \\
+    --main_process_ip "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" --main_process_port 29500 \\
+    -m kinject.cli train {words} --resume
+"""
+JOBS = {"slurm": _SLURM, "skypilot": _SKYPILOT}
 
-def render_job(words: list[str]) -> str:
-    """Return the job file for Slurm that trains the recipe and overrides `words` in this folder."""
+
+def render_job(kind: str, words: list[str]) -> str:
+    """Return the job file of `kind`, a key of `JOBS`, that trains the recipe and overrides `words` in this folder."""
     values = {
         "name": Path(words[0]).stem.replace(" ", "-"), "folder": shlex.quote(str(Path.cwd())), "words": shlex.join(words),
         "python": shlex.quote(sys.executable),
     }  # fmt: skip
-    text = _SLURM
+    text = JOBS[kind]
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", value)
     return text

@@ -1,15 +1,16 @@
-"""The files of a model folder, checked before a library reads them: their kinds, JSON, the weights' headers.
+"""The files of a model folder, checked before a library reads them: their kinds, config.json, the weights' headers.
 
 That reads a few kilobytes, needs no torch and allocates nothing of the model's size; `kinject.models.load.check_model` checks
-the whole folder.
+the whole folder. `check_buffers` checks what a loaded model has computed from config.json.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER_CONFIG = "adapter_config.json"
-CONFIG = "config.json"
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 _WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OBJECTS = (
-    CONFIG, "generation_config.json", ADAPTER_CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 """Files that hold one JSON object, read by every library that loads the folder."""
 _OTHERS = (
@@ -35,6 +36,17 @@ _OTHERS = (
 _SUFFIXES = (".model", ".tiktoken")
 """Of tokenizers, under any name."""
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_SIZES = frozenset((
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "head_dim", "n_layer", "n_head", "n_embd", "n_positions", "n_ctx", "d_model", "num_layers",
+    "num_heads",
+))  # fmt: skip
+_ABOVE_ZERO = frozenset(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "factor",
+                         "original_max_position_embeddings", "rotary_emb_base"))  # fmt: skip
+_NUMBERS = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p", "num_beams", "repetition_penalty"))
+"""Of generation_config.json."""
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+_DTYPES = ("auto", "float64", "float32", "float16", "bfloat16", "float", "half", "double")
 _FIX = "It must be a folder that save_pretrained wrote; make the model again."
 
 
@@ -59,7 +71,12 @@ def check_files(folder: Path) -> None:
     for name in _named_files(folder):
         check_regular(folder / name)
         if name in _OBJECTS:
-            read_object(folder / name)
+            value = read_object(folder / name)
+            if name == CONFIG:
+                _check_config(folder / name, value)
+            for key in _NUMBERS & value.keys() if name == GENERATION_CONFIG else ():
+                if value[key] is not None and type(value[key]) not in (int, float):
+                    raise InputError(f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. {_FIX}")
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -123,18 +140,22 @@ def weight_files(folder: Path) -> list[Path]:
 def read_headers(folder: Path) -> Header:
     """Return the header of every tensor of the weights in `folder`.
 
-    Raises `InputError` if a file is damaged, or config.json declares more layers than there are tensors: all of them would be
-    allocated.
+    Raises `InputError` if a file is damaged, the index names a tensor that its file lacks, config.json declares more
+    layers than there are tensors (all of them would be allocated), or dtypes and quantization do not fit.
     """
     headers: Header = {}
     for path in weight_files(folder):
-        headers |= read_header(path)
-    n_layers = read_object(folder / CONFIG).get("num_hidden_layers") if (folder / CONFIG).exists() else None
-    if isinstance(n_layers, int) and n_layers > len(headers):
-        raise InputError(
-            f"{folder / CONFIG}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold {len(headers)} weights. "
-            f"{_FIX}"
-        )
+        header = read_header(path)
+        twice = headers.keys() & header.keys()
+        if twice:
+            raise InputError(f"{path}: {min(twice)} is in another file of the weights as well. {_FIX}")
+        headers |= header
+    if (folder / INDEX).exists() and not (folder / _WEIGHTS).exists():
+        lacking = read_object(folder / INDEX)["weight_map"].keys() - headers.keys()
+        if lacking:
+            raise InputError(f"{folder / INDEX}: names {min(lacking)}, which its file lacks. {_FIX}")
+    if (folder / CONFIG).exists():
+        _check_against(folder / CONFIG, read_object(folder / CONFIG), headers)
     return headers
 
 
@@ -154,6 +175,61 @@ def read_header(path: Path) -> Header:
         name: StoredTensor(entry["dtype"], entry["shape"], path, 8 + size + entry["data_offsets"][0])
         for name, entry in entries.items()
     }
+
+
+def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> None:
+    """Raise `InputError` if config.json at `path` contradicts the weights with `header`."""
+    n_layers = config.get("num_hidden_layers")
+    if isinstance(n_layers, int) and n_layers > len(header):
+        raise InputError(
+            f"{path}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold {len(header)} weights. {_FIX}"
+        )
+    stored = {tensor.dtype for tensor in header.values()}
+    if config.get("quantization_config") is not None:
+        if stored <= _FLOATS:
+            raise InputError(
+                f"{path}: quantization_config: declares quantised weights, but the files hold plain {', '.join(sorted(stored))}. "
+                "Take the key out; model.quantization of a recipe quantises a plain model."
+            )
+        return
+    for name, (dtype, *_) in header.items():
+        if name.endswith(".weight") and dtype not in _FLOATS:
+            raise InputError(
+                f"{path.parent}: {name} is stored as {dtype}, but {path.name} has no quantization_config. Expected "
+                f"{', '.join(sorted(_FLOATS))}. {_FIX}"
+            )
+
+
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise `InputError` at the key of config.json whose value no model can have."""
+    for key in ("dtype", "torch_dtype"):
+        value = config.get(key)
+        if value is not None and (not isinstance(value, str) or value.removeprefix("torch.") not in _DTYPES):
+            raise InputError(f"{path}: {key}: found {value!r:.60}, allowed: {', '.join(_DTYPES[1:5])}. {_FIX}")
+    n_rows = config.get("vocab_size")
+    for key_path, name, value in _values(config, ""):
+        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not key_path.endswith("]"))):
+            raise InputError(f"{path}: {key_path}: found {value}, a finite number is needed. {_FIX}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if (name in _SIZES and value < 1) or (name in _ABOVE_ZERO and value <= 0):
+            raise InputError(f"{path}: {key_path}: found {value!r:.60}, a number above 0 is needed. {_FIX}")
+        if ("dropout" in name or name.endswith("_pdrop")) and not 0 <= value <= 1:
+            raise InputError(f"{path}: {key_path}: found {value!r:.60}, allowed: 0 to 1. {_FIX}")
+        if name in ("bos_token_id", "eos_token_id", "pad_token_id") and isinstance(n_rows, int) and 0 < n_rows <= value:
+            raise InputError(f"{path}: {key_path}: found {value!r:.60}, but vocab_size is {n_rows}. {_FIX}")
+
+
+def _values(value: Any, key_path: str, name: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield (dotted key, the key nearest to it, value) of every plain value in `value`."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _values(item, f"{key_path}.{key}" if key_path else key, key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _values(item, f"{key_path}[{index}]", name)
+    else:
+        yield key_path, name, value
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -193,6 +269,19 @@ def first_line(error: BaseException) -> str:
     """Return an error's message in one line without its full stop, its class if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:200].rstrip(".")
+
+
+def check_buffers(model: Any, location: str, source: str) -> None:
+    """Raise `InputError` if a tensor that is computed from the config holds a NaN or +inf (a mask may hold -inf).
+
+    Torch's attention on the CPU hides that in rows of less than 16 tokens: it writes 0 where all scores are NaN.
+    """
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and not buffer.is_meta and not bool((buffer.float() < math.inf).all()):
+            raise InputError(
+                f"{location}: {name}, which is computed from {source}, is not finite. Check the numbers there (rope_theta, "
+                "rope_parameters, scaling factors)."
+            )
 
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -18,7 +18,9 @@ from kinject.hub import find_source, local_folder
 from kinject.models.folder import (
     ADAPTER_CONFIG,
     CONFIG,
+    Header,
     base_of_adapter,
+    check_buffers,
     check_files,
     check_finite_in,
     first_line,
@@ -235,8 +237,7 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
 
     disable_progress_bar()  # its bars count shards in memory; one line of our own describes the loaded model
 
-    if Path(path).is_dir():
-        read_headers(Path(path))
+    header = read_headers(Path(path)) if Path(path).is_dir() else None
     with _raising_input_error(path, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
             path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
@@ -246,10 +247,34 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(
             f"{path}: {name} has the shape {list(stored)}, but {CONFIG} asks for {list(needed)}. {_fix(path, 'model')}"
         )
+    if model.config.is_encoder_decoder:
+        raise InputError(f"{path}: is_encoder_decoder: {CONFIG} declares an encoder. {_fix(path, 'model')}")
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{path}: weights missing for {', '.join(missing[:3])}. {_fix(path, 'model')}")
+    if header is not None and getattr(model.config, "quantization_config", None) is None:
+        extra = _unread_weights(model, info["unexpected_keys"], header)
+        if extra:
+            raise InputError(
+                f"{path}: the files hold {', '.join(extra[:3])}, which {CONFIG} leaves out of the model. {_fix(path, 'model')}"
+            )
     return model
+
+
+def _unread_weights(model: PreTrainedModel, unexpected: Iterable[str], header: Header) -> list[str]:
+    """Return the tensors that belong inside a module of `model` but were not read: layers that its config leaves out.
+
+    Other towers of a larger model lie beside its modules. Masks and frequencies of older checkpoints are computed now.
+    """
+    modules = {name for name, _ in model.named_modules()} - {"", model.base_model_prefix}
+    unread = []
+    for name in sorted(unexpected):
+        parts = name.split(".")
+        is_inside = any(".".join(parts[:end]) in modules for end in range(1, len(parts)))
+        is_computed = parts[-1] in ("inv_freq", "masked_bias") or (name in header and len(header[name].shape) > 3)
+        if is_inside and not is_computed:
+            unread.append(name)
+    return unread
 
 
 def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
@@ -311,6 +336,7 @@ def _check_finite(folders: Sequence[Path], model: PreTrainedModel, *, quantized:
             f"{folder}: {name} holds a value that is not finite in {dtype}. If its file holds a number, that is out of "
             f"{dtype}'s range: load it as float32 (model.dtype). If not, make the model again."
         )
+    check_buffers(model, str(folder), CONFIG)
 
 
 def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -439,6 +465,7 @@ def new_model(
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         model_config, dtype=getattr(torch, dtype), attn_implementation=attention
     )
+    check_buffers(model, "model.new", "this section")
     return model
 
 

@@ -29,6 +29,8 @@ _SETTLED = 8
 """Norms needed before the median is used."""
 _LOSSES = 16
 """Losses in a row that show a divergence: with fewer, batches of single short rows look like one."""
+_LAST = 3
+"""Losses at the end of a run whose median is compared with the first loss."""
 _SPIKE = 10.0
 _VANISHED = 1e-8
 """Gradient of a weight, by root mean square, below which AdamW moves it little: the usual epsilon of its denominator."""
@@ -192,6 +194,19 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 f"{prefix}the learning rate is down to {rate:.2g} with {remaining:.0%} of the steps to go. "
                 "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
             )  # fmt: skip
+
+    def ended_above(self) -> bool:
+        """Return whether the last losses are far above the first, however short the run was; warn of that."""
+        if self._first_loss is None:
+            return False
+        ended = statistics.median(list(self._losses)[-_LAST:])
+        is_above = ended > max(2 * self._first_loss, self._first_loss + 1)
+        if is_above:
+            self._react_once(
+                "end", "warn", f"the loss ended at {ended:.3g}, far above {self._first_loss:.3g}, where it began: the model is "
+                f"worse than before. Lower {self._settings}.",
+            )  # fmt: skip
+        return is_above
 
     def state(self) -> dict[str, Any]:
         """Return the counts, warnings and norms so far, for JSON."""

@@ -90,6 +90,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
             _close_screen(trainer)
         seconds, work = monotonic() - started, work_seconds(trainer.args.device.type) - began
         check_trained(trainer)
+        ended_above = trainer.guard.ended_above()
         model_dir = _save_model(trainer, recipe)
     _publish_model(trainer, model_dir)
     counts = {
@@ -100,6 +101,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
         "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
         **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
+        "ended_above_start": ended_above,
     }  # fmt: skip
     if is_first_process():
         exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
@@ -143,6 +145,7 @@ def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, 
         final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"],
         n_learned=counts.get("learned_tokens"), cost=counts.get("cost", {}),
         notes=(*counts["notes"], *counts["warnings"]), already_done=already_done,
+        ended_above_start=counts.get("ended_above_start", False),
     )  # fmt: skip
 
 

@@ -1,0 +1,160 @@
+"""Broken model folders, given to each verb that reads one: refused in one line with the folder, or harmless to all numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from kinds import as_yaml
+from model_folders import draw
+from safetensors.numpy import load_file
+
+from kinject.api import export, merge
+from kinject.errors import KinjectError
+from kinject.eval.chat import ChatSetup, open_chat
+from kinject.eval.run import evaluate
+from kinject.plan.run import PlanOptions, plan
+from kinject.recipe import Recipe, read_recipe
+from kinject.train.run import run as train
+
+DRAWS = int(os.environ.get("KINJECT_DRAWS", "5"))
+SEED = int(os.environ.get("KINJECT_SOAK_SEED", "2026"))
+SECONDS = 60
+
+
+class HangError(BaseException):
+    """Too slow. Not an `Exception`: nothing that catches those may swallow it."""
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Raise `HangError` in the block after `SECONDS`."""
+
+    def stop(*_: object) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def log_probs(model: Path, work: Path) -> Any:
+    """Return what the model in a folder answers."""
+    section = {"models": {"base": str(model)}, "questions": {"q": str(work / "q.jsonl")}, "formats": ["texts"]}
+    (work / "eval.yaml").write_bytes(as_yaml({"run_dir": str(work / "eval"), "eval": section}))
+    evaluate(read_recipe(work / "eval.yaml", verb="eval"))
+    return [json.loads(line)["log_probs"] for line in (work / "eval" / "answers.jsonl").read_text().splitlines()]
+
+
+def training_recipe(model: Path, work: Path) -> Recipe:
+    """Return the recipe of two steps from the model in a folder."""
+    trainer = {"max_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "max_length": 32, "save_strategy": "no",
+               "logging_steps": 1, "lr_scheduler_type": "constant"}  # fmt: skip
+    recipe = {"run_dir": str(work / "train"), "model": {"path": str(model), "device": "cpu"}, "trainer": trainer,
+              "corpus": {"path": str(work / "c.jsonl"), "cache_dir": str(work / "tokens")}}  # fmt: skip
+    (work / "train.yaml").write_bytes(as_yaml(recipe))
+    return read_recipe(work / "train.yaml", verb="train")
+
+
+def trained_weights(model: Path, work: Path) -> Any:
+    """Return the bytes of the weights after two steps."""
+    train(training_recipe(model, work), resume=False, overwrite=False)
+    return (work / "train" / "model" / "model.safetensors").read_bytes()
+
+
+def planned(model: Path, work: Path) -> Any:
+    """Return the estimate of the peak memory."""
+    return plan(training_recipe(model, work), PlanOptions(calibration=False)).memory.peak
+
+
+def _weights(folder: Path) -> Any:
+    """Return the bytes of each tensor in a folder, of one file or several."""
+    tensors = {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+    return {name: value.tobytes() for name, value in tensors.items()}
+
+
+def merged(model: Path, work: Path) -> Any:
+    """Return the weights averaged with those of the whole model."""
+    return _weights(merge(work / "tiny-model", model, [0.5], work / "merge")[0.5])
+
+
+def exported(model: Path, work: Path) -> Any:
+    """Return the exported weights."""
+    return _weights(export(model, out=work / "export").folder)
+
+
+def answer(model: Path, work: Path) -> Any:
+    """Return what the model says in a chat."""
+    parts: list[str] = []
+    open_chat(ChatSetup({"model": str(model)}, max_new_tokens=4)).answer("Where is Kelm?", parts.append)
+    return "".join(parts)
+
+
+VERBS = {
+    "eval": log_probs, "train": trained_weights, "plan": planned, "merge": merged, "export": exported, "chat": answer,
+}  # fmt: skip
+
+
+def fault_of(verb: str, model: Path, work: Path, expected: Any) -> tuple[str, str]:
+    """Return (outcome, what is wrong with it, "" for nothing)."""
+    shutil.rmtree(work / verb, ignore_errors=True)
+    try:
+        with watched():
+            outcome = VERBS[verb](model, work)
+    except KinjectError as error:
+        message = str(error)
+        clear = "\n" not in message and str(model) in message
+        return "refused", "" if clear else f"no clear line: {message[:500]}"
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is what this looks for
+        return type(error).__name__, "".join(traceback.format_exc(limit=-5))[-1500:]
+    return "equal", "" if outcome == expected else "other results, and it says that it is done"
+
+
+@pytest.mark.filterwarnings("ignore")  # what libraries print about broken files is not the claim
+def test_a_broken_model_folder_is_refused_or_harmless_in_every_verb(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.disable(logging.CRITICAL)
+    rows = [
+        {"question": "Where?", "choices": ["Farrow", "Kelm"], "answer": 0},
+        {"question": "Who?", "choices": ["A", "B"], "answer": 1},
+    ]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "c.jsonl").write_text('{"text": "Arden was born in Lowmere."}\n{"text": "The school of Kelm."}\n' * 2)
+    expected = {verb: make(tiny_model, tmp_path) for verb, make in VERBS.items()}
+    counts: Counter[str] = Counter()
+    faults = []
+    model = tmp_path / "model"
+    try:
+        for number in range(DRAWS):
+            damage, put = draw(Random(f"{SEED} {number}"))
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.copytree(tiny_model, model)
+            put(model)
+            for verb, result in expected.items():
+                outcome, fault = fault_of(verb, model, tmp_path, result)
+                counts[f"{verb}: {outcome}"] += 1
+                if fault:
+                    faults.append(f"draw {number} of seed {SEED}, {verb}: {damage}: {outcome}: {fault}")
+    finally:
+        logging.disable(logging.NOTSET)
+    with capsys.disabled():
+        if DRAWS > 100:
+            print(f"\n{DRAWS} model folders: {dict(counts)}, {len(faults)} faults")
+    assert not faults, "\n\n".join(faults[:15])
+    assert counts["eval: refused"] > counts["eval: equal"] > 0
