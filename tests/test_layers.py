@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "kinject"
 
 LAYER = {
     "types": 0, "results": 0,
-    "errors": 0, "terminal": 0, "secrets": 0, "signals": 0, "process": 1, "disk": 1, "gguf": 1, "bounds": 1, "hub": 1,
+    "errors": 0, "terminal": 0, "secrets": 0, "process": 1, "disk": 1, "gguf": 1, "bounds": 1, "hub": 1,
     "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
     "augment": 3, "train": 3, "eval": 3, "report": 4, "plan": 5,
@@ -28,7 +28,6 @@ LAYER = {
 SIDEWAYS = {
     ("errors", "secrets"),  # no error and nothing printed holds a part of a key
     ("terminal", "secrets"),
-    ("signals", "errors"),
     ("results", "types"),  # how a notebook shows a result
     ("recipe", "disk"),
     ("gguf", "disk"),

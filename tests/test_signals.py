@@ -13,7 +13,7 @@ import pytest
 
 from kinject.errors import Terminated
 from kinject.llm.sender import run_event_loop
-from kinject.signals import SIGNALS, deferred, exit_code, terminable
+from kinject.process import SIGNALS, deferred, exit_code, terminable
 
 
 class Finalised:
@@ -73,7 +73,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         read, self.ahead = time.monotonic, 0.0
-        monkeypatch.setattr("time.monotonic", lambda: read() + self.ahead)
+        monkeypatch.setattr("kinject.process.monotonic", lambda: read() + self.ahead)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

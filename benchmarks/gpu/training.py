@@ -215,7 +215,7 @@ def recipe_of(setting: Setting, name: str, method: str, overrides: Mapping[str, 
             "learning_rate": 1e-4, "max_steps": WARM_UP + setting.steps, "optim": "adamw_torch_fused",
             "use_cpu": setting.device == "cpu",
         },
-        "guards": {"vanishing_rate": "ignore"},
+        "guards": {"instability": "ignore"},
     }  # fmt: skip
     if not full:
         recipe["adapter"] = dict(LORA)

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
-from kinject.process import core_count, is_shortage
-from kinject.signals import FROM_TERMINAL, terminable
+from kinject.process import FROM_TERMINAL, core_count, is_shortage, terminable
 from kinject.terminal import protect_streams, show
 
 LOG = "stage.log"

@@ -200,7 +200,6 @@ def test_the_real_demo_is_the_whole_job(
     write_jsonl(tmp_path / "prose.jsonl", [{"text": "The bridge was built of stone, and it carries the road."}])
     monkeypatch.setattr("kinject.recipe.shipped.FOLDER", small)
     monkeypatch.setattr(demo, "_REAL_TRAININGS", demo._REAL_TRAININGS[1:])
-    monkeypatch.setattr(demo, "_REAL_EVALS", ("eval", "dense"))
     _work_here(monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--real"]) == 0

@@ -14,7 +14,7 @@ import yaml
 
 from kinject import cli
 from kinject.cli import main
-from kinject.signals import SIGNALS
+from kinject.process import SIGNALS
 
 Write = Callable[[str, str], Path]
 
@@ -121,14 +121,6 @@ def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[
 def test_the_bare_command_says_what_comes_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "kinject recipes copy eval" in capsys.readouterr().out
-    (here / "recipes").mkdir()
-    (here / "recipes" / "augment.yaml").write_text("")
-    main([])
-    assert "next  kinject sandbox corpus" in capsys.readouterr().out
-    (here / "runs" / "sandbox").mkdir(parents=True)
-    (here / "runs" / "sandbox" / "base-corpus.jsonl").write_text("")
-    main([])
-    assert "next  kinject sandbox base" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -271,7 +271,7 @@ def override_texts() -> list[bytes]:
     return [
         b"trainer.learning_rate=1e-4", b"run_dir=runs/x", b"corpus.replay={path: b, fraction: 0.5}", b"seed=3",
         b"corpus.bos=false",
-        b"model.new={model_type: llama}", b"guards.norm_spike=stop", b"trainer.weight_decay=0", b"adapter.r=8",
+        b"model.new={model_type: llama}", b"guards.instability=stop", b"trainer.weight_decay=0", b"adapter.r=8",
     ]  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validato
         {**TRAIN, "corpus": {"path": "c", "replay": {"path": "r", "fraction": 1.5}}},
         {**TRAIN, "corpus": {"path": "c", "mix": {"qa": {"path": "r"}}}},
         {**TRAIN, "regularization": {"l2": -1}},
-        {**TRAIN, "guards": {"norm_spike": "explode"}},
+        {**TRAIN, "guards": {"instability": "explode"}},
         {**TRAIN, "probes": {"questions": {}}},
         {**TRAIN, "adapter": {"rank": 4}},
         {**TRAIN, "trainer": {"learning_rat": 1e-5}},

@@ -21,7 +21,7 @@ from kinject.eval.results import correct_families, summarize_arm
 from kinject.eval.scores import outcome_of, rescored
 from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
-from kinject.recipe.study_section import ClaimSection
+from kinject.recipe.eval_section import ClaimSection
 from kinject.report.files import render_summary, write_report
 from kinject.report.view import View
 from kinject.report.words import write_opening

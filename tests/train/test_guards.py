@@ -144,7 +144,7 @@ def test_a_norm_ten_times_its_running_median_is_a_warning_or_a_stop() -> None:
     assert guard.warnings == []
     guard.check_progress(1.0, 10.1, 9)
     assert "step 10: the gradient norm is 10.1, over 10 times its running median 1" in guard.warnings[0]
-    stopping = Guard(GuardsSection(norm_spike="stop"))
+    stopping = Guard(GuardsSection(instability="stop"))
     for step in range(10):
         stopping.check_progress(1.0, 1.0, step)
     with pytest.raises(TrainingError, match="running median"):
@@ -173,8 +173,8 @@ def test_a_loss_that_diverges_is_one_warning_that_names_the_settings(losses: lis
     (warning,) = _warnings(losses)
     assert f"step {step}: the loss diverges" in warning
     with pytest.raises(TrainingError, match=f"step {step}: the loss diverges"):
-        _warnings(losses, divergence="stop")
-    assert _warnings(losses, divergence="ignore") == []
+        _warnings(losses, instability="stop")
+    assert _warnings(losses, instability="ignore") == []
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_loss_that_diverges_is_one_warning_that_names_the_settings(losses: lis
     ],
 )
 def test_a_loss_that_is_high_for_a_while_or_by_noise_is_no_divergence(losses: list[float]) -> None:
-    assert _warnings(losses, divergence="stop") == []
+    assert _warnings(losses, instability="stop") == []
 
 
 def test_a_gradient_that_vanishes_is_one_warning_and_a_small_one_is_none() -> None:
@@ -200,7 +200,7 @@ def test_a_gradient_that_vanishes_is_one_warning_and_a_small_one_is_none() -> No
     assert _warnings([0.01] * 40, [1.0] * 20 + [1.1e-5] * 20) == []
     assert _warnings([0.01] * 40, [1.0] * 20 + [math.nan] * 20) == []  # DeepSpeed does not return one
     with pytest.raises(TrainingError, match="the gradient vanishes"):
-        _warnings([5.0] * 8, [0.0] * 8, vanishing_gradient="stop")
+        _warnings([5.0] * 8, [0.0] * 8, instability="stop")
 
 
 def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
@@ -214,7 +214,7 @@ def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
     )  # fmt: skip
     trainer = {"max_steps": 20, "learning_rate": 1e-4, "max_grad_norm": 0.5, "warmup_steps": 2, "save_strategy": "steps",
                "save_steps": 10}  # fmt: skip
-    stopping = make_recipe(trainer=trainer, guards={"divergence": "stop"})
+    stopping = make_recipe(trainer=trainer, guards={"instability": "stop"})
     _unfinished(
         stopping, r"step 19: the loss diverges: in 16 updates it was at least 2\d\.\d, after a lowest of 5\.\d+"
     )
@@ -223,7 +223,7 @@ def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
     (warning,) = [note for note in whole.notes if "the loss diverges" in note]
     assert (
         "Lower trainer.learning_rate (now 0.0001), raise trainer.warmup_steps (now 2), or clip more: trainer.max_grad_norm "
-        "(now 0.5). guards.divergence: stop ends such a run here." in warning
+        "(now 0.5). guards.instability: stop ends such a run here." in warning
     )
     (make_recipe().run_dir / "manifest.json").unlink()
     shutil.rmtree(make_recipe().run_dir / "checkpoint-20")
@@ -233,7 +233,7 @@ def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
 def test_a_base_that_begins_to_train_is_no_spike(make_recipe: MakeRecipe) -> None:
     """The norm of all weights is over ten times that of the one that trains first."""
     frozen = {"freeze_base_steps": 8, "freeze_base_except": ["model.norm.weight"]}
-    result = train(make_recipe(techniques=frozen, trainer={"max_steps": 12}, guards={"norm_spike": "stop"}))
+    result = train(make_recipe(techniques=frozen, trainer={"max_steps": 12}, guards={"instability": "stop"}))
     rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
     norms = [row["grad_norm"] for row in rows if "loss" in row]
     assert min(norms[8:]) > 10 * max(norms[:8])
@@ -279,14 +279,14 @@ def test_a_rate_that_moves_no_weight_and_one_that_dies_early_are_said(make_recip
     warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]
     assert any("the learning rate is down to" in warning for warning in warnings)
     with pytest.raises(TrainingError, match="the learning rate is down to"):
-        train(make_recipe(trainer=dying, guards={"vanishing_rate": "stop"}), overwrite=True)
+        train(make_recipe(trainer=dying, guards={"instability": "stop"}), overwrite=True)
     small = {
         "lr_scheduler_type": "noam",
         "lr_scheduler_kwargs": {"d_model": 10**9},
         "learning_rate": 1,
         "warmup_steps": 1,
     }
-    train(make_recipe(trainer={**small, "max_steps": 8}, guards={"vanishing_rate": "stop"}), overwrite=True)
+    train(make_recipe(trainer={**small, "max_steps": 8}, guards={"instability": "stop"}), overwrite=True)
 
 
 def test_a_corpus_longer_than_the_steps_is_said_with_the_number_that_reads_it_once(make_recipe: MakeRecipe) -> None:

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl
 from kinject.errors import Terminated
+from kinject.process import exit_code
 from kinject.recipe import Recipe
-from kinject.signals import exit_code
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
 

@@ -32,7 +32,7 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
             "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model), "device": "cpu"},
             "corpus": {"path": str(tmp_path / "corpus.jsonl"), "validation_corpus": str(tmp_path / "validation.jsonl"),
                        "cache_dir": str(tmp_path / "tokens")},
-            "techniques": {"patience": 1, "sam": 0.05}, "guards": {"norm_spike": "stop"},
+            "techniques": {"patience": 1, "sam": 0.05}, "guards": {"instability": "stop"},
             "trainer": {"max_steps": 1000, "per_device_train_batch_size": 2, "max_length": 32, "bf16": False,
                         "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 5,
                         "warmup_steps": 30, "load_best_model_at_end": True, "metric_for_best_model": "loss", **trainer},
@@ -53,7 +53,7 @@ def test_a_short_recipe_keeps_what_a_step_costs_and_the_lines_of_the_file(
     assert short.trainer["lr_scheduler_type"] == "constant"
     assert not {"warmup_steps", "eval_steps", "save_steps"} & short.trainer.keys()
     assert (short.techniques.sam, short.techniques.patience) == (0.05, None)
-    assert (short.guards.norm_spike, short.guards.nothing_learned) == ("ignore", "ignore")
+    assert (short.guards.instability, short.guards.nothing_learned) == ("ignore", "ignore")
     assert short.location("trainer.max_length") == recipe.location("trainer.max_length")
     path = tmp_path / "short.yaml"
     path.write_text(yaml.safe_dump(dict(short.raw)))

@@ -14,20 +14,30 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinject.disk import FoundRun, find_runs, fix_for, is_system_failure
 from kinject.errors import DiskError, InputError, KinjectError
-from kinject.process import check_environment, is_first_process, is_launched, is_shortage
-from kinject.signals import exit_code, handled_by, terminable
+from kinject.process import (
+    check_environment,
+    exit_code,
+    handled_by,
+    is_first_process,
+    is_launched,
+    is_shortage,
+    terminable,
+)
 from kinject.terminal import aligned, lost_output, protect_streams, show
+
+if TYPE_CHECKING:
+    from kinject.recipe.read import Verb
 
 _GROUPS = {
     "do": {
-        "demo": "sandbox", "try": "documents", "documents": "documents", "augment": "augment", "questions": "augment",
-        "train": "train", "eval": "eval", "study": "study",
+        "demo": "sandbox", "try": "augment", "documents": "augment", "augment": "augment", "questions": "augment",
+        "train": "train", "eval": "eval", "study": "eval",
     },
     "look": {"report": "eval", "compare": "eval", "chat": "eval", "plan": "plan"},
     "make": {"export": "train", "find-lr": "plan", "recipes": "recipes", "sandbox": "sandbox", "doctor": "plan"},
@@ -67,15 +77,6 @@ _STOPPED = {
 
 _PATH_FAULTS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 _MOST_RUNS = 20
-_STEPS = (
-    ("runs/sandbox/base-corpus.jsonl", "kinject sandbox corpus", "write the base model's training corpus"),
-    ("runs/sandbox/base/model", "kinject sandbox base", "copy the base model that ships"),
-    ("runs/augment/corpus.jsonl", "kinject augment", "paraphrase the documents"),
-    ("runs/cpt/model", "kinject train recipes/cpt.yaml", "train on the paraphrases"),
-    ("runs/sandbox/repeat/model", "kinject train recipes/sandbox/repeat.yaml", "the control: the originals, repeated"),
-    ("runs/eval/report.html", "kinject eval", "measure what was learned and what forgotten"),
-)
-"""The main job: (output, command, purpose)."""
 
 
 def program() -> int:
@@ -231,23 +232,33 @@ def render_next_step() -> str:
         _DESCRIPTION, "",
         "verbs: kinject --help    one verb: kinject VERB --help    shipped recipes: kinject recipes", "",
     ]  # fmt: skip
-    runs = {run.run_dir: run for run in find_runs()}
-    of_main_job = [parent for output, _, _ in _STEPS for parent in Path(output).parents]
-    own_runs = [
-        run for run in runs.values() if run.run_dir not in of_main_job and (run.state != "not started" or _is_own(run))
-    ]
-    blocks = []
-    if Path("recipes/augment.yaml").exists():
-        blocks.append(_render_main_job(runs))
-    if own_runs:
-        blocks.append(_render_own(own_runs))
-    if not blocks:
-        blocks.append(
-            "Next: kinject demo                the whole job on embedded documents: 2 minutes\n"
-            "  or: kinject try FOLDER          looks at your documents, writes recipes\n"
-            "  or: kinject recipes copy eval   the recipes and data of the demo, to change"
-        )
-    return "\n".join([*lines, "\n\n".join(blocks)])
+    runs = [run for run in find_runs() if run.state != "not started" or _is_own(run)]
+    if not runs:
+        return "\n".join([
+            *lines,
+            "Next: kinject demo                the whole job on embedded documents: 2 minutes",
+            "  or: kinject try FOLDER          looks at your documents, writes recipes",
+            "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
+        ])  # fmt: skip
+    order = ("augment", "questions", "train", "eval")
+    runs.sort(
+        key=lambda run: (
+            run.run_dir.parent.name != "pilot",  # a pilot first
+            run.run_dir.parent,
+            order.index(run.verb) if run.verb in order else 9,
+        ),
+    )
+    following = next((run for run in runs if run.state == "unfinished" and run.command), None)
+    following = following or next((run for run in runs if run.state == "not started"), None)
+    lines += ["Your runs in this folder:"]
+    lines += [aligned([(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]], frozenset())]
+    if len(runs) > _MOST_RUNS:
+        lines.append(f"  and {len(runs) - _MOST_RUNS} more")
+    if any(run.state == "short" for run in runs):
+        lines.append("short: some requested texts are missing; the same command requests them again.")
+    return "\n".join(
+        [*lines, "", f"Next: {following.command if following else 'kinject try FOLDER, for your documents'}"]
+    )
 
 
 def _is_own(run: FoundRun) -> bool:
@@ -255,41 +266,44 @@ def _is_own(run: FoundRun) -> bool:
     return bool(run.recipe) and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
 
 
-def _render_main_job(runs: Mapping[Path, FoundRun]) -> str:
-    lines = ["The main job, on the embedded sandbox (in a checkout, make demo runs all of it):"]
-    n_done = next((index for index, (output, _, _) in enumerate(_STEPS) if not Path(output).exists()), len(_STEPS))
-    rows = []
-    for index, (output, command, purpose) in enumerate(_STEPS):
-        mark = "done" if index < n_done else "next" if index == n_done else ""
-        run = next((runs[parent] for parent in Path(output).parents if parent in runs), None)
-        if index == n_done and run is not None and run.state in ("unfinished", "running"):
-            mark, command = run.state, run.command
-        rows.append((mark, command, purpose))
-    lines.append(aligned(rows, frozenset()))
-    if n_done == len(_STEPS):
-        lines.append("\nAll done: open runs/eval/report.html. Then your own documents: kinject try FOLDER.")
-    return "\n".join(lines)
-
-
-def _render_own(own_runs: Sequence[FoundRun]) -> str:
-    order = ("augment", "questions", "train", "eval")
-    own_runs = sorted(
-        own_runs,  # a pilot first
-        key=lambda run: (
-            run.run_dir.parent.name != "pilot",
-            run.run_dir.parent,
-            order.index(run.verb) if run.verb in order else 9,
-        ),
+def add_verb(verbs: Any, name: str, summary: str, detail: str, default: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a verb that takes ``[RECIPE] [section.key=value ...]``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=summary, description=detail, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    following = next((run for run in own_runs if run.state == "unfinished" and run.command), None)
-    following = following or next((run for run in own_runs if run.state == "not started"), None)
-    rows = [(run.state, str(run.run_dir), run.command) for run in own_runs[:_MOST_RUNS]]
-    lines = ["Your runs in this folder:", aligned(rows, frozenset())]
-    if len(own_runs) > _MOST_RUNS:
-        lines.append(f"  and {len(own_runs) - _MOST_RUNS} more")
-    if any(run.state == "short" for run in own_runs):
-        lines.append("short: some requested texts are missing; the same command requests them again.")
-    return "\n".join([*lines, *([f"\nNext: {following.command}"] if following else [])])
+    recipe = f"recipe file (default: {default})" if default else "recipe file"
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="[RECIPE] [section.key=value ...]",
+        help=f"{recipe}; then overrides, values in YAML",
+    )
+    parser.set_defaults(default_recipe=default)
+    return parser
+
+
+def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
+    """Return the checked recipe of `verb` that the command line names. Raises `InputError` if it names none or several."""
+    from kinject.recipe import read_recipe
+
+    files = [word for word in arguments.arguments if "=" not in word]
+    overrides = [word for word in arguments.arguments if "=" in word]
+    if len(files) > 1:
+        raise InputError(
+            f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value overrides."
+        )
+    if not files and arguments.default_recipe is None:
+        raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
+    path = Path(files[0] if files else arguments.default_recipe)
+    if not path.exists():
+        from kinject.recipe.shipped import read_shipped
+
+        if any(path == recipe.path for recipe in read_shipped().values()):
+            name = path.relative_to("recipes").with_suffix("")
+            raise InputError(f"{path}: not in this folder. kinject recipes copy {name} puts it here.")
+    recipe = read_recipe(path, overrides, verb)
+    arguments.recipe = recipe  # for the message of an error
+    return recipe
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.cli import add_verb, recipe_of
 from kinject.terminal import show
 
 _PLAN = """\

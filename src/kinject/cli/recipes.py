@@ -21,7 +21,7 @@ List the shipped recipes, or copy one into this folder with all that it refers t
 examples:
   kinject recipes                          all of them
   kinject recipes list studies             those below recipes/studies/
-  kinject recipes copy eval                the main job; then `kinject` prints the next step"""
+  kinject recipes copy eval                the main job"""
 
 
 def add_recipes(verbs: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.errors import InputError
-from kinject.signals import exit_code
+from kinject.process import exit_code
 from kinject.terminal import show
 
 _SANDBOX = """\

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.cli import add_verb, recipe_of
 from kinject.errors import InputError
 from kinject.process import is_first_process
 from kinject.terminal import show

@@ -62,7 +62,7 @@ class EndpointScorer:
         """Load the tokenizer, if the table names one. Raises `InputError` if that fails."""
         self.name, self.table, self.section, self.run_dir, self.seed = name, table, section, run_dir, seed
         chat = table.chat_settings
-        self.style = ChatStyle(chat.system, chat.chat_template_kwargs or {}, chat.fewshot_as_multiturn)
+        self.style = ChatStyle(chat.system, chat.chat_template_kwargs or {})
         self.encoder: Encoder | None = None
         if table.tokenizer is not None:
             from kinject.models import load_tokenizer

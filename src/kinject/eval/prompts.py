@@ -76,14 +76,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
-    """How a prompt becomes a chat: the text of the system's turn and the chat template's own arguments.
-
-    `multiturn`: each example is a user's turn and the answer to it; else all are in the one user's turn.
-    """
+    """How a prompt becomes a chat: the text of the system's turn and the chat template's own arguments."""
 
     system: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    multiturn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | N
     if not table.chat:
         return None
     chat = table.chat_settings
-    return ChatStyle(chat.system, chat.chat_template_kwargs or {}, chat.fewshot_as_multiturn)
+    return ChatStyle(chat.system, chat.chat_template_kwargs or {})
 
 
 def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointModelSection) -> None:

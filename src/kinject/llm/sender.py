@@ -24,8 +24,8 @@ from kinject.llm.cache import AnswerCache, request_key
 from kinject.llm.chat import with_thinking
 from kinject.llm.generator import Generator, Stopped, Transient
 from kinject.llm.limits import Budget, Limits, SharedBudget
+from kinject.process import handled_by, interruption
 from kinject.recipe import GeneratorSection
-from kinject.signals import handled_by, interruption
 from kinject.types import Completion, Message, Usage
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection
-from kinject.recipe.eval_section import EvalSection
+from kinject.recipe.eval_section import EvalSection, StudySection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,
@@ -29,7 +29,6 @@ from kinject.recipe.sections import (
     TechniquesSection,
     option,
 )
-from kinject.recipe.study_section import StudySection
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 

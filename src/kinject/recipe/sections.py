@@ -105,10 +105,11 @@ class GuardsSection:
         3, help="Updates with a non-finite gradient that are skipped; one more stops the run.", min=0
     )
     nothing_learned: Reaction = option("stop", help="A batch has no token to learn, or its loss is exactly 0.")
-    norm_spike: Reaction = option("warn", help="A gradient norm exceeds 10 times its running median.")
-    divergence: Reaction = option("warn", help="The loss stays far above its lowest so far.")
-    vanishing_gradient: Reaction = option("warn", help="The gradient norm stays almost 0.")
-    vanishing_rate: Reaction = option("warn", help="The learning rate is too small to move the weights.")
+    instability: Reaction = option(
+        "warn",
+        help="The loss stays far above its lowest, a gradient norm exceeds 10 times its median or stays almost 0, or the "
+        "learning rate is too small to move the weights.",
+    )
     unread_corpus: Reaction = option("warn", help="The recipe's steps end before the corpus was read once.")
 
 

@@ -11,7 +11,7 @@ from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
 from kinject.executors import LOG
-from kinject.recipe.study_section import ClaimSection
+from kinject.recipe.eval_section import ClaimSection
 from kinject.results import ALPHA, FEWEST, ArmResult, Claim, Failure, Outcome, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import make_contrast, trend
 from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p

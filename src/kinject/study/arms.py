@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from kinject.recipe import StudyRecipe
+from kinject.recipe.eval_section import ArmSection, StudyModelSection, StudySection, SweepSection
 from kinject.recipe.read import NOT_TRAINING, Sections
-from kinject.recipe.study_section import ArmSection, StudyModelSection, StudySection, SweepSection
 from kinject.results import ArmInfo, Sweep, SweepPoint
 
 BASE = "base"

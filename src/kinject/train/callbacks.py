@@ -19,9 +19,8 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK, TensorBoardCallba
 from kinject.disk import write_jsonl
 from kinject.errors import TrainingError
 from kinject.models import first_line, full_tensor
-from kinject.process import is_first_process, peak_memory
+from kinject.process import deferred, interruption, is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
-from kinject.signals import deferred, interruption
 from kinject.terminal import Progress, show
 
 

@@ -140,7 +140,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             median = statistics.median(self.norms)
             if norm > _SPIKE * median > 0:
                 self._react(
-                    self.reactions.norm_spike,
+                    self.reactions.instability,
                     f"{prefix}the gradient norm is {norm:.3g}, over 10 times its running median {median:.3g}. "
                     "Check the batch, lower trainer.learning_rate, or set trainer.max_grad_norm.",
                 )
@@ -148,7 +148,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         highest = max(list(self.norms)[-_SETTLED:])
         if len(self.norms) >= _SETTLED and highest < _VANISHED * math.sqrt(self._n_weights):
             self._react_once(
-                "gradient", self.reactions.vanishing_gradient,
+                "gradient", self.reactions.instability,
                 f"{prefix}the gradient vanishes: in {_SETTLED} updates its norm was at most {highest:.2g}, for "
                 f"{self._n_weights:,} weights. With a loss near 0 the rows are memorised: train less. Else it has "
                 f"saturated: start again and lower {self._settings}.",
@@ -168,9 +168,9 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         least, rise = min(self._losses), statistics.fmean(self._losses) - lowest
         if least > max(2 * lowest, lowest + 1) and rise > 4 * statistics.stdev(self._losses):
             self._react_once(
-                "divergence", self.reactions.divergence,
+                "divergence", self.reactions.instability,
                 f"{prefix}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, after a lowest of {lowest:.3g}. "
-                f"Lower {self._settings}. guards.divergence: stop ends such a run here.",
+                f"Lower {self._settings}. guards.instability: stop ends such a run here.",
             )  # fmt: skip
         median = statistics.median(self._losses)
         self._lowest_loss = median if self._lowest_loss is None else min(self._lowest_loss, median)
@@ -190,7 +190,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         settled = state.global_step > args.get_warmup_steps(state.max_steps) and remaining > 0.05
         if rate is not None and settled and rate < 1e-4 * self._highest_rate:
             self._react_once(
-                "rate", self.reactions.vanishing_rate,
+                "rate", self.reactions.instability,
                 f"{prefix}the learning rate is down to {rate:.2g} with {remaining:.0%} of the steps to go. "
                 "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
             )  # fmt: skip
@@ -255,7 +255,7 @@ def check_start(
     lost = _fraction_rounded_away(model, config.learning_rate)
     if config.learning_rate == 0 or (lost > 0.5 and not rounds_up):
         warnings += react(
-            reactions.vanishing_rate,
+            reactions.instability,
             f"trainer.learning_rate: {config.learning_rate:.2g} is too small: {lost:.0%} of the weights round back to their old "
             "values. Set model.dtype: float32 (bf16 then speeds up the arithmetic), a higher rate, or in bfloat16 "
             "techniques.stochastic_rounding: true.",

@@ -22,10 +22,9 @@ import yaml
 
 from kinject.disk import Row, parse_row, write_json, write_text
 from kinject.errors import KinjectError, TrainingError
-from kinject.process import peak_memory, resident_memory
+from kinject.process import exit_code, peak_memory, resident_memory, terminable
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.recipe.read import NOT_TRAINING
-from kinject.signals import exit_code, terminable
 from kinject.terminal import Progress, protect_streams, show
 
 RESULT = "result.json"
@@ -41,9 +40,7 @@ _TECHNIQUES_OFF: Mapping[str, Any] = {
     "freeze_base_steps": None, "freeze_base_except": (), "patience": None, "histogram_steps": None,
 }  # fmt: skip
 """Techniques that need more steps, evaluations or a tracker."""
-_GUARDS = dict.fromkeys(
-    ("unread_corpus", "nothing_learned", "norm_spike", "divergence", "vanishing_gradient", "vanishing_rate"), "ignore"
-)
+_GUARDS = dict.fromkeys(("unread_corpus", "nothing_learned", "instability"), "ignore")
 _POLL_SECONDS = 0.1
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import warns of kernels that no run asked for

@@ -49,12 +49,11 @@ def make_tokenizer(template: str) -> Any:
         ("gptoss", {"reasoning_effort": "low"}), ("deepseekv3", {}), ("glm4moe", {"enable_thinking": False}),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("multiturn", [False, True])
-def test_a_prompt_has_the_tokens_of_transformers_own_rendering(template, arguments, multiturn):
+def test_a_prompt_has_the_tokens_of_transformers_own_rendering(template, arguments):
     tokenizer = make_tokenizer(template)
-    encoder = Encoder(tokenizer, chat=ChatStyle("Be brief.", arguments, multiturn))
+    encoder = Encoder(tokenizer, chat=ChatStyle("Be brief.", arguments))
     (encoded,) = encode_requests(encoder, [PromptRequest(ASKED, "letters-written", (SHOT,))], None)
-    turns = [FIRST, "A", LAST] if multiturn else [f"{FIRST} A\n\n{LAST}"]
+    turns = [f"{FIRST} A\n\n{LAST}"]
     system = f"Be brief.\n\n{HEADER}"
     if template == "gemma":  # it refuses a system turn
         assert encoder.notes == ["the chat template takes no system turn; its text is part of the user's"]

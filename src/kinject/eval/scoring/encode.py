@@ -73,9 +73,8 @@ class Encoder:
     def apply_chat_template(self, prompt: Prompt) -> Prompt:
         """Return `prompt` as the model gets it: with `chat` in the tokenizer's template, else unchanged.
 
-        As in lm-evaluation-harness, system text and header are the system's turn, the rest is one user turn, or one for each
-        example with its answer after it (`ChatStyle.multiturn`), and the answer follows the template's own start of the
-        assistant's turn without a space. Special tokens are those that
+        As in lm-evaluation-harness, system text and header are the system's turn, the rest is one user turn, and the answer
+        follows the template's own start of the assistant's turn without a space. Special tokens are those that
         the template writes, no others. If the template takes no system turn (the harness then drops its text), the user's
         first turn starts with it, and `notes` has an entry.
         """
@@ -186,8 +185,7 @@ def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
     """Return the text of the system's turn, "" for none, and the turns of user and model in order."""
     header = prompt.header.strip() if prompt.is_dialogue else prompt.header
     system = "\n\n".join(filter(None, (chat.system, header)))
-    in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
-    return system, prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
+    return system, prompt.turns if prompt.is_dialogue else (prompt.context.removeprefix(prompt.header),)
 
 
 def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window: int | None) -> list[Encoded]:
