@@ -10,6 +10,7 @@ import logging
 import shutil
 import sys
 import traceback
+import types
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -190,17 +191,24 @@ def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatc
     assert "2.0 steps/s  ETA 15 s" in progress.line(80)
 
 
-def test_a_line_is_count_rate_eta_and_status_in_the_columns_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_rate_and_eta_stay_where_the_line_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
     progress = Progress("training", 12_345, "steps")
-    assert progress.line(80) == "training: 0/12,345 steps  0 s so far"
+    assert progress.line(80) == "training: " + "-" * 40 + "  0/12,345 steps  0 s so far"
     now = 100.0
     progress.advance(6172)
-    progress.set_status("loss 1.234  123,456 tokens/s")
-    whole = "training: 6,172/12,345 steps  61.7 steps/s  ETA 100 s  loss 1.234  123,456 tokens/s"
+    progress.set_status("loss 1.234  123,456 tokens/s  12.3 GiB GPU")
+    core = "6,172/12,345 steps  61.7 steps/s  ETA 100 s"
+    name, bar, *rest = progress.line(120).split()
+    assert (name, rest) == ("training:", [*core.split(), *progress._status_text.split()])
+    assert bar.count("#") + bar.count("-") == len(bar)
+    assert abs(bar.count("#") - bar.count("-")) <= 1
+    assert len(progress.line(120)) == 120
+    assert progress.line(80) == f"training: {core}  loss 1.234  123,456 to..."
+    assert progress.line(60) == f"training: {core}"
     for width in range(10, 200):
-        assert progress.line(width) == whole[:width]
+        assert len(progress.line(width)) <= width
 
 
 @pytest.mark.parametrize(
@@ -219,7 +227,33 @@ def test_slow_work_has_a_rate_and_a_time_left(seconds: float, words: str, monkey
     assert f"{words}  ETA {duration(4 * seconds)}" in progress.line(80)
 
 
-def test_on_a_terminal_it_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_notebook_one_line_is_drawn_again_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown, n_cells = 0.0, list[str](), 0
+
+    class Handle:
+        def update(self, line: dict[str, str], *, raw: bool) -> None:
+            shown.append(line["text/plain"])
+
+    def display(line: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        nonlocal n_cells
+        n_cells += 1
+        shown.append(line["text/plain"])
+        return Handle()
+
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    with Progress("training", 3, "steps") as progress:
+        for _ in range(3):
+            now += 0.6
+            progress.advance()
+    assert [line.partition("  ")[2].split("  ")[0] for line in shown] == ["2/3 steps", "3/3 steps"]
+    assert (n_cells, stream.getvalue()) == (1, "")
+
+
+def test_on_a_terminal_it_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

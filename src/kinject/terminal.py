@@ -1,9 +1,9 @@
 """Text and progress on the terminal.
 
 Whatever a program prints, its libraries' warnings, logs and tracebacks included, passes `_Text`: it cannot control the
-terminal, and holds no secrets. `show` does the same in a notebook. Progress goes to stderr: on a terminal one line that is
-drawn again, with rate and ETA, else a new line every 15 seconds. `protect_streams` lets every print outlive a closed, full
-or broken stream.
+terminal, and holds no secrets. `show` does the same in a notebook. Progress goes to stderr: on a terminal
+and in a notebook one line that is drawn again, with rate, ETA and a bar, else a new line every 15 seconds. `protect_streams`
+lets every print outlive a closed, full or broken stream.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from kinject.secrets import without_secrets
 if TYPE_CHECKING:
     from rich.live import Live
 
-_SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_LINES, _SECONDS_IN_NOTEBOOK = 15.0, 1.0
+_NOTEBOOK_COLUMNS = 100
 _FEWEST_UNITS, _FEWEST_SECONDS = 3, 2.0
 """Units and seconds before the time that is left is known."""
+_WIDEST_BAR, _NARROWEST = 40, 8
+"""Columns of a bar; a bar or a piece of a status that has fewer is left out."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, marks that change the direction of text, and lone surrogates."""
 
@@ -168,7 +171,8 @@ def _is_useful(record: logging.LogRecord) -> bool:
 class Progress:
     """Counts `total` units of work inside ``with``; `done` of them were done before (a resumed run).
 
-    Rate and ETA count only the work of this process. The status (a loss, a number of refusals) is shown after them.
+    Rate and ETA count only the work of this process. The status (a loss, a number of refusals) is shown after them; two
+    spaces part it into pieces, of which the last go first where the line is too narrow.
     """
 
     def __init__(self, label: str, total: int, unit: str, *, done: int = 0) -> None:
@@ -179,6 +183,7 @@ class Progress:
         self._status_text = ""
         self._start = self._last_line = self._last_advance = monotonic()
         self._live: Live | None = None
+        self._cell: Any = None
 
     def advance(self, n: int = 1) -> None:
         """Count `n` more units."""
@@ -197,9 +202,20 @@ class Progress:
         return (self.done - self._done_before) / max(self._last_advance - self._start, 1e-9)
 
     def line(self, width: int) -> str:
-        """Return the progress in at most `width` columns: count, rate and ETA, then the status."""
-        parts = f"{self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._time_text(), self._status_text
-        return f"{self.label}: {'  '.join(filter(None, parts))}"[:width]
+        """Return the progress in at most `width` columns: count, rate and ETA, then the status, then a bar if there is room."""
+        text = "  ".join(
+            filter(None, (f"{self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._time_text()))
+        )
+        for part in filter(None, self._status_text.split("  ")):
+            room = width - len(self.label) - len(text) - 4
+            if len(part) > room:
+                text += f"  {part[: room - 3]}..." if room >= _NARROWEST else ""
+                break
+            text += f"  {part}"
+        room = min(width - len(self.label) - len(text) - 4, _WIDEST_BAR)
+        n_full = round(room * min(self.done / max(self.total, 1), 1))
+        bar = f"{'#' * n_full}{'-' * (room - n_full)}  " if room >= _NARROWEST else ""
+        return f"{self.label}: {bar}{text}"[:width]
 
     def _rate_text(self) -> str:
         return rate_text(self.rate, self.unit)
@@ -213,15 +229,32 @@ class Progress:
         return f"ETA {duration(max(0.0, (self.total - self.done) / self.rate - (now - self._last_advance)))}"
 
     def _show(self) -> None:
-        now = monotonic()
-        if self._live is not None or now - self._last_line < _SECONDS_BETWEEN_LINES or self.done >= self.total:
-            return  # on a terminal it draws itself
-        self._last_line = now
-        show(self.line(1000), file=sys.stderr, flush=True)
+        if self._live is not None:
+            return  # it draws itself
+        now, in_notebook = monotonic(), _is_notebook()
+        if now - self._last_line < (_SECONDS_IN_NOTEBOOK if in_notebook else _SECONDS_BETWEEN_LINES):
+            return
+        if in_notebook:
+            self._last_line = now
+            self._show_in_cell()
+        elif self.done < self.total:
+            self._last_line = now
+            parts = f"{self.label}: {self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._status_text
+            show("  ".join(filter(None, (*parts, self._time_text()))), file=sys.stderr, flush=True)
+
+    def _show_in_cell(self) -> None:
+        """Draw the line again in its place in a notebook, of which a saved notebook has the last."""
+        from IPython.display import display  # a notebook has it
+
+        line = {"text/plain": self.line(_NOTEBOOK_COLUMNS)}
+        if self._cell is None:
+            self._cell = display(line, raw=True, display_id=True)
+        else:
+            self._cell.update(line, raw=True)
 
     def __enter__(self) -> Progress:
         self._start = self._last_line = self._last_advance = monotonic()
-        if sys.stderr is not None and sys.stderr.isatty() and self.total > self.done:
+        if sys.stderr is not None and sys.stderr.isatty() and self.total > self.done and not _is_notebook():
             from rich.console import Console
             from rich.live import Live
             from rich.text import Text
@@ -240,10 +273,17 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Remove the line from a terminal."""
+        """Remove the line from a terminal; a notebook keeps the last."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+        elif self._cell is not None:
+            self._show_in_cell()
+            self._cell = None
+
+
+def _is_notebook() -> bool:
+    return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
 def rate_text(rate: float, unit: str) -> str:
