@@ -6,10 +6,9 @@ import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -43,25 +42,14 @@ def interrupt(run: Path, steps: int) -> None:
 
 
 def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw every figure once, for wide pages, but save a blank one: the rest takes most of a report's time.
-
-    tests/report looks at figures, the narrow ones too.
-    """
+    """Draw every figure, but save a blank one: the rest takes most of a report's time. tests/report looks at figures."""
     from matplotlib.figure import Figure
 
-    from kinject.report import files, runs, style
+    from kinject.report import style
 
     svg, png = style.render_svg(Figure()), style.render_png(Figure())
     monkeypatch.setattr(style, "render_svg", lambda figure: svg)
     monkeypatch.setattr(style, "render_png", lambda figure: png)
-    draw_twice = style.draw_figure
-
-    def draw_once(stem: Path, draw: Callable[..., Any], label: str, columns: int) -> style.Plot | None:
-        figure = draw(columns=columns)
-        return draw_twice(stem, lambda columns: figure, label, columns)
-
-    for module in (files, runs):
-        monkeypatch.setattr(module, "draw_figure", draw_once)
 
 
 def load_benchmark(name: str) -> ModuleType:

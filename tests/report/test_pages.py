@@ -185,7 +185,6 @@ class Page(HTMLParser):
 
 
 SCRIPT = (Path(kinject.report.__file__).parent / "templates" / "report.js").read_text("utf-8")
-DATA = {"type": "application/json", "id": "changed-answers"}
 
 
 def hash_of(text: str) -> str:
@@ -194,12 +193,9 @@ def hash_of(text: str) -> str:
 
 
 def script_faults(page: Page) -> list[str]:
-    """Return what is wrong with the scripts of a page: it has kinject's own, last, and before it at most inert data."""
-    *data, script = page.scripts or [({}, "no script")]
-    problems = [] if script[0] == {} and script[1].strip() == SCRIPT.strip() else [f"script: {script[1][:60]}"]
-    problems += [f"script {attributes}" for attributes, _ in data if attributes != DATA]
-    problems += ["the data hold a tag" for _, text in data if "<" in text]
-    return problems + (["several scripts with data"] if len(data) > 1 else [])
+    """Return what is wrong with the scripts of a page: it has kinject's own alone."""
+    scripts = [(attributes, text.strip()) for attributes, text in page.scripts]
+    return [] if scripts == [({}, SCRIPT.strip())] else [f"scripts: {str(scripts)[:60]}"]
 
 
 def faults(html: str) -> list[str]:
@@ -282,8 +278,6 @@ def test_the_parser_knows_what_is_not_inert() -> None:
         f"%s<script>{SCRIPT.replace('%', '%%')}</script></html>"
     )
     assert faults(page % "<p>fine</p>") == []
-    assert faults(page % '<script type="application/json" id="changed-answers">{"a": "\\u003cb>"}</script>') == []
-    assert faults(page % '<script type="application/json" id="changed-answers">{"a": "<b>"}</script>') != []
     assert faults(page % "" + "<script>1</script>") != []
     assert faults(page.replace("'none';", "*;", 1) % "") != []
     for text in evil("http://127.0.0.1:9")[:6]:
@@ -311,21 +305,17 @@ addEventListener("load", async () => {{
   const found = {{pwned: window.pwned || 0, frames: {{}}}};
   const wait = () => new Promise((done) => setTimeout(done, 400));
   for (const frame of document.querySelectorAll("iframe")) {{
-    const page = frame.contentDocument, root = page.getElementById("explorer");
-    for (const text of root ? ["", "top.pwned"] : []) {{  // every text of every row is written into the page
-      root.querySelector("input").value = text;
-      root.querySelector("input").dispatchEvent(new Event("input"));
-      await wait();
-      for (const details of root.querySelectorAll("details")) details.open = true;
-      await wait();
-    }}
+    const page = frame.contentDocument;
+    for (const details of page.querySelectorAll("details")) details.open = true;
+    for (const button of page.querySelectorAll("thead button")) button.click();
+    await wait();
     const all = [...page.querySelectorAll("*")];
     found.frames[frame.name] = {{
-      here: page.title.length > 0, address: page.location.pathname, rows: root ? root.querySelectorAll("tbody tr").length : 0,
+      here: page.title.length > 0, address: page.location.pathname,
       on: all.filter(e => [...e.attributes].some(a => a.name.startsWith("on"))).length,
       active: all.filter(e => "img iframe link base object embed form a".split(" ").includes(e.localName)).length,
       scripts: all.filter(e => e.localName === "script").length,
-      quotes: root ? root.querySelectorAll("blockquote").length : 0,
+      sorted: page.querySelectorAll("thead [aria-sort]").length,
       styled: page.defaultView.getComputedStyle(page.body).maxWidth,
     }};
   }}
@@ -360,9 +350,8 @@ def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
         assert (frame["on"], frame["active"]) == (0, 0), name
         assert frame["scripts"] == len(Page(pages[name].read_text("utf-8")).scripts), name
         assert frame["styled"] != "none", name  # its own style sheet counts
-    for name in ("eval", "study"):  # its own script ran, and wrote every hostile text
-        assert state["frames"][name]["rows"] > 3
-        assert state["frames"][name]["quotes"] > 3
+    for name in ("eval", "study"):  # its own script ran
+        assert state["frames"][name]["sorted"] > 1
     assert not [path for path in requested if path.startswith("/beacon/")]
     assert [path for path in requested if path.startswith("/beacon-of-control/")]  # else nothing could have been seen
     assert (state["pwned"], state["control"]) == (0, 1)

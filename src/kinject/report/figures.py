@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kinject.report.formatting import ROLES, format_name, format_percent, format_prompt
+from kinject.report.formatting import ROLES, format_name, format_prompt
 from kinject.report.style import (
     CHANCE,
     INK,
@@ -22,7 +22,6 @@ from kinject.report.style import (
     RULE,
     TICKS,
     add_legend,
-    add_tip,
     line_mark,
     margin_text,
     panels,
@@ -31,7 +30,7 @@ from kinject.report.style import (
     series,
     style,
 )
-from kinject.report.view import Series, TrainingLog, View, arm_label, is_reverse, result_text
+from kinject.report.view import View, arm_label
 from kinject.results import ArmResult, PromptFormat, Sweep, SweepPoint
 
 if TYPE_CHECKING:
@@ -39,7 +38,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_POINTS = 500  # of one curve: more cannot be seen
+_COLUMNS = 3  # of panels
 _MOST_EPOCHS = 24  # light lines in one panel
+
+Log = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""A training's log: each logged number by its name, as (rising) steps and values, NaN where it is not finite."""
 
 _ROLE_MARKS = {
     "learning": ("o", LEARNING), "retention": ("s", RETENTION), "unanswerable": ("^", series(3)[0]), "baseline": ("D", MUTED),
@@ -63,7 +66,7 @@ class _Panel:
         return f"{format_name(self.model, LONGEST)}\n{first}" if view.several_models else first
 
 
-def accuracy(view: View, *, columns: int = 3) -> Figure | None:
+def accuracy(view: View) -> Figure | None:
     """Return accuracy with its interval and each seed's, one panel for each model and set, one row for each arm.
 
     An evaluation has a panel for each prompt format, a study for the headline alone. Learning is a blue
@@ -77,7 +80,7 @@ def accuracy(view: View, *, columns: int = 3) -> Figure | None:
     with style():
         names = list(dict.fromkeys(arm_label(r) for r in sorted(
             (result for shown in drawn for result in shown.results), key=lambda result: result.k > 0)))  # fmt: skip
-        figure, axes, n_columns = panels(len(drawn), columns, 0.27 * len(names) + 0.75)
+        figure, axes, n_columns = panels(len(drawn), _COLUMNS, 0.27 * len(names) + 0.75)
         rows = {name: row for row, name in enumerate(names)}
         for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
             prepare_rows(panel, names, labelled=index % n_columns == 0)
@@ -91,7 +94,7 @@ def accuracy(view: View, *, columns: int = 3) -> Figure | None:
         if any(len(result.by_seed) > 1 for shown in drawn for result in shown.results):
             marks.append(line_mark("one seed", marker="|", color=MUTED, linestyle="none"))
         marks += [line_mark("guessing", **CHANCE), line_mark("base", color=MUTED, linewidth=0.8)]
-        add_legend(figure, marks, columns)
+        add_legend(figure, marks)
     return figure
 
 
@@ -117,10 +120,9 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
         markerfacecolor=PAPER if result.k else colour, elinewidth=1.8, capsize=3, capthick=1.3, clip_on=False,
     )  # fmt: skip
     margin_text(panel, row, f"{100 * result.accuracy:.1f}")
-    add_tip(panel, result.accuracy, row, result_text(result))
 
 
-def sweep(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Figure | None:
+def sweep(view: View, sweeps: Sequence[Sweep]) -> Figure | None:
     """Return accuracy along one sweep (one of each model): learning sets in one panel, retention sets in another."""
     drawn = [
         (sweep, role) for sweep in sweeps for role in ("learning", "retention")
@@ -130,7 +132,7 @@ def sweep(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Figure | 
         return None
     marks: dict[str, Any] = {}
     with style():
-        figure, axes, n_columns = panels(len(drawn), min(columns, 2), 2.75)
+        figure, axes, n_columns = panels(len(drawn), 2, 2.75)
         for index, (panel, (sweep, role)) in enumerate(zip(axes, drawn, strict=True)):
             percent_axis(panel, labelled=index % n_columns == 0)
             names = view.sets(role, sweep.model)
@@ -142,54 +144,41 @@ def sweep(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Figure | 
             if sweep.log_x and not _is_even(sweep):
                 panel.set_xscale("log")
                 panel.minorticks_off()
-            panel.set_xticks(xs, [tick_label(*pair) for pair in zip(sweep.points, numbers_of(sweep), strict=True)])
+            panel.set_xticks(xs, [tick_label(point) for point in sweep.points])
             title = ROLES[role] + (f", {format_name(sweep.model, LONGEST)}" if view.several_models else "")
             panel.set_title(title, color=_ROLE_MARKS[role][1], fontweight="bold")
             panel.set_xlabel(format_name(f"{sweep.name} ({sweep.key})", 2 * LONGEST))
         marks["\0base"] = line_mark("base", color=MUTED, linewidth=0.9)
         marks["\0chance"] = line_mark("guessing", **CHANCE)
-        add_legend(figure, list(marks.values()), columns)
+        add_legend(figure, list(marks.values()))
     return figure
-
-
-def numbers_of(sweep: Sweep) -> list[float | None]:
-    """Return each value as a number, None if it is none. A mapping of one key counts by its number; an empty one is 0."""
-    keys = {key for point in sweep.points if isinstance(point.value, Mapping) for key in point.value}
-    numbers: list[float | None] = []
-    for point in sweep.points:
-        x = point.x
-        if x is None and isinstance(point.value, Mapping) and len(keys) == 1:
-            (value,) = point.value.values() or (0,)
-            x = float(value) if isinstance(value, int | float) else None
-        numbers.append(x)
-    return numbers
 
 
 def positions(sweep: Sweep) -> list[float]:
     """Return the position of each point: its number, or its index if values are not numbers (or not for a log axis)."""
-    numbers = [x for x in numbers_of(sweep) if x is not None]
+    numbers = [point.x for point in sweep.points if point.x is not None]
     return [float(i) for i in range(len(sweep.points))] if _is_even(sweep) else numbers
 
 
 def _is_even(sweep: Sweep) -> bool:
-    return any(x is None or (sweep.log_x and x <= 0) for x in numbers_of(sweep))
+    return any(point.x is None or (sweep.log_x and point.x <= 0) for point in sweep.points)
 
 
-def tick_label(point: SweepPoint, x: float | None) -> str:
+def tick_label(point: SweepPoint) -> str:
     """Return a value as the axis shows it: a number in few characters (``5e-4``), else the point's label."""
-    if x is None:
+    if point.x is None:
         return format_name(point.label, 14)
-    if x != 0 and not 0.01 <= abs(x) < 10_000:
-        digits, power = f"{x:.2e}".split("e")
+    if point.x != 0 and not 0.01 <= abs(point.x) < 10_000:
+        digits, power = f"{point.x:.2e}".split("e")
         return f"{float(digits):g}e{int(power)}"
-    return f"{x:g}"
+    return f"{point.x:g}"
 
 
 def _points(view: View, sweep: Sweep, question_set: str) -> list[tuple[float, ArmResult, ArmResult | None]]:
     """Return (position, result, its control's result) of the points that have one, by position."""
     drawn = []
     for x, point in zip(positions(sweep), sweep.points, strict=True):
-        result = view.point(sweep, point, question_set)
+        result = view.result(sweep.model, point.arm, question_set)
         control = view.result(sweep.model, point.control, question_set) if point.control else None
         if result is not None:
             drawn.append((x, result, control))
@@ -204,11 +193,9 @@ def _draw_curve(
     if not drawn:
         return {}
     xs, results = [x for x, _, _ in drawn], [result for _, result, _ in drawn]
-    line = "none" if None in numbers_of(sweep) else line  # between categories there is nothing
+    line = "none" if any(point.x is None for point in sweep.points) else line  # between categories there is nothing
     panel.vlines(xs, [r.low for r in results], [r.high for r in results], color=colour, linewidth=1.4, alpha=0.6)
     panel.plot(xs, [r.accuracy for r in results], color=colour, marker=marker, linestyle=line, markersize=5, label=name)
-    for x, result in zip(xs, results, strict=True):
-        add_tip(panel, x, result.accuracy, result_text(result))
     marks = {name: line_mark(format_name(name, LONGEST), color=colour, marker=marker, linestyle=line, markersize=5)}
     controls = [(x, control.accuracy) for x, _, control in drawn if control is not None]
     if controls:
@@ -225,11 +212,11 @@ def _draw_level(panel: Axes, view: View, model: str, question_set: str) -> None:
         panel.axhline(base.chance, **CHANCE, label="chance")
 
 
-def frontier(view: View, *, columns: int = 2) -> Figure | None:
+def frontier(view: View) -> Figure | None:
     """Return learning against retention, one panel for each model and retention set: sweeps as lines, arms as marks."""
     drawn = []
     for model in view.report.models:
-        learned = next((name for name in view.sets("learning", model) if not is_reverse(name)), "")
+        learned = next((name for name in view.sets("learning", model) if "reverse" not in name.lower()), "")
         drawn += [(model, learned, kept) for kept in view.sets("retention", model) if learned]
     drawn = [(model, learned, kept) for model, learned, kept in drawn
              if sum(arm.trained for arm in view.arms.values() if arm.model == model) > 1]  # fmt: skip
@@ -237,9 +224,7 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
         return None
     marks: dict[str, Any] = {}
     with style():
-        figure, axes, _ = panels(len(drawn), columns if len(drawn) > 1 else 1, 3.9)
-        if len(drawn) == 1 and columns > 1:
-            figure.set_size_inches(10.0, 5.0)
+        figure, axes, _ = panels(len(drawn), _COLUMNS, 3.9 if len(drawn) > 1 else 4.45)
         for panel, (model, learned, kept) in zip(axes, drawn, strict=True):
             lines = [sweep for sweep in view.report.sweeps if sweep.model == model and sweep.frontier]
             groups = [(sweep.name, [point.arm for point in sweep.points]) for sweep in lines]
@@ -256,7 +241,7 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
             panel.set_ylabel(f"{format_name(learned, LONGEST)}: learned")
             if view.several_models:
                 panel.set_title(format_name(model, LONGEST), fontweight="bold")
-        n_rows = add_legend(figure, list(marks.values()), columns)
+        n_rows = add_legend(figure, list(marks.values()))
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
     return figure
 
@@ -274,20 +259,18 @@ def _draw_trade(
     size, line = (12 if marker == "*" else 6), (line if len(arms) > 1 else "none")
     panel.plot([x.accuracy for _, x, _ in points], [y.accuracy for _, _, y in points], color=colour, marker=marker,
                linestyle=line, markersize=size, linewidth=1.3, clip_on=False)  # fmt: skip
-    for arm, x, y in points:
+    for _, x, y in points:
         panel.hlines(y.accuracy, x.low, x.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
         panel.vlines(x.accuracy, y.low, y.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
-        text = f"{arm}: {format_percent(y.accuracy)} learned, {format_percent(x.accuracy)} kept"
-        add_tip(panel, x.accuracy, y.accuracy, text)
     label = format_name(name, LONGEST)
     return {f"{name}\0{len(arms) > 1}": line_mark(label, color=colour, marker=marker, linestyle=line, markersize=6)}
 
 
-def _thinned(curve: Series) -> tuple[list[float], list[float]]:
+def _thinned(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return steps and values; if there are more than can be seen, means of equally many neighbours."""
-    size = max(1, math.ceil(len(curve.steps) / _MOST_POINTS))
-    starts = range(0, len(curve.steps), size)
-    means = [[sum(of[i : i + size]) / len(of[i : i + size]) for i in starts] for of in (curve.steps, curve.values)]
+    size = max(1, math.ceil(len(steps) / _MOST_POINTS))
+    starts = range(0, len(steps), size)
+    means = [[sum(of[i : i + size]) / len(of[i : i + size]) for i in starts] for of in (steps, values)]
     return means[0], means[1]
 
 
@@ -295,21 +278,22 @@ _PANELS = {"loss": "loss", "learning_rate": "learning rate", "grad_norm": "gradi
 """Name of a series in log.jsonl -> title of its panel."""
 
 
-def training(log: TrainingLog, probes: Mapping[str, str], *, columns: int = 2) -> Figure | None:
+def training(log: Log, probes: Mapping[str, str]) -> Figure | None:
     """Return a panel each for loss (the held-out one dashed), learning rate, gradient norm and the probes' accuracies.
 
     `probes` maps the question sets to their roles. Light lines mark the ends of epochs.
     """
-    drawn = {key: title for key, title in _PANELS.items() if key in log.series}
-    if any(f"eval_{name}_accuracy" in log.series for name in probes):
+    drawn = {key: title for key, title in _PANELS.items() if key in log}
+    if any(f"eval_{name}_accuracy" in log for name in probes):
         drawn["probes"] = "probe accuracy"
     if not drawn:
         return None
-    last = max(of.steps[-1] for of in log.series.values())
+    last = max(steps[-1] for steps, _ in log.values())
     with style():
-        figure, axes, _ = panels(len(drawn), columns, 2.4)
+        figure, axes, _ = panels(len(drawn), 2, 2.4)
         for panel, (key, title) in zip(axes, drawn.items(), strict=True):
-            _draw_epochs(panel, log.epoch_ends())
+            for step in _epoch_ends(log):
+                panel.axvline(step, color=RULE, linewidth=0.9, label="epoch")
             panel.grid(axis="y", color=RULE, linewidth=0.6)
             panel.set_xlabel("step")
             panel.set_xlim(0, last or 1.0)
@@ -317,35 +301,32 @@ def training(log: TrainingLog, probes: Mapping[str, str], *, columns: int = 2) -
             if key == "probes":
                 _draw_probes(panel, log, probes)
                 continue
-            panel.plot(*_thinned(log.series[key]), color=LEARNING, linewidth=1.4, label="training text")
-            held_out = log.series.get("eval_loss")
-            if key == "loss" and held_out is not None:
-                panel.plot(
-                    held_out.steps, held_out.values, color=MUTED, linestyle="--", marker=".", label="held-out text"
-                )
+            panel.plot(*_thinned(*log[key]), color=LEARNING, linewidth=1.4, label="training text")
+            if key == "loss" and "eval_loss" in log:
+                panel.plot(*log["eval_loss"], color=MUTED, linestyle="--", marker=".", label="held-out text")
                 panel.legend(handles=panel.lines[-2:], loc="upper right")
     return figure
 
 
-def _draw_epochs(panel: Axes, ends: Sequence[float]) -> None:
-    """Mark the ends of epochs with light lines; only every few of many."""
+def _epoch_ends(log: Log) -> Sequence[float]:
+    """Return the (interpolated) steps at which one epoch ended and another began; only every few of many."""
+    import numpy as np
+
+    steps, epochs = log.get("epoch", ((), ()))
+    if not epochs:
+        return ()
+    ends = np.interp(np.arange(math.floor(epochs[0]) + 1, math.ceil(epochs[-1])), epochs, steps).tolist()
     every = max(1, math.ceil(len(ends) / _MOST_EPOCHS))
-    for step in ends[every - 1 :: every]:
-        panel.axvline(step, color=RULE, linewidth=0.9, label="epoch")
+    return list(ends[every - 1 :: every])
 
 
-def _draw_probes(panel: Axes, log: TrainingLog, probes: Mapping[str, str]) -> None:
+def _draw_probes(panel: Axes, log: Log, probes: Mapping[str, str]) -> None:
     marks = []
     for index, (name, role) in enumerate(probes.items()):
-        curve = log.series.get(f"eval_{name}_accuracy", Series())
         colour, marker, line = series(index)
         label = f"{format_name(name, LONGEST)}: {ROLES[role]}"
-        marks += panel.plot(
-            curve.steps, curve.values, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label
-        )
-        for step, value in zip(curve.steps, curve.values, strict=True):
-            if math.isfinite(value):
-                add_tip(panel, step, value, f"{name}, step {step:,.0f}: {format_percent(value)}")
+        curve = log.get(f"eval_{name}_accuracy", ((), ()))
+        marks += panel.plot(*curve, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label)
     panel.set_ylim(0, 1.02)
     panel.set_yticks(*TICKS)
     panel.legend(handles=marks, loc="lower right")

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import check_version, read_json, read_manifest, write_text
+from kinject.disk import check_version, file_name, read_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report import figures
-from kinject.report.flips import Flips, read_flips
 from kinject.report.formatting import (
     ROLES,
     escape_markdown,
@@ -25,23 +23,23 @@ from kinject.report.formatting import (
     format_name,
     join_words,
 )
-from kinject.report.limits import limitations
 from kinject.report.page import (
     Block,
     Bullets,
     Code,
     FigureBlock,
-    FlipsBlock,
     Page,
     Section,
+    TableBlock,
     render_html,
     render_markdown_table,
     render_text_block,
 )
 from kinject.report.runs import write_run_report
-from kinject.report.style import Plot, draw_figure
+from kinject.report.style import draw_figure
 from kinject.report.tables import (
     arms_table,
+    changes_table,
     choices_table,
     claims_table,
     claims_text,
@@ -52,11 +50,10 @@ from kinject.report.tables import (
     results_table,
     small_tables,
 )
-from kinject.report.view import Training, View, slug, unscored_text
-from kinject.report.words import write_opening
+from kinject.report.view import Training, View, unscored_text
+from kinject.report.words import limitations, write_opening
 from kinject.results import Report
 
-_WIDE = 3  # columns of panels
 _MOST_NAMED = 4  # arms in the title, question sets in the head
 _CAPTIONS = {
     "accuracy": (
@@ -135,7 +132,7 @@ def write_report(run_dir: Path, report: Report) -> Path:
     report = _with_manifests(run_dir, report)
     view = View(report, _read_trainings(run_dir, report))
     plots = _draw_figures(run_dir, view)
-    page = _make_page(view, plots, read_flips(run_dir / "flips.jsonl", view))
+    page = _make_page(view, plots, changes_table(run_dir / "flips.jsonl"))
     path = run_dir / "report.html"
     write_text(path, render_html(page, plots))
     return path
@@ -216,7 +213,7 @@ def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
     return words + (f", with {replay:.0%} older texts" if isinstance(replay, float) and replay else "")
 
 
-def _make_page(view: View, plots: Mapping[str, Plot], flips: Flips | None) -> Page:
+def _make_page(view: View, plots: Mapping[str, str], changes: TableBlock | None) -> Page:
     report, sets = view.report, view.sets()
     counts = ((len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set"))
     parts = [format_count(n, noun) for n, noun in counts]
@@ -230,7 +227,7 @@ def _make_page(view: View, plots: Mapping[str, Plot], flips: Flips | None) -> Pa
         description=format_name(report.description),
         facts=tuple((label, text) for label, text in _facts(view) if text),
         headline=opening.effect, figure=next(iter(_figure("accuracy", plots)), None), answers=opening.answers, open=opening.open,
-        sections=(*first, *_sections(_details(view, plots, flips))), n_first=len(first),
+        sections=(*first, *_sections(_details(view, plots, changes))), n_first=len(first),
         footer=format_name(written + (f" with {versions}." if versions else ".")),
     )  # fmt: skip
 
@@ -239,7 +236,7 @@ def _sections(parts: Iterator[tuple[str, tuple[Block, ...]]]) -> tuple[Section, 
     return tuple(Section(title, blocks) for title, blocks in parts if blocks)
 
 
-def _figure(name: str, plots: Mapping[str, Plot], kind: str = "") -> tuple[FigureBlock, ...]:
+def _figure(name: str, plots: Mapping[str, str], kind: str = "") -> tuple[FigureBlock, ...]:
     return (FigureBlock(name, *_CAPTIONS[kind or name]),) if name in plots else ()
 
 
@@ -249,15 +246,17 @@ def _first_sheet(view: View) -> Iterator[tuple[str, tuple[Block, ...]]]:
     yield "What the names mean", (names_table(view),)
 
 
-def _details(view: View, plots: Mapping[str, Plot], flips: Flips | None) -> Iterator[tuple[str, tuple[Block, ...]]]:
+def _details(
+    view: View, plots: Mapping[str, str], changes: TableBlock | None
+) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the other sections, in order; a section without blocks is left out."""
     report = view.report
-    yield "What these data cannot tell", (Bullets(limitations(view)),)
+    yield "What these data cannot tell", (Bullets(tuple(limitations(view))),)
     yield "Claims", (claims_table(report.claims),) if report.claims else ()
     yield "Learning against forgetting", _figure("frontier", plots)
     for stem, name in _sweep_stems(report).items():
         yield f"Sweep: {format_name(name)}", _figure(stem, plots, "sweep")
-    yield "Answers that changed", (FlipsBlock(flips),) if flips is not None else ()
+    yield "Answers that changed", (changes,) if changes is not None else ()
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
     about = Bullets((*_method_sentences(view), *_ABOUT), small=True)
     yield "Every number", (results_table(view), *small_tables(view), about) if report.results else ()
@@ -301,25 +300,20 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
 
 def _sweep_stems(report: Report) -> dict[str, str]:
     """Return stem of the figure's files -> name of each sweep."""
-    stems: dict[str, str] = {}
-    for name in dict.fromkeys(sweep.name for sweep in report.sweeps):
-        stems[slug(f"sweep {name}", stems)] = name
-    return stems
+    names = dict.fromkeys(sweep.name for sweep in report.sweeps)
+    return {file_name(f"sweep-{name}"): name for name in names}
 
 
-def _draw_figures(run_dir: Path, view: View) -> dict[str, Plot]:
+def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:
     """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
-    drawers: dict[str, Callable[..., Any]] = {
-        "accuracy": partial(figures.accuracy, view), "frontier": partial(figures.frontier, view),
-    }  # fmt: skip
+    drawn = {"accuracy": figures.accuracy(view), "frontier": figures.frontier(view)}
     for stem, name in _sweep_stems(view.report).items():
-        drawers[stem] = partial(figures.sweep, view, [sweep for sweep in view.report.sweeps if sweep.name == name])
+        drawn[stem] = figures.sweep(view, [sweep for sweep in view.report.sweeps if sweep.name == name])
     plots = {}
-    for name, draw in drawers.items():
-        label = _CAPTIONS.get(name, _CAPTIONS["sweep"])[0]
-        plot = draw_figure(run_dir / "figures" / name, draw, label, _WIDE)
-        if plot is not None:
-            plots[name] = plot
+    for name, figure in drawn.items():
+        svg = draw_figure(run_dir / "figures" / name, figure, _CAPTIONS.get(name, _CAPTIONS["sweep"])[0])
+        if svg is not None:
+            plots[name] = svg
     for path in (run_dir / "figures").glob("*.*"):
         if path.stem not in plots and path.suffix in (".png", ".svg"):
             path.unlink()  # of an earlier report

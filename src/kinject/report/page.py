@@ -12,14 +12,9 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from kinject.report.formatting import escape_markdown
-
-if TYPE_CHECKING:
-    from kinject.report.flips import Flips
-    from kinject.report.style import Plot
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -58,10 +53,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a table, its first cell the head; `kind` is "" or "published" (another's numbers)."""
+    """One line of a table, its first cell the head."""
 
     cells: tuple[Cell, ...]
-    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,6 @@ class TableBlock:
     subtitle: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
-    role: str = ""
     wordy: bool = False
     folded: bool = False
     heads: int = 1
@@ -88,13 +81,6 @@ class FigureBlock:
     name: str
     label: str
     caption: str
-
-
-@dataclass(frozen=True, slots=True)
-class FlipsBlock:
-    """The answers that changed, with text and context."""
-
-    flips: Flips
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +98,7 @@ class Code:
     lines: tuple[str, ...]
 
 
-Block = TableBlock | FigureBlock | FlipsBlock | Bullets | Code
+Block = TableBlock | FigureBlock | Bullets | Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +129,9 @@ class Page:
     n_first: int = 0
 
 
-def line(*values: str | Cell, kind: str = "") -> Line:
+def line(*values: str | Cell) -> Line:
     """Return a line of texts and cells."""
-    return Line(tuple(value if isinstance(value, Cell) else Cell(value) for value in values), kind)
+    return Line(tuple(value if isinstance(value, Cell) else Cell(value) for value in values))
 
 
 def without_empty_columns(table: TableBlock) -> TableBlock:
@@ -154,17 +140,17 @@ def without_empty_columns(table: TableBlock) -> TableBlock:
         i for i in range(len(table.columns))
         if i == 0 or any(row.cells[i].text or row.cells[i].below for row in table.lines)
     ]  # fmt: skip
-    lines = tuple(Line(tuple(row.cells[i] for i in used), row.kind) for row in table.lines)
+    lines = tuple(Line(tuple(row.cells[i] for i in used)) for row in table.lines)
     columns = tuple(table.columns[i] for i in used)
     return replace(table, columns=columns, lines=lines, heads=sum(i < table.heads for i in used))
 
 
-def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
-    """Return the page as one HTML file: nothing fetched, everything but the figures and kinject's own script escaped.
+def render_html(page: Page, figures: Mapping[str, str]) -> str:
+    """Return the page with its figures (inline SVG by name) as one HTML file.
 
-    Its policy allows the one style sheet and the one script, each by its hash, and style attributes (figures have them). It
-    allows nothing else: no other script, image, font, frame, form or address. Browsers that do not know ``style-src-elem``
-    follow ``style-src``.
+    Nothing is fetched, everything but the figures and kinject's own script is escaped. Its policy allows the one style sheet
+    and the one script, each by its hash, and style attributes (figures have them). It allows nothing else: no other script,
+    image, font, frame, form or address. Browsers that do not know ``style-src-elem`` follow ``style-src``.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -173,12 +159,9 @@ def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
         loader=PackageLoader("kinject.report", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    figures = {  # of our own making
-        name: {size: Markup(svg) for size, svg in asdict(plot).items()} for name, plot in plots.items()  # noqa: S704
-    }  # fmt: skip
+    plots = {name: Markup(svg) for name, svg in figures.items()}  # noqa: S704 - of our own making
     html = str(environment.get_template("report.html.j2").render(
-        page=page, plots=figures, kind_of=lambda block: type(block).__name__, policy=_POLICY,
-        settle=SETTLE,
+        page=page, plots=plots, kind_of=lambda block: type(block).__name__, policy=_POLICY, settle=SETTLE,
     )).lstrip()  # fmt: skip
     sheet, script = (_hash_of("".join(inline.findall(html)[:1])) for inline in (_STYLE, _SCRIPT))
     policy = (
@@ -205,7 +188,7 @@ def render_markdown_table(block: TableBlock) -> list[str]:
         cells = []
         for cell in row.cells:
             text = escape_markdown(cell.text)
-            text = f"**{text}**" if cell.tone and text else f"*{text}*" if row.kind and text else text
+            text = f"**{text}**" if cell.tone and text else text
             cells.append(f"{text} ({escape_markdown(cell.below)})" if cell.below else text)
         lines.append(f"| {' | '.join(cells)} |")
     return lines

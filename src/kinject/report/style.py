@@ -13,9 +13,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,19 +49,10 @@ def series(index: int) -> tuple[str, str, str]:
 
 LONGEST = 22
 """Characters of a name in a figure."""
+_WIDTH = 125  # characters of a legend's row
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
-_TIP = "tip-"
-_LONGEST_TIP = 200
 CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 """The line at the level of chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A figure as inline SVG: for wide pages and for narrow ones."""
-
-    wide: str
-    narrow: str
 
 
 @contextlib.contextmanager
@@ -90,11 +79,10 @@ def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axe
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    width = 10.0 if columns > 1 else 4.4
     columns = min(columns, n_panels)
     rows = math.ceil(n_panels / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)
-    figure = Figure(figsize=(width, rows * height + 0.55), layout=layout)
+    figure = Figure(figsize=(10.0, rows * height + 0.55), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)
     for empty in axes[n_panels:]:
@@ -127,12 +115,6 @@ def margin_text(panel: Axes, row: int, text: str) -> None:
     )  # fmt: skip
 
 
-def add_tip(panel: Axes, x: float, y: float, text: str) -> None:
-    """Show `text` where the pointer rests near (x, y): an unseen mark, whose name `render_svg` makes a title."""
-    (mark,) = panel.plot([x], [y], "o", color=INK, markersize=13, alpha=0, clip_on=False, zorder=5, label="_tip")
-    mark.set_gid(f"{_TIP}{format_name(text, _LONGEST_TIP).encode().hex()}")  # matplotlib escapes no tag in an id
-
-
 def line_mark(label: str, **style_of: Any) -> Any:
     """Return an entry of a legend."""
     from matplotlib.lines import Line2D
@@ -140,29 +122,23 @@ def line_mark(label: str, **style_of: Any) -> Any:
     return Line2D([], [], label=label, **style_of)
 
 
-def add_legend(figure: Figure, marks: Sequence[Any], columns: int) -> int:
+def add_legend(figure: Figure, marks: Sequence[Any]) -> int:
     """Set a legend under the panels, in as many columns as the page's width holds; return its number of rows."""
     widths = [len(mark.get_label()) + 7 for mark in marks]  # in characters
-    room = 125 if columns > 1 else 52
-    n = next((n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= room), 1)
+    n = next((n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= _WIDTH), 1)
     figure.legend(handles=list(marks), loc="outside lower left", ncols=n, columnspacing=1.4, handletextpad=0.6)
     return math.ceil(len(marks) / n)
 
 
-def draw_figure(stem: Path, draw: Callable[..., Any], label: str, columns: int) -> Plot | None:
-    """Write STEM.png and STEM.svg with so many columns; return the figure for wide and narrow pages, None for nothing.
-
-    `draw` takes ``columns=``.
-    """
-    figure = draw(columns=columns)
+def draw_figure(stem: Path, figure: Figure | None, label: str) -> str | None:
+    """Write STEM.png and STEM.svg; return the figure for the page, None for nothing."""
     if figure is None:
         return None
-    svg, narrow = render_svg(figure), render_svg(draw(columns=1))
+    svg = render_svg(figure)
     write_text(stem.with_suffix(".svg"), svg)
     with atomic_file(stem.with_suffix(".png"), "wb") as file:
         file.write(render_png(figure))
-    name = stem.name
-    return Plot(inline_svg(svg, prefix=name, label=label), inline_svg(narrow, prefix=f"{name}-narrow", label=label))
+    return inline_svg(svg, prefix=stem.name, label=label)
 
 
 def render_png(figure: Figure) -> bytes:
@@ -178,10 +154,7 @@ def render_svg(figure: Figure) -> str:
     with style(), io.StringIO() as file:
         _compute_layout(figure)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-        svg = printable(file.getvalue())  # XML holds no control characters
-    return re.sub(
-        f'<g id="{_TIP}([0-9a-f]*)">', lambda tip: f"<g><title>{escape(bytes.fromhex(tip[1]).decode())}</title>", svg
-    )
+        return printable(file.getvalue())  # XML holds no control characters
 
 
 def _compute_layout(figure: Figure) -> None:

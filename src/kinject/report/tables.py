@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from kinject.disk import Row, check_output, read_jsonl
+from kinject.errors import InputError
 from kinject.report.formatting import (
     ROLES,
     bare_p,
@@ -16,9 +20,10 @@ from kinject.report.formatting import (
     format_prompt,
     perplexity_change,
 )
-from kinject.report.page import Cell, TableBlock, line, without_empty_columns
-from kinject.report.view import View, arm_label, tone_of
+from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
+from kinject.report.view import View, arm_label, arm_name
 from kinject.results import ArmResult, Claim, Contrast, Cost
+from kinject.terminal import duration
 from kinject.types import Written
 
 _MARKS = {"good": " ▲", "bad": " ▼", "": ""}
@@ -26,6 +31,14 @@ _FOR = {"learning": "the documents of the training answer it", "retention": "kno
         "unanswerable": "no document answers it: to decline is correct"}  # fmt: skip
 _VERDICTS = {"shown": ("✓ shown", "good"), "opposite shown": ("✗ opposite shown", "bad"), "not shown": ("○ not shown", ""),
              "cannot be tested": ("– cannot be tested", "")}  # fmt: skip
+_CHANGES = {
+    "right to wrong": "bad", "wrong to right": "good", "right to abstained": "bad", "abstained to right": "good",
+    "abstained to wrong": "bad", "wrong to abstained": "good",
+}  # fmt: skip
+"""Change of an answer -> its tone: to decline is better than to be wrong."""
+_MOST_OF_A_KIND = 10  # changed answers of an arm on a question set
+_MOST_CHANGES = 500
+_LONGEST = 1_000  # characters of a question or answer
 _STAGES = ("setup", "augment", "corpus", "train", "merge", "eval")
 
 
@@ -48,7 +61,9 @@ def headline_table(view: View) -> TableBlock:
 def _accuracy(result: ArmResult | None) -> Cell:
     if result is None:
         return Cell("")
-    tone = tone_of(result)
+    tone = ""
+    if result.to_base is not None and result.to_base.is_significant:
+        tone = "good" if result.to_base.delta > 0 else "bad"
     unscored = f"; {result.n_unscored:,} unscored" if result.n_unscored else ""
     return Cell(f"{100 * result.accuracy:.1f}{_MARKS[tone]}", tone, f"{_bounds(result.low, result.high)}{unscored}")
 
@@ -139,6 +154,45 @@ def _written_cells(written: Written | None) -> tuple[str, str, str, str]:
     )  # fmt: skip
 
 
+def changes_table(path: Path) -> TableBlock | None:
+    """Return the answers that are right, wrong or abstained where base's are another of these: the first of each kind.
+
+    None without the file (flips.jsonl). Raises `InputError` (file:line) for a row of another shape, `DiskError` on I/O.
+    """
+    if not path.exists():
+        return None
+    check_output(path, "Run it again.")
+    kinds, ends = Counter[tuple[object, ...]](), Counter[str]()
+    lines: list[Line] = []
+    for number, row in read_jsonl(path):
+        try:
+            kind = (row.get("model"), *(row[key] for key in ("arm", "k", "question_set", "format", "shots", "change")))
+            kinds[kind] += 1
+            ends[row["change"].rpartition(" ")[2]] += 1
+            if kinds[kind] <= _MOST_OF_A_KIND and len(lines) < _MOST_CHANGES:
+                lines.append(line(*_change_cells(row)))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise InputError(f"{path}:{number}: not a row of flips.jsonl ({error!r:.80}). Run it again.") from error
+    counts = ", ".join(f"{n:,} {'now' if end == 'abstained' else 'became'} {end}" for end, n in ends.items())
+    about = f"{counts or 'nothing became right, nothing wrong'}; flips.jsonl has all, with log-probs and passages"
+    columns = ("change", "arm", "questions", "question", "correct", "base answered", "arm answered")
+    title = f"{ends.total():,} answers changed" + (
+        f", the first {_MOST_OF_A_KIND} of each kind" * (len(lines) < ends.total())
+    )
+    return TableBlock(title, about, columns, tuple(lines), wordy=True)
+
+
+def _change_cells(row: Row) -> tuple[str | Cell, ...]:
+    def choice(key: str) -> str:
+        return "–" if row[key] is None else format_name(row["choices"][row[key]], _LONGEST)
+
+    return (
+        Cell(row["change"], _CHANGES[row["change"]]), arm_name(row["arm"].removesuffix("+rag"), row["k"]),
+        Cell(format_name(row["question_set"]), "", format_name(row["document_id"] or "")),
+        format_name(row["question"], _LONGEST), choice("gold"), choice("base_chosen"), choice("chosen"),
+    )  # fmt: skip
+
+
 def names_table(view: View) -> TableBlock:
     """Return the arms and question sets in words: what each model read, what each set is for."""
     lines = []
@@ -207,9 +261,10 @@ def cost_table(view: View) -> TableBlock:
         money = sum(cost.money / cost.shared_by for cost in costs)
         name = format_name(arm) + (f", {format_name(model)}" if view.several_models else "")
         lines.append(line(
-            name, str(seeds), *(format_seconds(seconds) if seconds else "" for seconds in stages),
-            format_seconds(sum(cost.seconds / cost.shared_by for cost in costs)), f"{_tokens(costs, 'train'):,}",
-            *_per_seed(costs, seeds), format_bytes(max(cost.peak_bytes for cost in costs)), f"{money:.2f}" if money else "",
+            name, str(seeds), *(duration(seconds) if seconds else "" for seconds in stages),
+            duration(sum(cost.seconds / cost.shared_by for cost in costs)), f"{_tokens(costs, 'train'):,}",
+            *_per_seed(costs, seeds), f"{peak / 2**30:.1f} GiB" if (peak := max(cost.peak_bytes for cost in costs)) else "",
+            f"{money:.2f}" if money else "",
         ))  # fmt: skip
     columns = ("arm", "seeds", *_STAGES, "its part", "tokens trained", "tokens written, a seed", "read by a teacher, a seed",
                "work of training, a seed", "peak memory", "money")  # fmt: skip
@@ -225,19 +280,7 @@ def _per_seed(costs: Sequence[Cost], seeds: int) -> tuple[str, str, str]:
         sum(getattr(cost, key) for cost in costs) / seeds
         for key in ("written_tokens", "teacher_tokens", "work_seconds")
     )
-    return f"{written:,.0f}" if written else "", f"{read:,.0f}" if read else "", format_seconds(work) if work else ""
-
-
-def format_seconds(seconds: float) -> str:
-    """Return ``9.3 s``, ``12 min`` or ``3.4 h``."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def format_bytes(n: int) -> str:
-    """Return ``900 MiB`` or ``12.3 GiB``; "" for none known."""
-    return "" if not n else f"{n / 2**20:,.0f} MiB" if n < 2**30 else f"{n / 2**30:.1f} GiB"
+    return f"{written:,.0f}" if written else "", f"{read:,.0f}" if read else "", duration(work) if work else ""
 
 
 def arms_table(view: View) -> TableBlock:
