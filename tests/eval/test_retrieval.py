@@ -22,7 +22,6 @@ from kinject.eval.retrieval import (
     make_retriever,
     measure_recall,
     rank_by_dot_product,
-    read_contexts,
     read_passages,
 )
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
@@ -265,34 +264,14 @@ def test_an_empty_document_is_told_with_its_line(write_rows):
         read_passages(RetrievalSection(documents=(str(write_rows("a.jsonl", [{"text": " "}])),)))
 
 
-def test_prepared_contexts_follow_the_questions(write_rows):
-    rows = [
-        {"question_id": "b", "passages": ["one", {"id": "x", "document_id": "d", "text": "two"}]},
-        {"question_id": "a", "passages": []},
-    ]
-    questions = [Question(name, "?", ("x", "y"), 0) for name in "ab"]
-    first, second = read_contexts(write_rows("c.jsonl", rows), questions)
-    assert first == ()
-    assert [(p.text, p.document_id) for p in second] == [("one", ""), ("two", "d")]
-    with pytest.raises(InputError, match="no passages for 1 of 1 questions, such as 'z'"):
-        read_contexts(write_rows("c.jsonl", rows), [Question("z", "?", ("x", "y"), 0)])
-
-
-def test_contexts_that_a_question_has_twice_are_refused_with_both_lines(write_rows):
-    rows = [{"question_id": "q", "passages": ["a"]}, {"question_id": "q", "passages": ["b"]}]
-    with pytest.raises(InputError, match=r":2: question 'q' is there twice, first on line 1\. Keep one\."):
-        read_contexts(write_rows("x.jsonl", rows), [Question("q", "Where?", ("a", "b"), 0)])
-
-
 def test_retention_sets_get_passages_only_where_the_recipe_asks():
     sets = {
         "new": QuestionSetSection(path="q"), "known": QuestionSetSection(path="q", role="retention"),
         "asked": QuestionSetSection(path="q", role="retention", retrieval=True),
-        "prepared": QuestionSetSection(path="q", role="retention", contexts="c"),
         "without": QuestionSetSection(path="q", retrieval=False),
     }  # fmt: skip
     section = EvalSection(
         models={"base": "m"}, questions=sets, formats=("texts",), retrieval=RetrievalSection(documents=("d",), k=(2,))
     )
     ks = {name: [arm.k for arm in expand_arms(section, item)] for name, item in sets.items()}
-    assert ks == {"new": [0, 2], "known": [0], "asked": [0, 2], "prepared": [0, 2], "without": [0]}
+    assert ks == {"new": [0, 2], "known": [0], "asked": [0, 2], "without": [0]}

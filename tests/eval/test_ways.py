@@ -163,32 +163,6 @@ def test_chat_without_a_template_is_refused(recipe):
         run(recipe(chat=True))
 
 
-def test_k_is_chosen_on_validation_and_told_beside_the_best_on_test(recipe, tmp_path, write_rows):
-    documents = write_rows("documents.jsonl", [{"id": name, "text": f"{name} was born in Lowmere."} for name in NAMES])
-    validation = write_rows("validation.jsonl", [{**row, "id": f"v{row['id']}"} for row in ROWS[:2]])
-    section = {"path": str(tmp_path / "questions.jsonl"), "validation": str(validation)}
-    report = run(recipe(questions={"new": section}, retrieval={"documents": [str(documents)], "k": [1, 2]}))
-    assert {result.question_set for result in report.results} == {"new"}
-    answers = read_answers(tmp_path / "run" / "answers.jsonl")
-    accuracy = {
-        (name, k): np.mean(
-            [np.argmax(a.log_probs) == a.gold for a in answers if (a.question_set, a.k) == (name, k)]
-        )
-        for name in ("new", "new (validation)") for k in (0, 1, 2)
-    }  # fmt: skip
-    chosen = max((0, 1, 2), key=lambda k: (accuracy["new (validation)", k], -k))
-    (note,) = [note for note in report.notes if "chosen on 2 validation questions" in note]
-    assert f"K = {chosen} chosen" in note
-    assert f"{accuracy['new', chosen]:.3f} on test" in note
-
-
-def test_prepared_contexts_need_no_documents(recipe, tmp_path, write_rows):
-    rows = [{"question_id": row["id"], "passages": ["one", "two"]} for row in ROWS]
-    section = {"path": str(tmp_path / "questions.jsonl"), "contexts": str(write_rows("contexts.jsonl", rows))}
-    run(recipe(questions={"new": section}, retrieval={"k": [2]}))
-    assert len(stored(tmp_path)["texts", 2, 0, "q0"].context_ids) == 2
-
-
 def test_subjects_have_intervals_of_their_own(recipe):
     report = run(recipe())
     (result,) = report.results
@@ -220,7 +194,7 @@ def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_
         assert row["choices"] == ROWS[0]["choices"]
         assert row["gold"] == int(name[1]) % 3
     page = write_report(tmp_path / "run", read_report(tmp_path / "run" / "report.json")).read_text()
-    assert rows[0]["passages"][0]["text"] in page
+    assert rows[0]["question"] in page
 
 
 def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_model, write_rows):

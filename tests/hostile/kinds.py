@@ -76,7 +76,6 @@ CORPORA: list[Any] = [
     [{"text": "One text.", "id": "r1", "document_id": "d", "origin": "original"}, {"prompt": "Q", "completion": " A"}],
     [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "name": "x"}]}],
 ]
-CONTEXTS: list[Any] = [[{"question_id": "q1", "passages": ["text", {"text": "more", "id": "p", "document_id": "d"}]}]]
 ANSWERS: list[Any] = [
     [
         {"key": f"{n}{arm}", "question_id": f"q{n}", "question_set": "set", "arm": arm, "format": "texts", "shots": 0, "k": 0,
@@ -133,14 +132,6 @@ def read_whole_corpus(path: Path) -> None:
     everything(CorpusFile(path))
     rows = CorpusFile(path)
     rows.pick(range(len(rows)))
-
-
-def read_some_contexts(path: Path) -> None:
-    """Read prepared contexts."""
-    from kinject.eval.retrieval import read_contexts
-    from kinject.types import Question
-
-    read_contexts(path, [Question("q1", "Where?", ("a", "b"), 0)])
 
 
 def compare_with_itself(path: Path) -> None:
@@ -291,7 +282,6 @@ def kinds() -> list[tuple[Kind, float]]:
         (Kind("questions jsonl", "q.jsonl", from_trees(QUESTIONS, lines_of), read_some_questions), 2),
         (Kind("questions csv", "q.csv", from_trees(MMLU, as_mmlu_csv), read_some_questions), 0.7),
         (Kind("corpus", "c.jsonl", from_trees(CORPORA, lines_of), read_whole_corpus), 2),
-        (Kind("contexts", "x.jsonl", from_trees(CONTEXTS, lines_of), read_some_contexts), 0.7),
         (Kind("rewritings", "g.jsonl", from_trees([DOCUMENTS[0]], lines_of), read_rewritings), 0.3),
         (Kind("row weights", "w.jsonl", from_trees(WEIGHTED, lines_of), read_row_weights), 0.5),
         (Kind("answers", "answers.jsonl", from_trees(ANSWERS, lines_of), compare_with_itself), 1),
@@ -315,7 +305,6 @@ def good_inputs() -> list[tuple[Kind, bytes]]:
         *((by_name["documents md"], text) for text in TEXTS),
         (by_name["questions csv"], as_mmlu_csv(MMLU[0])),
         *((by_name["corpus"], lines_of(rows)) for rows in CORPORA),
-        (by_name["contexts"], lines_of(CONTEXTS[0])),
         (by_name["row weights"], lines_of(WEIGHTED[0])),
         (by_name["answers"], lines_of(ANSWERS[0])),
     ]

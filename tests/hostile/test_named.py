@@ -22,10 +22,8 @@ from kinject.disk import files
 from kinject.documents import document_hashes, pdf, read_documents
 from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.eval.compare import read_run
-from kinject.eval.retrieval import read_contexts
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report
-from kinject.types import Question
 
 Reader = Callable[[Path], object]
 
@@ -35,7 +33,6 @@ ROWS: dict[str, Reader] = {
     "corpus file": lambda path: CorpusFile(path).check(),
     "questions": read_questions,
     "samples": read_run,
-    "contexts": lambda path: read_contexts(path, [Question("q", "?", ("a", "b"), 0)]),
 }
 """Readers of JSON lines."""
 FILES: dict[str, tuple[str, Reader]] = {

@@ -86,7 +86,6 @@ def measured(kind: str, path: Path) -> tuple[int, str]:
         ("questions", "x.jsonl", b'{"question": "'),
         ("samples", "x.jsonl", b'{"doc": "'),
         ("run", "answers.jsonl", b'{"key": "'),
-        ("contexts", "x.jsonl", b'{"question_id": "'),
         ("documents csv", "x.csv", b'text\n"'),
         ("questions csv", "x.csv", b'"'),
         ("documents txt", "x.txt", b"a"),

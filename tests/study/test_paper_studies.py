@@ -81,7 +81,7 @@ def go(root: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
         changed = {
             "models": {model: model for model in models},
             "arms": {arm: section["arms"][arm] for arm in arms}, "claims": claims, "tune": chosen,
-            "overrides": section["overrides"] | FOR_A_CPU, "sweeps": None,
+            "overrides": section["overrides"] | FOR_A_CPU, "sweeps": None, "seeds": [0],
         }  # fmt: skip
         overrides = [f"study.{key}={json.dumps(value)}" for key, value in changed.items()]
         executor = InProcess()

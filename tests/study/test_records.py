@@ -10,7 +10,7 @@ from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.stats.intervals import family_variances
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting, Records, changed_answers
-from kinject.types import Answer, Passage, Question
+from kinject.types import Answer, Question
 
 
 def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_left_out(tmp_path):
@@ -79,8 +79,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
         records.read("m", arm, seed, folder)
     questions = {"set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]}
     arms = [Arm(name, "m", "", "", {}, "", "", "", None, name == "base", (0,)) for name in ("base", "ft")]
-    passages = {"p": Passage("p", "d0", 0, 4, "text")}
-    rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}, passages))
+    rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}))
     assert [(row["arm"], row["question_id"], row["change"]) for row in rows] == [
         ("base+rag", "q1", "wrong to right"), ("base+rag", "q2", "wrong to right"), ("base+rag", "q4", "wrong to right"),
         ("ft", "q1", "wrong to right"), ("ft", "q3", "right to wrong"), ("ft", "q4", "wrong to right"),
@@ -90,7 +89,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
     assert rows[5]["log_probs"] == [-1.5, -8.0]
     assert rows[3]["log_probs"] == [(-0.5 - 1.5 - 9) / 3, -8.0]
     assert [row["truncated"] for row in rows] == [0, 0, 0, 0, 0, 7]
-    assert [row["passages"] for row in rows[2:4]] == [[{"id": "p", "document_id": "d0", "text": "text"}], []]
+    assert [row["passages"] for row in rows[2:4]] == [[{"id": "p"}], []]
     assert (records.written, list(records.recalls)) == ("2026-03-02", [("set", 1)])
     assert records.n_cut("m", "ft", AskSetting("set", "texts", 0, 0)) == 1
     assert records.n_cut("m", "base", AskSetting("set", "texts", 0, 0)) == 0

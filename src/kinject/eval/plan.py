@@ -23,7 +23,7 @@ from kinject.eval.prompts import (
     pick_shots,
     rotate_options,
 )
-from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages
+from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
@@ -51,9 +51,7 @@ class EvalArm:
 class QuestionSet:
     """A question set of the recipe: questions, pool of examples, retrieved passages (best first), and its arms.
 
-    `contexts` has the passages of each question, or is empty. A validation split has the name of its test set in
-    `chooses_k_for`; "" for others. `generation` bounds the answers that
-    a model writes.
+    `contexts` has the passages of each question, or is empty. `generation` bounds the answers that a model writes.
     """
 
     name: str
@@ -61,7 +59,6 @@ class QuestionSet:
     questions: tuple[Question, ...]
     pool: tuple[Question, ...]
     contexts: tuple[tuple[Passage, ...], ...]
-    chooses_k_for: str = ""
     arms: tuple[EvalArm, ...] = ()
     generation: Generation = Generation(32)
 
@@ -111,9 +108,9 @@ def read_plan(recipe: EvalRecipe) -> Plan:
     problems: list[str] = []
     inputs = [Path(path) for path in (section.retrieval.documents if section.retrieval else ())]
     for name, item in section.sets().items():
-        inputs.extend(Path(path) for path in (item.path, item.shots_from, item.validation, item.contexts) if path)
+        inputs.extend(Path(path) for path in (item.path, item.shots_from) if path)
         try:
-            sets.extend(_read_sets(name, item, section, retriever))
+            sets.append(_read_set(name, item, section, retriever))
         except InputError as error:
             problems.append(str(error))
     if problems:
@@ -161,10 +158,7 @@ def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | Non
     return make_retriever(section.retrieval, passages)
 
 
-def _read_sets(
-    name: str, item: QuestionSetSection, section: EvalSection, retriever: Retriever | None
-) -> Iterator[QuestionSet]:
-    """Yield the set, and its validation split if it has one."""
+def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriever: Retriever | None) -> QuestionSet:
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
     formats = item.formats or section.formats
@@ -180,10 +174,9 @@ def _read_sets(
     questions = questions[: section.limit]
     k = max(section.retrieval.k) if section.retrieval and item.gets_passages else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
-    if item.contexts:
-        contexts = tuple(read_contexts(Path(item.contexts), questions))
-    elif retriever and k:
-        contexts = _retrieve(retriever, questions, k)
+    if retriever and k:
+        ranked = retriever.rank([question.question for question in questions], k)
+        contexts = tuple(tuple(retriever.passages[index] for index in indices) for indices in ranked)
     arms = expand_arms(section, item)
     bounds = Generation(section.max_new_tokens, section.stop)
     answered = next((question for question in questions if question.is_answerable), None)
@@ -194,18 +187,7 @@ def _read_sets(
         generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)
-    yield test
-    if item.validation and retriever:
-        questions = tuple(read_questions(Path(item.validation), layout, golds=golds))
-        split = replace(
-            test,
-            name=f"{name} (validation)",
-            questions=questions,
-            contexts=_retrieve(retriever, questions, k),
-            chooses_k_for=name,
-        )
-        _check_questions(item, section, split)
-        yield split
+    return test
 
 
 def layout_of(layout: Layout, formats: Iterable[str]) -> Layout:
@@ -217,11 +199,6 @@ def role_of(role: Role, questions: Sequence[Question]) -> Role:
     """Return the role of a set: that of the recipe, or unanswerable if none of its questions has an answer."""
     has_answers = not questions or any(question.is_answerable for question in questions)
     return role if has_answers else "unanswerable"
-
-
-def _retrieve(retriever: Retriever, questions: Sequence[Question], k: int) -> tuple[tuple[Passage, ...], ...]:
-    ranked = retriever.rank([question.question for question in questions], k)
-    return tuple(tuple(retriever.passages[index] for index in indices) for indices in ranked)
 
 
 def _check_instructions(item: QuestionSetSection, section: EvalSection, questions: Sequence[Question]) -> None:

@@ -1,4 +1,4 @@
-"""From a run's answers to its report: accuracies, paired differences, changed answers, and notes on masses and on K."""
+"""From a run's answers to its report: accuracies, paired differences, changed answers, and notes."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def make_report(
 
 
 def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
-    """Yield the recall of the retrieval for each question set, validation splits too, and each K."""
+    """Yield the recall of the retrieval for each question set, and each K."""
     for question_set in (item for item in plan.sets if item.contexts):
         for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
             recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
@@ -235,12 +235,11 @@ def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
 def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
     """Return one result for each question set, arm and score, compared with the first model without context.
 
-    p is Holm-corrected (`correct_families`). Validation splits have no results: they only choose K.
+    p is Holm-corrected (`correct_families`).
     """
     results = [
         _result(question_set, arm, score, section, answers)
         for question_set in plan.sets
-        if not question_set.chooses_k_for
         for arm in question_set.arms
         for score in _scores_for(arm, section)
         if any(map(is_scored, _scored(question_set, arm, score, answers)))
@@ -258,7 +257,7 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
 
 
 def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[UnscoredResult]:
-    """Yield the arms and scores of which no question has a score, of validation splits too."""
+    """Yield the arms and scores of which no question has a score."""
     for question_set in plan.sets:
         for arm in question_set.arms:
             for score in _scores_for(arm, section):
@@ -315,53 +314,6 @@ def limit_notes(question_set: QuestionSet, model: str, results: Answers) -> Iter
             )
 
 
-def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[str]:
-    """Yield a note on each arm's K: chosen on validation questions and reported on test, or only best on test.
-
-    Of equal K the smallest counts, without context among them.
-    """
-    if section.retrieval is None:
-        return
-    chosen_by = {item.chooses_k_for: item for item in plan.sets if item.chooses_k_for}
-    ks = (0, *dict.fromkeys(section.retrieval.k))
-    for question_set in plan.sets:
-        if question_set.chooses_k_for:
-            continue
-        split = chosen_by.get(question_set.name)
-        for arm in dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k):
-            score = _scores_for(arm, section)[0] if arm.format in GENERATED else "sum"
-            test = _accuracies(question_set, arm, ks, answers, score)
-            if not test:
-                continue
-            best = max(test, key=lambda k: (test[k], -k))
-            label = f"{arm.model} on {question_set.name} ({arm.format}, {arm.shots} shots)"
-            if split is None:
-                if len(ks) > 2:
-                    yield (
-                        f"{label}: K = {best} is best on the very questions it is reported on ({test[best]:.3f}), which "
-                        "flatters it; name validation questions to choose K"
-                    )
-                continue
-            validation = _accuracies(split, arm, ks, answers, score)
-            if not validation:
-                continue
-            chosen = max(validation, key=lambda k: (validation[k], -k))
-            note = f"{label}: K = {chosen} chosen on {len(split.questions)} validation questions ({validation[chosen]:.3f}): "
-            note += f"{test[chosen]:.3f} on test" if chosen in test else "no score on test"
-            if best != chosen:
-                note += f"; best on test, and flattered by it: K = {best} with {test[best]:.3f}"
-            yield note
-
-
-def _accuracies(
-    question_set: QuestionSet, arm: EvalArm, ks: Sequence[int], answers: Answers, score: str
-) -> dict[int, float]:
-    """Return the accuracy of `arm` with each K of which questions have a score."""
-    merged = {k: _scored(question_set, replace(arm, k=k), score, answers) for k in ks}
-    scored = {k: list(filter(is_scored, of_k)) for k, of_k in merged.items()}
-    return {k: sum(map(is_correct, of_k)) / len(of_k) for k, of_k in scored.items() if of_k}
-
-
 def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Row]:
     """Yield a row for each question whose answer is right, wrong or abstained by an arm, and another of them by base.
 
@@ -372,8 +324,6 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
     tokens).
     """
     for question_set in plan.sets:
-        if question_set.chooses_k_for:
-            continue
         for arm in question_set.arms:
             base = replace(arm, model=next(iter(section.models)), k=0)
             if arm != base:

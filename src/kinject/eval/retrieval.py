@@ -1,4 +1,4 @@
-"""Passages for questions: read, prepared, or retrieved (by words, by their pieces, by sentence embeddings); their recall."""
+"""Passages for questions: read or retrieved (by words, by their pieces, by sentence embeddings); their recall."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kinject.corpus.passages import cut_note, sentences, split_passages, word_spans
 from kinject.corpus.retrieved import Bm25, best_of, words_of
-from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes, read_jsonl
+from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
@@ -241,40 +241,6 @@ def refuse_code(folder: Path, key: str) -> None:
                 f"{label}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
                 "safetensors only. Save the model again, as safetensors."
             )
-
-
-def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
-    """Return the prepared passages of each of `questions`: rows ``{question_id, passages: [...]}``, the best first.
-
-    A passage is a text or ``{text, id?, document_id?}``; one without an id gets the hash of its text. Raises
-    `InputError` (file:line) for a row of another shape, and for a question that has no row.
-    """
-    contexts: dict[str, tuple[Passage, ...]] = {}
-    lines: dict[str, int] = {}
-    for number, row in read_jsonl(path):
-        question_id, passages = row.get("question_id"), row.get("passages")
-        if isinstance(question_id, bool) or not isinstance(question_id, str | int) or not isinstance(passages, list):
-            raise InputError(f"{path}:{number}: expected question_id and passages (a list of texts).")
-        first = lines.setdefault(str(question_id), number)
-        if first != number:
-            fault = f"question {question_id!r:.80} is there twice, first on line {first}. Keep one."
-            raise InputError(f"{path}:{number}: {fault}")
-        contexts[str(question_id)] = tuple(_prepared_passage(item, f"{path}:{number}") for item in passages)
-    missing = [question.id for question in questions if question.id not in contexts]
-    if missing:
-        raise InputError(
-            f"{path}: no passages for {len(missing)} of {len(questions)} questions, such as {missing[0]!r}."
-        )
-    return [contexts[question.id] for question in questions]
-
-
-def _prepared_passage(item: object, location: str) -> Passage:
-    fields = item if isinstance(item, dict) else {"text": item}
-    text, identity = fields.get("text"), fields.get("id")
-    if not isinstance(text, str) or not text.strip():
-        raise InputError(f"{location}: passages: found {item!r:.60}, expected a text, or text with id and document_id.")
-    name = str(identity) if identity else content_id("context", text)
-    return Passage(name, str(fields.get("document_id") or ""), 0, len(text), text)
 
 
 def read_passages(section: RetrievalSection, documents: DocumentsSection | None = None) -> list[Passage]:

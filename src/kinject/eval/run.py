@@ -28,7 +28,7 @@ from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ChatStyle, PromptRequest, scored_texts
 from kinject.eval.require import check_requirements, read_requirements, write_checks
-from kinject.eval.results import Answers, chosen_k_notes, find_flips, limit_notes, make_report
+from kinject.eval.results import Answers, find_flips, limit_notes, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
@@ -106,9 +106,8 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         if judge:
             judge.grade_answers(plan.open_questions(), run.results)
             run.notes.extend(judge.notes())
-        all_notes = (*run.notes, *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
-        report = replace(report, notes=tuple(dict.fromkeys(all_notes)), judge=judge.accuracy if judge else None)
+        report = replace(report, notes=tuple(dict.fromkeys(run.notes)), judge=judge.accuracy if judge else None)
         if shard.is_first:
             _write_files(recipe, run, report, judge)
             if requirements:
@@ -140,8 +139,6 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     for name, table in section.tables().items():
         model = _open_model(name, table, recipe)
         for question_set in plan.sets:
-            if question_set.chooses_k_for:
-                continue
             prompts = encode_arms(question_set, model, plan.template)
             encoded = [prompt.encoded for prompt in prompts]
             scores = model.score(encoded) if isinstance(model, LoadedScorer) else {}

@@ -148,14 +148,6 @@ _EVAL = (
     Conflict("eval.questions.{0}", lambda r, f: [(name, max(r.eval.shots)) for name, item in _sets(r)
                                                  if max(r.eval.shots) and item.shots_from is None],
              "eval.shots asks for {1} examples, but shots_from is missing. Name the file that holds them."),
-    Conflict("eval.questions.{0}.{1}", lambda r, f: [(name, key) for name, item in _sets(r) for key in ("validation", "contexts")
-                                                     if getattr(item, key) and r.eval.retrieval is None],
-             "is there, but eval.retrieval, which sets K, is missing."),
-    Conflict("eval.questions.{0}", lambda r, f: [name for name, item in _sets(r) if r.eval.retrieval is not None
-                                                 and not (r.eval.retrieval.documents or item.contexts) and item.gets_passages],
-             "has no contexts, and eval.retrieval names no documents to find them in. Give one or the other."),
-    Conflict("eval.questions.{0}", lambda r, f: [name for name, item in _sets(r) if item.validation and item.contexts],
-             "validation cannot use contexts that were prepared for other questions."),
     Conflict("eval.judge", lambda r, f: ("judge" in r.eval.scores) != (r.eval.judge is not None),
              "eval.judge, the model, and judge in eval.scores, which reads its grades, need each other. Add or remove one."),
     Conflict("eval.judge", lambda r, f: r.eval.judge is not None and not f.writes,

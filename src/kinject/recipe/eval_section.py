@@ -29,10 +29,7 @@ class QuestionSetSection:
         help="Layout of the file; auto detects it from the ending and the keys. open: questions without choices.",
     )
     validation: str | None = option(
-        None, help="Questions (JSONL) on which K is chosen; they are scored as well.", path="file"
-    )
-    contexts: str | None = option(
-        None, help="Prepared contexts (JSONL with question_id and passages) instead of retrieval.", path="file"
+        None, help="Questions (JSONL) on which a study makes its choices; kinject eval does not ask them.", path="file"
     )
     retrieval: bool | None = option(
         None, help="Whether the set is also asked with passages; default: unless its role is retention."
@@ -44,15 +41,14 @@ class QuestionSetSection:
     @property
     def gets_passages(self) -> bool:
         """Whether the questions are asked with passages as well, if the recipe retrieves."""
-        default = self.role != "retention" or self.contexts is not None
-        return default if self.retrieval is None else self.retrieval
+        return self.role != "retention" if self.retrieval is None else self.retrieval
 
 
 @dataclass(frozen=True)
 class RetrievalSection:
     """Retrieval of passages by words or meaning; the best K precede the question."""
 
-    documents: tuple[str, ...] = option((), help="Documents (JSONL) to search.", path="files")
+    documents: tuple[str, ...] = option(help="Documents (JSONL) to search.", path="files", nonempty=True)
     k: tuple[int, ...] = option(
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )

@@ -174,7 +174,7 @@ def changes_table(path: Path) -> TableBlock | None:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InputError(f"{path}:{number}: not a row of flips.jsonl ({error!r:.80}). Run it again.") from error
     counts = ", ".join(f"{n:,} {'now' if end == 'abstained' else 'became'} {end}" for end, n in ends.items())
-    about = f"{counts or 'nothing became right, nothing wrong'}; flips.jsonl has all, with log-probs and passages"
+    about = f"{counts or 'nothing became right, nothing wrong'}; flips.jsonl has all, with log-probs"
     columns = ("change", "arm", "questions", "question", "correct", "base answered", "arm answered")
     title = f"{ends.total():,} answers changed" + (
         f", the first {_MOST_OF_A_KIND} of each kind" * (len(lines) < ends.total())

@@ -24,13 +24,12 @@ from kinject.eval.scores import (
     written_choices,
 )
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
-from kinject.recipe import EvalRecipe
 from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Subject
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.study.arms import BASE, RAG, Arm
-from kinject.types import Answer, Passage, Question
+from kinject.types import Answer, Question
 
 
 class AskSetting(NamedTuple):
@@ -267,7 +266,7 @@ def subjects_of(answers: Sequence[Answer], matrix: CorrectnessMatrix) -> tuple[S
 
 def changed_answers(
     records: Records, arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]],
-    chosen_k: Mapping[tuple[str, str, str], int], passages: Mapping[str, Passage],
+    chosen_k: Mapping[tuple[str, str, str], int],
 ) -> Iterator[Row]:  # fmt: skip
     """Yield a row of flips.jsonl for each test question that most seeds of an arm (none of a sweep) answer otherwise than base.
 
@@ -283,16 +282,13 @@ def changed_answers(
                     yield {
                         "model": arm.model,
                         "arm": label[setting.k > 0],
-                        **_flip_row(question, now, before, passages),
+                        **_flip_row(question, now, before),
                     }
 
 
-def _flip_row(
-    question: Question, now: Sequence[Answer], before: Sequence[Answer], passages: Mapping[str, Passage]
-) -> Row:
+def _flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]) -> Row:
     first, gold = now[0], question.answer
     after, was = most_common_outcome(now), most_common_outcome(before)
-    contexts = [passages[item] for item in first.context_ids if item in passages]
     return {
         "question_set": first.question_set, "format": first.format, "shots": first.shots,
         "k": first.k, "change": f"{was} to {after}", "question_id": question.id,
@@ -300,7 +296,7 @@ def _flip_row(
         "choices": list(question.choices), "gold": gold, "chosen": _vote(now, gold), "base_chosen": _vote(before, gold),
         "log_probs": _means(now), "base_log_probs": _means(before), "truncated": max(answer.truncated for answer in now),
         "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
-        "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in contexts],
+        "passages": [{"id": item} for item in first.context_ids],
         **written_choices(*(next(a for a in of if outcome_of(a) == name) for of, name in ((before, was), (now, after)))),
     }  # fmt: skip
 
@@ -322,17 +318,3 @@ def _vote(answers: Sequence[Answer], gold: int) -> int:
 
 def _means(answers: Sequence[Answer]) -> list[float]:
     return [sum(values) / len(answers) for values in zip(*(answer.log_probs for answer in answers), strict=True)]
-
-
-def read_context_passages(
-    recipe: EvalRecipe, contexts: Mapping[str, str], questions: Mapping[str, Sequence[Question]]
-) -> dict[str, Passage]:
-    """Return by id the passages that are searched, and those in `contexts`: question set -> file with prepared ones."""
-    if recipe.eval.retrieval is None:
-        return {}
-    from kinject.eval.retrieval import read_contexts, read_passages  # they load numpy
-
-    passages = read_passages(recipe.eval.retrieval, recipe.documents)
-    for name, path in contexts.items():
-        passages += [passage for of_question in read_contexts(Path(path), questions[name]) for passage in of_question]
-    return {passage.id: passage for passage in passages}

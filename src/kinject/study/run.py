@@ -38,7 +38,7 @@ from kinject.study.analysis import (
 )
 from kinject.study.arms import RAG, Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
-from kinject.study.records import Records, changed_answers, read_context_passages
+from kinject.study.records import Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,
     StartExecutor,
@@ -82,9 +82,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         )
         result = analyse(study, records, questions, monotonic() - started)
         write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
-        contexts = {item.name: item.test["contexts"] for item in study.question_sets if "contexts" in item.test}
-        passages = read_context_passages(study.eval_recipe, contexts, questions)
-        changed = changed_answers(records, study.arms, questions, study.chosen_k, passages)
+        changed = changed_answers(records, study.arms, questions, study.chosen_k)
         write_jsonl(recipe.run_dir / "flips.jsonl", changed)
         page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}
@@ -194,8 +192,7 @@ def _measure_judge(study: Study) -> None:
         return
     entries = {item.name: item.test for item in study.question_sets}
     entries |= {f"{item.name} (validation)": item.validation for item in study.question_sets if item.validation}
-    questions = {name: {k: v for k, v in entry.items() if k != "contexts"} for name, entry in entries.items()}
-    study.judge = study.planner.judge_stage(questions)
+    study.judge = study.planner.judge_stage(entries)
     _run_first(study, [study.judge], "measuring the judge")
 
 
