@@ -27,9 +27,9 @@ from kinject.stats.intervals import (
     difference_estimate,
     equivalence_p,
     family_variances,
+    holm,
 )
 from kinject.stats.matrix import CorrectnessMatrix
-from kinject.stats.tests import holm
 
 CHANCE = 0.25
 Random = np.random.Generator

@@ -76,7 +76,7 @@ def try_(documents: str | Path, *, endpoint: str | None = None, model: str | Non
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import try_documents
-    from kinject.report.runs import write_run_report
+    from kinject.report.files import write_run_report
 
     survey = try_documents(Path(documents), endpoint=endpoint, model=model)
     write_run_report(survey.documents.folder)
@@ -102,7 +102,7 @@ def documents(
     folder = Path("runs") / file_name(heap_name(sources)) / "documents" if run_dir is None else Path(run_dir)
     result = collect(sources, options, folder)
     if not (result.already_done and (folder / "documents.html").is_file()):
-        from kinject.report.runs import write_run_report
+        from kinject.report.files import write_run_report
 
         write_run_report(folder)
     return result
@@ -114,7 +114,7 @@ def augment(recipe: AugmentRecipe | str | Path) -> AugmentResult:
     kinject.augment("recipes/augment.yaml").to_frame()
     """
     from kinject.augment.run import augment as run
-    from kinject.report.runs import write_run_report
+    from kinject.report.files import write_run_report
 
     checked: AugmentRecipe = _checked(recipe, "augment")
     result = run(checked)
@@ -150,7 +150,7 @@ def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: 
 
         kinject.train("recipes/cpt.yaml").model_dir
     """
-    from kinject.report.runs import write_run_report
+    from kinject.report.files import write_run_report
     from kinject.train import train as run
 
     checked: TrainRecipe = _checked(recipe, "train")
@@ -329,8 +329,7 @@ def _check_one(file: Path) -> None:
     from kinject.augment.plan import check_sections
     from kinject.eval.plan import check_section
     from kinject.recipe import read_recipe
-    from kinject.study.arms import expand_arms
-    from kinject.study.check import check_names, check_shared_recipes
+    from kinject.study.arms import check_names, check_shared_recipes, expand_arms
     from kinject.train.setup import check_training
 
     recipe = read_recipe(file)

@@ -160,7 +160,7 @@ class _Task:
         import torch
 
         from kinject.process import core_count
-        from kinject.report.view import View
+        from kinject.report.formatting import View
         from kinject.report.words import write_opening
 
         if self.alone:

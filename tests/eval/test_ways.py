@@ -28,8 +28,8 @@ from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.models import load_model
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary, write_report
+from kinject.report.formatting import View
 from kinject.report.tables import results_table
-from kinject.report.view import View
 from kinject.types import Question
 
 NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]

@@ -18,7 +18,7 @@ import numpy as np
 import study_results
 
 from kinject.report.figures import accuracy, frontier, sweep
-from kinject.report.view import View
+from kinject.report.formatting import View
 
 SEEDS = (0, 1)
 FIGURES: tuple[Callable[[View], Any], ...] = (accuracy, frontier)

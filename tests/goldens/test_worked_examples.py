@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
-from kinject.stats.intervals import chance_p, difference_estimate
+from kinject.stats.intervals import chance_p, difference_estimate, flips_p
 from kinject.stats.matrix import CorrectnessMatrix
-from kinject.stats.tests import flips_p
 
 
 def _matrix(values: Sequence[float]) -> CorrectnessMatrix:

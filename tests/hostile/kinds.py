@@ -90,7 +90,7 @@ def read_verbs_recipe(path: Path) -> None:
     """Read a recipe as some verb does (the text says which), and check the sections that have checks of their own."""
     from kinject.augment.plan import check_sections
     from kinject.recipe import read_recipe
-    from kinject.study.check import check_names
+    from kinject.study.arms import check_names
 
     data = path.read_bytes()
     verbs = [verb for verb in ("augment", "questions", "eval", "study") if f"{verb}:".encode() in data]

@@ -15,7 +15,7 @@ from pathlib import Path
 from study_results import make_paper_study, make_study
 from study_samples import first, make_evaluation, make_report, make_result
 
-from kinject.report.view import Training, View
+from kinject.report.formatting import Training, View
 from kinject.report.words import write_opening
 from kinject.results import ArmResult, Contrast, Failure, Perplexity, Report, UnscoredResult
 

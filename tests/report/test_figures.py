@@ -20,9 +20,9 @@ from kinject.report.figures import (
     tick_label,
     training,
 )
-from kinject.report.runs import read_training_log
+from kinject.report.files import read_training_log
+from kinject.report.formatting import View, arm_label
 from kinject.report.style import render_png, render_svg, series
-from kinject.report.view import View, arm_label
 from kinject.results import Sweep, SweepPoint
 
 STUDY = make_study()

@@ -24,8 +24,7 @@ from study_samples import first, log_entries, make_evaluation, make_result, writ
 
 import kinject.report
 from kinject.disk import write_jsonl
-from kinject.report.files import redraw_report, write_report
-from kinject.report.runs import write_run_report
+from kinject.report.files import redraw_report, write_report, write_run_report
 from kinject.results import Perplexity, Recall, Subject
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

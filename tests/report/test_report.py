@@ -28,10 +28,9 @@ from study_samples import (
 from kinject.disk import file_name
 from kinject.errors import InputError
 from kinject.report.files import read_report, redraw_report, render_card_tables, render_summary, write_report
-from kinject.report.formatting import escape_markdown, format_points, format_prompt
+from kinject.report.formatting import View, arm_label, escape_markdown, format_points, format_prompt
 from kinject.report.page import render_markdown_table
 from kinject.report.tables import cost_table, results_table, small_tables
-from kinject.report.view import View, arm_label
 from kinject.report.words import write_opening
 from kinject.results import ArmResult, Perplexity, Recall, Report, Subject, to_json
 from kinject.terminal import duration

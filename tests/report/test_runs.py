@@ -14,7 +14,7 @@ from kinject.cli import main
 from kinject.disk import write_jsonl
 from kinject.errors import InputError
 from kinject.report.figures import training
-from kinject.report.runs import read_training_log, write_run_report
+from kinject.report.files import read_training_log, write_run_report
 
 QUESTIONS = {"new": {"path": "n", "role": "learning"}, "known": {"path": "k", "role": "retention"}}
 ROLES = {"new": "learning", "known": "retention"}

@@ -10,12 +10,11 @@ from odd_reports import OPENINGS, few_documents, odd_reports, opening_text
 from study_results import make_small, make_study
 from study_samples import first, make_contrast, make_evaluation, make_report, make_result
 
-from kinject.report.formatting import format_name, format_p, format_points, join_words
+from kinject.report.formatting import Training, View, format_name, format_p, format_points, join_words
 from kinject.report.tables import claims_table
-from kinject.report.view import Training, View
 from kinject.report.words import _TONES, _WORDS, doubts, find_all, limitations, sentence, write_opening
 from kinject.results import Choice, Contrast, Recall, Report
-from kinject.stats.findings import About, Tag
+from kinject.stats.comparisons import About, Tag
 
 ODD = odd_reports()
 BASE, TUNED = first(50, 200), first(90, 200)

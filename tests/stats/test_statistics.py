@@ -15,18 +15,19 @@ from scipy.stats import t
 
 from kinject.eval.results import correct_families, correctness, summarize_arm
 from kinject.results import fewest_for
-from kinject.stats.comparisons import correct_contrasts, lead, majority_changes, make_contrast, trend
-from kinject.stats.findings import Tag, _tag
+from kinject.stats.comparisons import Tag, _tag, correct_contrasts, lead, majority_changes, make_contrast, trend
 from kinject.stats.intervals import (
     bounded_accuracy,
     chance_p,
     difference_estimate,
     equivalence_p,
     family_variances,
+    flipped_sum_p,
+    flips_p,
+    holm,
     wilson,
 )
 from kinject.stats.matrix import CorrectnessMatrix, SeedVariance, aligned
-from kinject.stats.tests import flipped_sum_p, flips_p, holm
 from kinject.types import Answer
 
 
@@ -120,7 +121,7 @@ def test_the_exact_distribution_is_that_of_random_flips_and_the_transform_agrees
     exact = {observed: flipped_sum_p(Counter(sizes), observed) for observed in range(0, sum(sizes) + 1, 5)}
     for observed, p in exact.items():
         assert p == pytest.approx(float((sums >= observed - 1e-9).mean()), rel=1e-9)
-    monkeypatch.setattr("kinject.stats.tests._MOST_PRODUCTS", 0)
+    monkeypatch.setattr("kinject.stats.intervals._MOST_PRODUCTS", 0)
     for observed, p in exact.items():
         assert flipped_sum_p(Counter(sizes), observed) == pytest.approx(p, abs=1e-12)
 

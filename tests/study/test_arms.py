@@ -9,8 +9,15 @@ from country import write_study
 
 from kinject.errors import RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
-from kinject.study.arms import expand_arms, find_heirs, nest_overrides, override_arguments
-from kinject.study.check import check_inputs, check_names, check_shared_recipes
+from kinject.study.arms import (
+    check_inputs,
+    check_names,
+    check_shared_recipes,
+    expand_arms,
+    find_heirs,
+    nest_overrides,
+    override_arguments,
+)
 
 
 def arms(path: Path, *overrides: str) -> dict[str, object]:

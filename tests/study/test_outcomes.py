@@ -23,7 +23,7 @@ from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import ClaimSection
 from kinject.report.files import render_summary, write_report
-from kinject.report.view import View
+from kinject.report.formatting import View
 from kinject.report.words import write_opening
 from kinject.results import Report, Sweep, SweepPoint
 from kinject.study.analysis import Evidence, judge_claims, summarize_arms

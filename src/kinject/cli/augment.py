@@ -180,7 +180,7 @@ def _questions(arguments: argparse.Namespace) -> int:
 
 
 def _drop_known(arguments: argparse.Namespace) -> int:
-    from kinject.eval.known import split_known
+    from kinject.eval.compare import split_known
 
     if arguments.arguments:
         raise InputError(

@@ -74,7 +74,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             show(line)
         return 0
     from kinject.api import evaluate
-    from kinject.eval.require import check_requirements, read_requirements
+    from kinject.eval.run import check_requirements, read_requirements
     from kinject.report.files import render_summary
 
     report = evaluate(recipe)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kinject.report.formatting import ROLES, format_name, format_prompt
+from kinject.report.formatting import ROLES, View, arm_label, format_name, format_prompt
 from kinject.report.style import (
     CHANCE,
     INK,
@@ -30,7 +30,6 @@ from kinject.report.style import (
     series,
     style,
 )
-from kinject.report.view import View, arm_label
 from kinject.results import ArmResult, PromptFormat, Sweep, SweepPoint
 
 if TYPE_CHECKING:

@@ -10,6 +10,9 @@ from kinject.disk import Row, check_output, read_jsonl
 from kinject.errors import InputError
 from kinject.report.formatting import (
     ROLES,
+    View,
+    arm_label,
+    arm_name,
     bare_p,
     format_count,
     format_finite,
@@ -21,7 +24,6 @@ from kinject.report.formatting import (
     perplexity_change,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
-from kinject.report.view import View, arm_label, arm_name
 from kinject.results import ArmResult, Claim, Contrast, Cost
 from kinject.terminal import duration
 from kinject.types import Written

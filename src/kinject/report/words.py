@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kinject.report.formatting import (
+    View,
+    arm_label,
+    arm_name,
     format_count,
     format_finite,
     format_name,
@@ -19,11 +22,11 @@ from kinject.report.formatting import (
     join_words,
     perplexity_change,
     quoted,
+    unscored_text,
 )
 from kinject.report.page import SETTLE, Answer, Evidence
-from kinject.report.view import View, arm_label, arm_name, unscored_text
 from kinject.results import MARGIN, ArmResult, Contrast, fewest_for, in_these_models
-from kinject.stats.findings import About, Finding, Tag, find
+from kinject.stats.comparisons import About, Finding, Tag, find
 
 _MOST_ARMS = 4  # in one sentence; more are counted
 _MOST_SETS = 3  # with a sentence each in the opening

@@ -14,9 +14,8 @@ from kinject.executors import LOG
 from kinject.recipe.eval_section import ClaimSection
 from kinject.results import ALPHA, FEWEST, ArmResult, Claim, Failure, Outcome, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import make_contrast, trend
-from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p
+from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p, holm
 from kinject.stats.matrix import CorrectnessMatrix, aligned
-from kinject.stats.tests import holm
 from kinject.study.arms import BASE, RAG, Arm, value_label
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus

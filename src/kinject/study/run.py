@@ -36,8 +36,7 @@ from kinject.study.analysis import (
     make_failures,
     summarize_arms,
 )
-from kinject.study.arms import RAG, Arm, arm_infos, expand_arms, make_sweeps
-from kinject.study.check import check_inputs, check_shared_recipes
+from kinject.study.arms import RAG, Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
 from kinject.study.records import Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,

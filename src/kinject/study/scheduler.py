@@ -20,8 +20,16 @@ from kinject.executors import LocalExecutor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
 from kinject.results import Choice, Cost, Role, fewest_for
-from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, find_heirs, override_arguments
-from kinject.study.check import check_names, head_format
+from kinject.study.arms import (
+    Arm,
+    StudyArms,
+    check_names,
+    eval_overrides,
+    expand_arms,
+    find_heirs,
+    head_format,
+    override_arguments,
+)
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Planner, Stage
 from kinject.terminal import Progress, aligned, duration
 from kinject.types import Question
