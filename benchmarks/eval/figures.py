@@ -26,7 +26,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kinject.corpus.questions import read_questions
-from kinject.eval.prompts import Format, PromptRequest, pick_shots
+from kinject.eval.prompts import PromptRequest, pick_shots
 from kinject.eval.retrieval import Bm25Retriever, read_passages
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
@@ -36,7 +36,7 @@ from kinject.recipe import RetrievalSection
 from kinject.types import Question
 
 SUBJECTS = ("anatomy", "astronomy", "college_biology", "college_chemistry", "prehistory")
-WAYS: tuple[tuple[Format, int, float], ...] = (("letters", 5, 12.0), ("texts", 5, 18.0), ("texts", 0, 2.5))
+WAYS: tuple[tuple[str, int, float], ...] = (("letters", 5, 12.0), ("texts", 5, 18.0), ("texts", 0, 2.5))
 LETTERS_TEXT = (
     "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\nD. {{choices[3]}}\nAnswer:"
 )
@@ -79,7 +79,7 @@ def read_subjects(
     return subjects
 
 
-def task_config(name: str, subject: str, format: Format, test: Path, dev: Path) -> dict[str, Any]:
+def task_config(name: str, subject: str, format: str, test: Path, dev: Path) -> dict[str, Any]:
     """Return the harness's MMLU task (default or continuation) over local files."""
     letters = format == "letters"
     header = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"

@@ -47,12 +47,16 @@ def main() -> None:
     }
     print(f"{len(planted)} planted answers; precision / recall of {', '.join(GRADES)}")
     for name, judge in judges.items():
-        accuracy = judge_accuracy(name, Counter((answer.kind, answer.grade, judge(answer)) for answer in planted))
+        accuracy = judge_accuracy(name, Counter((answer.grade, judge(answer)) for answer in planted))
         grades = ", ".join(
             f"{accuracy.precision[grade] or 0:.2f} / {accuracy.recall[grade] or 0:.2f}" for grade in accuracy.recall
         )
         print(f"{name}: {grades}; {'refused' if accuracy_faults(accuracy) else 'accepted'}")
-        print("   graded right: " + ", ".join(f"{kind.kind} {kind.right}/{kind.planted}" for kind in accuracy.kinds))
+        right = Counter(answer.kind for answer in planted if judge(answer) == answer.grade)
+        print(
+            "   graded right: "
+            + ", ".join(f"{kind} {right[kind]}/{n}" for kind, n in Counter(a.kind for a in planted).items())
+        )
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ class Choice:
     """A hyperparameter chosen on validation questions before any test question was read.
 
     `key` is the recipe key, or ``k``. `candidates` are (value, accuracy on validation questions, their number); `at_edge`:
-    the best lies at an end of the grid. `inherited_by` names the other arms that took the value over.
+    the best lies at an end of the grid.
     """
 
     model: str
@@ -304,7 +304,6 @@ class Choice:
     candidates: tuple[tuple[Any, float, int], ...]
     chosen: Any
     at_edge: bool
-    inherited_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

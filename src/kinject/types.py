@@ -257,30 +257,17 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class PlantedKind:
-    """How many planted answers of one `kind`, whose true grade is `grade`, a judge was given, and graded `right`."""
-
-    kind: str
-    grade: str
-    planted: int
-    right: int
-
-
-@dataclass(frozen=True, slots=True)
 class JudgeResult:
     """The accuracy of the judge `model` of written answers, on planted answers whose grade is known.
 
-    `precision` (as if every grade were as frequent) and `recall` are by grade; None: it never gave that grade.
+    `precision` (as if every grade were as frequent), `recall` and the number of answers `planted` are by grade; None: it never
+    gave that grade.
     """
 
     model: str
     precision: Mapping[str, float | None]
     recall: Mapping[str, float | None]
-    kinds: tuple[PlantedKind, ...]
-
-    def planted(self, grade: str) -> int:
-        """Return the number of planted answers of a grade."""
-        return sum(kind.planted for kind in self.kinds if kind.grade == grade)
+    planted: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def test_a_good_judge_is_accepted_and_others_are_refused(
     expected = r"precision of 'correct' 0\.33, precision of 'wrong' 0\.00, recall of 'wrong' 0\.00.* grades nothing"
     with pytest.raises(InputError, match=expected):
         measure(lambda *_: "CORRECT")
-    fooled = r"recall of 'wrong' 0\.\d\d.*addresses the judge \d+/\d+"
+    fooled = r"recall of 'wrong' 0\.\d\d"
     with pytest.raises(InputError, match=fooled):
         measure(
             lambda question, accepted, text: "CORRECT" if "CORRECT" in text or "as correct" in text
@@ -280,8 +280,7 @@ def test_grades_are_a_score_and_are_asked_once(
     report = evaluate(recipe)
     assert [body for body in endpoint.bodies[n_asked:] if "Farrow born" not in str(body)] == []
     assert report.judge == read_report(folder / "report.json").judge
-    assert {kind.grade for kind in report.judge.kinds} == set(GRADES)
-    assert all(kind.right == kind.planted for kind in report.judge.kinds)
+    assert report.judge.planted.keys() == set(GRADES)
     assert "The judge, judge (measured on planted answers" in render_summary(report)
     write_report(folder, report)
     assert "The judge, judge" in (folder / "report.html").read_text("utf-8")

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from typing import get_args
-
-from kinject.eval.prompts import FORMATS, PromptRequest, pick_shots, render_prompt, scored_texts
-from kinject.recipe.eval_section import QuestionFormat
-from kinject.report import formatting
+from kinject.eval.prompts import PromptRequest, pick_shots, render_prompt, scored_texts
+from kinject.recipe.eval_section import FORMATS
 from kinject.types import Question
 
 ASKED = Question("q1", "Which bone is longest? ", ("Rib", "Femur", "Ulna"), 1, subject="high_school_anatomy")
@@ -54,11 +51,6 @@ def test_shots_come_in_order_without_the_question_itself():
 def test_lengths_are_of_what_the_continuation_says():
     assert scored_texts(ASKED, "letters") == ("A", "B", "C")
     assert scored_texts(ASKED, "texts") == ("Rib", "Femur", "Ulna")
-
-
-def test_recipe_table_and_report_know_the_same_formats():
-    assert FORMATS.keys() == {*get_args(QuestionFormat)}
-    assert formatting._FORMATS.keys() == FORMATS.keys()
 
 
 def test_each_format_shows_what_its_entry_says():

@@ -33,7 +33,9 @@ PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumera
 
 
 def dense(passages, embedder, folder, **settings):
-    section = RetrievalSection(kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"), **settings)
+    section = RetrievalSection(
+        documents=(), kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"), **settings
+    )
     return DenseRetriever(passages, section)
 
 
@@ -231,7 +233,9 @@ class LetterEmbedder:
 def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
     (tmp_path / "embedder").mkdir()
     monkeypatch.setattr("kinject.eval.retrieval.load_embedder", lambda *_: LetterEmbedder())
-    section = RetrievalSection(kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache"))
+    section = RetrievalSection(
+        documents=(), kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache")
+    )
     for _ in range(2):  # embedded, then read from the cache
         retriever = make_retriever(section, PASSAGES)
         assert [ranking[0] for ranking in retriever.rank(TEXTS, 3)] == [0, 1, 2, 3]

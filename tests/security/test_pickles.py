@@ -201,7 +201,7 @@ class TestEmbedder:
         return tmp_path / "embedder"
 
     def retriever(self, embedder: Path, folder: Path) -> DenseRetriever:
-        section = RetrievalSection(kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"))
+        section = RetrievalSection(documents=(), kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"))
         return DenseRetriever(self.PASSAGES, section)
 
     def test_weights_that_are_pickles_are_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:

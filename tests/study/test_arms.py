@@ -14,7 +14,6 @@ from kinject.study.arms import (
     check_names,
     check_shared_recipes,
     expand_arms,
-    find_heirs,
     nest_overrides,
     override_arguments,
 )
@@ -57,24 +56,6 @@ def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_betwe
     by_name = {arm.name: arm for arm in expand_arms(read_recipe(path, (), "study"), {("tiny", "rate"): 1e-3}).arms}
     assert by_name["ft"].train_overrides == {"trainer.learning_rate": 1e-3, "trainer.max_steps": 3}
     assert by_name["own"].train_overrides == {"trainer.learning_rate": 7.0, "trainer.max_steps": 3}
-
-
-def test_who_took_a_tuned_value_over_is_known(tmp_path, tiny_model):
-    """Not the arm that was tuned, not one with a value of its own, not a sweep over the key; points of other sweeps do."""
-    path = write_study(
-        tmp_path, tiny_model,
-        arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 0.5}}, "heir": {"corpus": "random"}},
-        tune={"rate": {"key": "trainer.learning_rate", "values": [0.1, 0.2], "arm": "ft", "question_sets": "new"}},
-        sweeps={
-            "rates": {"key": "trainer.learning_rate", "values": [0.3], "arm": "heir"},
-            "steps": {"key": "trainer.max_steps", "values": [1, 5], "arm": "ft"},
-            "own steps": {"key": "trainer.max_steps", "values": [7], "arm": "own"},
-        },
-        validation={"new": 0.5},
-    )  # fmt: skip
-    recipe = read_recipe(path, (), "study")
-    arms = expand_arms(recipe, {("tiny", "rate"): 0.2}).arms
-    assert find_heirs(recipe.study, "rate", arms) == ("heir", "ft, max_steps 1", "ft, max_steps 5")
 
 
 def test_dotted_keys_become_one_mapping_with_the_later_ones_on_top():

@@ -239,7 +239,7 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     assert labels.count("planted answers") == 1
     assert result.judge.model == "a-judge"
     assert set(result.judge.recall.values()) == {1.0}
-    assert sum(kind.planted for kind in result.judge.kinds) == len(grade_of)
+    assert sum(result.judge.planted.values()) == len(grade_of)
     assert "The judge, a-judge" in page.read_text("utf-8")
     assert {item.score for item in result.results} == {"judge"}
     spent = {cost.stage: 0.0 for cost in result.costs}
@@ -285,7 +285,6 @@ def test_a_claim_may_name_a_point_of_a_sweep_and_a_study_other_questions(tmp_pat
     ("changes", "message"),
     [
         ({"test": "near_chance"}, r"near_chance: the answers are written"),
-        ({"outcome": "answered", "question_set": "new"}, r"no question of 'new' can be answered"),
     ],
 )
 def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model, changes, message) -> None:

@@ -16,7 +16,6 @@ from in_process import InProcess
 
 from kinject.augment.questions import make_questions
 from kinject.disk import write_jsonl
-from kinject.errors import DiskError
 from kinject.models import new_model, train_tokenizer
 from kinject.recipe import read_recipe
 from kinject.recipe.yaml_lines import read_yaml
@@ -25,7 +24,6 @@ from kinject.sandbox.build import create_documents
 from kinject.sandbox.people import create_country
 from kinject.sandbox.questions import create_questions
 from kinject.study.run import run_study
-from kinject.study.scheduler import find_awaited, open_study
 from kinject.types import Question
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -172,25 +170,3 @@ def test_the_variant_for_small_gpus_trains_adapters_on_4_bits_and_scores_in_them
     assert small.study.overrides["augment.documents"] == plain.study.overrides["augment.documents"]
     for key, choice in plain.study.tune.items():
         assert min(small.study.tune[key].values) >= 10 * min(choice.values)  # an adapter has a rate of its own
-
-
-def test_a_plan_tells_which_questions_a_shipped_recipe_has_still_to_write(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("recipes", "data"):
-        shutil.copytree(root / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    recipe = read_recipe("recipes/studies/paper-current-events.yaml", verb="study")
-    awaited = find_awaited(recipe)
-    folder = "runs/current-events-questions"
-    assert awaited == {
-        f"{folder}/{name}.jsonl": "recipes/studies/paper/questions.yaml" for name in ("test", "validation")
-    }
-    assert [question_set.name for question_set in open_study(recipe, awaited).question_sets] == [
-        "current events",
-        "general",
-    ]
-    with pytest.raises(DiskError, match=r"validation\.jsonl: cannot be read"):
-        open_study(recipe)
-    (tmp_path / "data/mmlu/test/miscellaneous_test.csv").unlink()  # nobody writes this one
-    assert find_awaited(recipe) == awaited

@@ -148,7 +148,6 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
     assert rate.chosen == best[0]
-    assert rate.inherited_by == ("rep", "half")
     assert manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"]["learning_rate"] == rate.chosen
     chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
     for score in result.results:

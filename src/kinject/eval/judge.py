@@ -27,7 +27,7 @@ from kinject.llm.sender import Sender, open_sender, run_event_loop, run_workers
 from kinject.recipe import EvalRecipe, GeneratorSection
 from kinject.recipe.eval_section import EvalSection
 from kinject.terminal import Progress
-from kinject.types import Answer, JudgeResult, PlantedKind, Question
+from kinject.types import Answer, JudgeResult, Question
 
 MIN_ACCURACY: Final = 0.9
 """A judge of which a precision or a recall on planted answers is below this grades nothing."""
@@ -153,20 +153,13 @@ def _near_number(accepted: Sequence[str], rng: Random) -> str:
     return "" if matches(text, accepted) else text
 
 
-def judge_accuracy(model: str, counts: Mapping[tuple[str, str, str], int]) -> JudgeResult:
-    """Return the accuracy of a judge from its grades: (kind, grade, its grade, "" for none) -> number of planted answers."""
-    total = Counter[tuple[str, str]]()
-    for (_, truth, verdict), number in counts.items():
-        total[truth, verdict] += number
-    confusion, kinds = Confusion(total), dict.fromkeys((kind, truth) for kind, truth, _ in counts)
-    grades = [grade for grade in GRADES if any(truth == grade for _, truth in kinds)]
-    planted = (
-        PlantedKind(*kind, sum(n for key, n in counts.items() if key[:2] == kind), counts.get((*kind, kind[1]), 0))
-        for kind in kinds
-    )
+def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeResult:
+    """Return the accuracy of a judge from its grades: (grade, its grade, "" for none) -> number of planted answers."""
+    confusion, grades = Confusion(counts), [grade for grade in GRADES if any(truth == grade for truth, _ in counts)]
     precision: dict[str, float | None] = {grade: confusion.precision(grade) for grade in grades}
     recall: dict[str, float | None] = {grade: confusion.recall(grade) for grade in grades}
-    return JudgeResult(model, precision, recall, tuple(planted))
+    planted = {grade: sum(n for (truth, _), n in counts.items() if truth == grade) for grade in grades}
+    return JudgeResult(model, precision, recall, planted)
 
 
 def accuracy_faults(accuracy: JudgeResult) -> list[str]:
@@ -187,7 +180,7 @@ class AnswerJudge:
     judge: GeneratorSection
     run_dir: Path
     seed: int
-    accuracy: JudgeResult = field(default_factory=lambda: JudgeResult("", {}, {}, ()))
+    accuracy: JudgeResult = field(default_factory=lambda: JudgeResult("", {}, {}, {}))
     n_missing: int = 0
     traffic: dict[str, Any] = field(default_factory=dict)
 
@@ -201,20 +194,13 @@ class AnswerJudge:
             )
         grades = self._request_grades([_written(answer) for answer in planted], "planted answers")
         verdicts = (grades.get(_written(answer)) or "" for answer in planted)
-        counts = Counter[tuple[str, str, str]](
-            (answer.kind, answer.grade, verdict) for answer, verdict in zip(planted, verdicts, strict=True)
-        )
+        counts = Counter[tuple[str, str]](zip((answer.grade for answer in planted), verdicts, strict=True))
         self.accuracy = judge_accuracy(str(self.judge.model), counts)
         faults = accuracy_faults(self.accuracy)
         if faults:
-            kinds = ", ".join(
-                f"{kind.kind} {kind.right}/{kind.planted}"
-                for kind in self.accuracy.kinds
-                if kind.right < MIN_ACCURACY * kind.planted
-            )
             raise InputError(
-                f"eval.judge: on {len(planted)} planted answers its {', '.join(faults)}, below {MIN_ACCURACY} (graded right: "
-                f"{kinds}). It grades nothing. Take a stronger model as the judge, or eval.scores without judge."
+                f"eval.judge: on {len(planted)} planted answers its {', '.join(faults)}, below {MIN_ACCURACY}. It "
+                f"grades nothing. Take a stronger model as the judge, or eval.scores without judge."
             )
         return self.accuracy
 
@@ -327,7 +313,7 @@ def write_accuracy(folder: Path, accuracy: JudgeResult) -> None:
 def read_accuracy(folder: Path) -> JudgeResult:
     """Return the accuracy of a judge that was measured in `folder`. Raises `DiskError` if it is not there or damaged."""
     values = read_json(folder / _ACCURACY, f"Delete {folder} to measure the judge again.")
-    return JudgeResult(**{**values, "kinds": tuple(PlantedKind(**kind) for kind in values["kinds"])})
+    return JudgeResult(**values)
 
 
 def _written(planted: PlantedAnswer) -> Written:

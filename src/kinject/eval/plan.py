@@ -11,13 +11,11 @@ from kinject.corpus.questions import Layout, read_questions
 from kinject.corpus.templates import read_template
 from kinject.errors import InputError
 from kinject.eval.prompts import (
-    FORMATS,
     GENERATED,
     MOST_LETTERS,
     OPEN,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
-    Format,
     Generation,
     PromptRequest,
     pick_shots,
@@ -27,7 +25,7 @@ from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
-from kinject.recipe.eval_section import EvalSection, QuestionSetSection
+from kinject.recipe.eval_section import FORMATS, EvalSection, QuestionSetSection
 from kinject.results import Role
 from kinject.types import Passage, Question
 
@@ -37,7 +35,7 @@ class EvalArm:
     """A model with one format, one number of few-shot examples and one number `k` of retrieved passages."""
 
     model: str
-    format: Format
+    format: str
     shots: int
     k: int
 

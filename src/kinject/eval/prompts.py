@@ -10,42 +10,15 @@ from typing import Any
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import with_passages
 from kinject.corpus.templates import question_variables, render_question
-from kinject.recipe.eval_section import QuestionFormat
+from kinject.recipe.eval_section import FORMATS
 from kinject.types import Question
 
-Format = QuestionFormat
 MOST_LETTERS = len(ascii_uppercase)
 _CLOSING = 32  # tokens that close thinking, at most
 _ASKS_FOR_LETTER = "Answer with the letter of the correct option."
 NO_ANSWER = "unknown"
 """The answer that an example shows whose question has none."""
 
-
-@dataclass(frozen=True, slots=True)
-class FormatTraits:
-    """The parts of a prompt in one format, and whether its answers are letters or the choices' texts.
-
-    `rotates`: the question is asked once for each rotation of its options. `generates`: the model writes its answer.
-    """
-
-    shows_question: bool = True
-    shows_options: bool = False
-    letters: bool = False
-    rotates: bool = False
-    generates: bool = False
-
-
-FORMATS: Mapping[Format, FormatTraits] = {
-    "letters": FormatTraits(shows_options=True, letters=True),
-    "texts": FormatTraits(),
-    "hybrid": FormatTraits(shows_options=True),
-    "rotations": FormatTraits(shows_options=True, letters=True, rotates=True),
-    "letters-no-question": FormatTraits(shows_question=False, shows_options=True, letters=True),
-    "texts-no-question": FormatTraits(shows_question=False),
-    "letters-written": FormatTraits(shows_options=True, letters=True, generates=True),
-    "generate": FormatTraits(generates=True),
-}
-"""Every question format; `QuestionFormat` in `kinject.recipe.sections` names those that a recipe can ask for."""
 
 WITHOUT_QUESTION = frozenset(name for name, traits in FORMATS.items() if not traits.shows_question)
 SHOWS_OPTIONS = frozenset(name for name, traits in FORMATS.items() if traits.shows_options)
@@ -92,7 +65,7 @@ class PromptRequest:
     """
 
     question: Question
-    format: Format
+    format: str
     shots: tuple[Question, ...] = ()
     passages: tuple[str, ...] = ()
     rotation: int = 0
@@ -174,7 +147,7 @@ def scored_texts(question: Question, format: str) -> tuple[str, ...]:
     """Return the text of each continuation without its leading space: letters, choices, or the first accepted text."""
     if format in OPEN:
         return question.accepted[:1] or (NO_ANSWER,)
-    lettered = FORMATS[format].letters  # type: ignore[index]
+    lettered = FORMATS[format].letters
     return tuple(ascii_uppercase[: len(question.choices)]) if lettered else question.choices
 
 
@@ -197,7 +170,7 @@ def _gold(question: Question, format: str) -> int:
     return 0 if format in OPEN else question.answer
 
 
-def _unanswered(question: Question, format: Format) -> str:
+def _unanswered(question: Question, format: str) -> str:
     traits = FORMATS[format]
     if not traits.shows_options:
         return question_prompt(question.question) if traits.shows_question else "Answer:"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
 
@@ -162,10 +162,38 @@ class EndpointModelSection(PromptedSection):
         )  # fmt: skip
 
 
-QuestionFormat = Literal[
-    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "letters-written", "generate"
-]
-"""How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
+@dataclass(frozen=True, slots=True)
+class FormatTraits:
+    """The parts of a prompt in one format, and whether its answers are letters or the choices' texts; `label` for reports.
+
+    `rotates`: the question is asked once for each rotation of its options. `generates`: the model writes its answer.
+    """
+
+    label: str
+    shows_question: bool = True
+    shows_options: bool = False
+    letters: bool = False
+    rotates: bool = False
+    generates: bool = False
+
+
+FORMATS: Mapping[str, FormatTraits] = {
+    "letters": FormatTraits("letters", shows_options=True, letters=True),
+    "texts": FormatTraits("option texts"),
+    "hybrid": FormatTraits("option texts with the options shown", shows_options=True),
+    "rotations": FormatTraits("letters, options rotated", shows_options=True, letters=True, rotates=True),
+    "letters-no-question": FormatTraits(
+        "letters without the question", shows_question=False, shows_options=True, letters=True
+    ),
+    "texts-no-question": FormatTraits("option texts without the question", shows_question=False),
+    "letters-written": FormatTraits("letters, written", shows_options=True, letters=True, generates=True),
+    "generate": FormatTraits("written answers", generates=True),
+}
+"""How a question is asked: every format that a recipe can name."""
+if TYPE_CHECKING:
+    QuestionFormat = str
+else:
+    QuestionFormat = Literal[tuple(FORMATS)]
 
 
 @dataclass(frozen=True)

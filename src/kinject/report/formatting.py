@@ -9,9 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kinject.results import Perplexity, PromptFormat
-
-
+    from kinject.recipe.eval_section import FORMATS
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,12 +20,6 @@ _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u
 ROLES = {"learning": "to be learned", "retention": "to be kept", "unanswerable": "without an answer"}
 """Role of a question set -> its words on the page."""
 
-_FORMATS = {
-    "texts": "option texts", "letters": "letters", "hybrid": "option texts with the options shown",
-    "rotations": "letters, options rotated", "letters-no-question": "letters without the question",
-    "texts-no-question": "option texts without the question",
-    "letters-written": "letters, written", "generate": "written answers",
-}  # fmt: skip
 _SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token",
            "match": "by match", "exact": "by exact match", "contains": "by containment",
            "judge": "by the judge"}  # fmt: skip
@@ -107,15 +99,10 @@ def bare_p(p: float) -> str:
     return format_p(p).removeprefix("p ").removeprefix("= ")
 
 
-def format_text(text: str) -> str:
-    """Return `text` with its line breaks, each line formatted by `format_name`."""
-    return "\n".join(format_name(line) for line in text.strip().splitlines())
-
-
 def format_prompt(form: PromptFormat) -> str:
     """Return a prompt format in words: ``option texts per byte, 5 shots``."""
     scored = f" {_SCORES.get(form.score, form.score)}" if form.score != "sum" else ""
-    name = _FORMATS.get(form.format, format_name(form.format))
+    name = FORMATS[form.format].label if form.format in FORMATS else format_name(form.format)
     return f"{name}{scored}, {format_count(form.shots, 'shot')}"
 
 

@@ -329,7 +329,7 @@ def small_tables(view: View) -> Iterator[TableBlock]:
     judge = view.report.judge
     if judge is not None:
         rates = tuple(
-            line(grade, f"{judge.planted(grade):,}", *(_rate(of[grade]) for of in (judge.precision, judge.recall)))
+            line(grade, f"{judge.planted[grade]:,}", *(_rate(of[grade]) for of in (judge.precision, judge.recall)))
             for grade in judge.recall
         )
         about = "measured on planted answers before it graded others"

@@ -441,9 +441,8 @@ def limitations(view: View) -> Iterator[str]:
         arm = format_name(choice.arm)
         if choice.at_edge:
             yield f"{setting} for {arm} was chosen at an end of its grid: a better value may lie beyond, so widen it."
-        if choice.inherited_by:
-            heirs = [format_name(name) for name in choice.inherited_by]
-            yield f"{setting} was tuned for {arm} and taken over by {_listed(heirs)}: a difference may be one of tuning."
+        if choice.key != "k":
+            yield f"{setting} was tuned for {arm}: where other arms take it over, a difference may be one of tuning."
 
 
 def _listed(words: list[str]) -> str:

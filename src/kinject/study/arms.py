@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from kinject.corpus.questions import read_questions
-from kinject.disk import is_file
 from kinject.errors import Problem, RecipeError
-from kinject.eval.plan import layout_of
 from kinject.eval.prompts import GENERATED, OPEN, WITHOUT_QUESTION
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath
@@ -185,19 +182,6 @@ def _with_value(arm: Arm, key: str, value: Any, sweep: str) -> Arm:
     return replace(arm, name=name, overrides={**arm.overrides, key: value}, sweep=sweep)
 
 
-def find_heirs(section: StudySection, tuning: str, arms: Sequence[Arm]) -> tuple[str, ...]:
-    """Return the names of those of `arms` that take the value over that `tuning` finds with another arm."""
-    item, heirs = (section.tune or {})[tuning], []
-    for arm in arms:
-        sweep = (section.sweeps or {}).get(arm.sweep)
-        parent = arm.name if sweep is None else sweep.arm
-        sets_key = parent in section.arms and item.key in (section.arms[parent].overrides or {})
-        varied = sweep is not None and sweep.key == item.key
-        if arm.trained and arm.name != item.arm and not sets_key and not varied and parent in (item.arms or (parent,)):
-            heirs.append(arm.name)
-    return tuple(dict.fromkeys(heirs))
-
-
 def base_models(section: StudySection) -> dict[str, StudyModelSection]:
     """Return the base models by name."""
     return {
@@ -351,7 +335,7 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
             writes=frozenset(name for name, format in decides.items() if format in GENERATED),
             writes_words=frozenset(name for name, format in decides.items() if format in OPEN),
         )
-        problems += [*find_problems("study", recipe, shared_eval), *_impossible_outcomes(recipe, evaluation)]
+        problems += find_problems("study", recipe, shared_eval)
     recipe.raise_any(problems)
 
 
@@ -359,19 +343,3 @@ def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
     """Return the format and number of shots that decide choices and claims on a set: the first of each in the eval recipe."""
     asked = evaluation.sets()[question_set].formats or evaluation.formats
     return next((format for format in asked if format not in WITHOUT_QUESTION), asked[0]), evaluation.shots[0]
-
-
-def _impossible_outcomes(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Problem]:
-    """Yield a problem for each claim whose outcome no question of its set can have: abstained or answered."""
-    for name, claim in (recipe.study.claims or {}).items():
-        if claim.question_set not in evaluation.questions or claim.outcome not in ("abstained", "answered"):
-            continue
-        item = evaluation.sets()[claim.question_set]
-        if is_file(item.path):
-            questions = read_questions(Path(item.path), layout_of(item.layout, item.formats or evaluation.formats))
-            if {question.is_answerable for question in questions} == {claim.outcome == "answered"}:
-                message = (
-                    f"no question of {claim.question_set!r} can be {claim.outcome}: a question with an answer can be "
-                    "abstained from, one whose answers are [] can be answered. Take another outcome or set."
-                )
-                yield Problem(("study", "claims", name, "outcome"), message)

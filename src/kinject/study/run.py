@@ -43,7 +43,6 @@ from kinject.study.scheduler import (
     StartExecutor,
     Study,
     family_warnings,
-    find_awaited,
     make_costs,
     open_study,
     render_stages,
@@ -236,7 +235,6 @@ def _tune(study: Study) -> None:
             raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
     if study.tuned:
         study.expanded = expand_arms(study.recipe, study.tuned)
-        study.add_heirs()
 
 
 def _plan_arms(study: Study) -> None:
@@ -423,8 +421,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     Nothing is run; only the files of split questions are written. Time is estimated from finished stages of the same
     kind, money as `kinject augment --dry-run` does. Raises as `run_study` does for faults in recipes.
     """
-    awaited = find_awaited(recipe)
-    study = open_study(recipe, awaited)
+    study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)
     setup = [stage for stages in study.planner.setup_stages() for stage in stages]
     study.run_stages(setup, "")
@@ -439,6 +436,5 @@ def render_plan(recipe: StudyRecipe) -> str:
         lines.append(
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
-    lines += [f"{path}: not there yet; kinject questions {maker} writes it first" for path, maker in awaited.items()]
     lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)

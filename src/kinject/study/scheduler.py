@@ -18,7 +18,6 @@ from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.executors import LocalExecutor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
-from kinject.recipe.shipped import read_shipped
 from kinject.results import Choice, Cost, Role, fewest_for
 from kinject.study.arms import (
     Arm,
@@ -26,7 +25,6 @@ from kinject.study.arms import (
     check_names,
     eval_overrides,
     expand_arms,
-    find_heirs,
     head_format,
     override_arguments,
 )
@@ -207,22 +205,13 @@ class Study:
             for stage in stages if delete else ():
                 self.status.delete_model(stage)
 
-    def add_heirs(self) -> None:
-        """Add to each tuned choice the arms that take it over."""
-        tuned = [grid for grid in self.expanded.grids if grid in self.tuned]
-        for i, ((model, name), choice) in enumerate(zip(tuned, self.choices, strict=True)):
-            arms = [arm for arm in self.arms if arm.model == model]
-            self.choices[i] = replace(choice, inherited_by=find_heirs(self.recipe.study, name, arms))
-
     def fresh_copy(self, start_executor: StartExecutor) -> Study:
         """Return the same study with nothing planned or tuned yet, to be run by an executor."""
         return Study(self.recipe, self.eval_recipe, self.question_sets, self.expanded, start_executor)
 
 
-def open_study(recipe: StudyRecipe, awaited: Mapping[str, str] | None = None) -> Study:
+def open_study(recipe: StudyRecipe) -> Study:
     """Check the names in `recipe`, split its question sets and return the study, without an executor.
-
-    The files in `awaited` are not there yet (`find_awaited`): they are not read.
 
     Raises `RecipeError` with every fault, `InputError` for questions that cannot be split.
     """
@@ -230,32 +219,11 @@ def open_study(recipe: StudyRecipe, awaited: Mapping[str, str] | None = None) ->
     section = recipe.study
     overrides = override_arguments(eval_overrides(section))
     evaluation = read_recipe(Path(section.eval), overrides, "eval", check_inputs=False)
-    question_sets = _split_questions(
-        evaluation.eval, section.validation or {}, recipe.run_dir / "questions", awaited or {}
-    )
+    question_sets = _split_questions(evaluation.eval, section.validation or {}, recipe.run_dir / "questions")
     return Study(recipe, evaluation, question_sets, expand_arms(recipe))
 
 
-def find_awaited(recipe: StudyRecipe) -> dict[str, str]:
-    """Return the files of questions that are not there, and that a shipped recipe writes: path -> that recipe's path."""
-    section = recipe.study
-    evaluation = read_recipe(
-        Path(section.eval), override_arguments(eval_overrides(section)), "eval", check_inputs=False
-    ).eval
-    items = [item for item in evaluation.questions.values() if not isinstance(item, str)]
-    paths = [path for item in items for path in (item.path, item.validation) if path and not Path(path).exists()]
-    if not paths:
-        return {}
-    makers = {
-        str(shipped.values["run_dir"]): str(shipped.path)
-        for shipped in read_shipped().values() if shipped.verb == "questions" and "run_dir" in shipped.values
-    }  # fmt: skip
-    return {path: makers[str(Path(path).parent)] for path in paths if str(Path(path).parent) in makers}
-
-
-def _split_questions(
-    section: EvalSection, fractions: Mapping[str, float], folder: Path, awaited: Mapping[str, str]
-) -> list[SplitQuestions]:
+def _split_questions(section: EvalSection, fractions: Mapping[str, float], folder: Path) -> list[SplitQuestions]:
     """Return the sets of `section` with their test and validation questions, in files in `folder` where they are split.
 
     A document is for choosing in all sets or in none: one whose id falls below the fraction of a set that has questions on
@@ -266,23 +234,16 @@ def _split_questions(
         name: replace(item, layout=layout_of(item.layout, item.formats or section.formats))
         for name, item in section.sets().items()
     }
-    files = {
-        name: item for name, item in items.items()
-        if not {item.path, item.validation} & awaited.keys()
-    }  # fmt: skip
     choosing = {
         document
-        for name, item in files.items() if name in fractions
+        for name, item in items.items() if name in fractions
         for document in map(_document, _read(item, item.path)) if _fraction(document) < fractions[name]
     } | {
         document
-        for name, item in files.items() if name not in fractions and item.validation
+        for name, item in items.items() if name not in fractions and item.validation
         for document in map(_document, _read(item, item.validation))
     }  # fmt: skip
-    return [
-        _split_set(name, item, fractions.get(name), choosing if name in files else set(), folder)
-        for name, item in items.items()
-    ]
+    return [_split_set(name, item, fractions.get(name), choosing, folder) for name, item in items.items()]
 
 
 def _split_set(

@@ -75,7 +75,7 @@ def test_a_row_that_is_no_answer_is_refused(tmp_path):
     journal = Journal(path)
     journal.append({"question_id": "q1"})
     journal.close()
-    with pytest.raises(InputError, match=r"answers\.jsonl: row 1: no key\."):
+    with pytest.raises(InputError, match=r"answers\.jsonl: row 1: question_set: Field required"):
         AnswerStore(path)
 
 

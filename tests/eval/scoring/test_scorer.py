@@ -286,19 +286,6 @@ def fail_above(monkeypatch, n_tokens: int, message: str = "can't allocate memory
     return sizes
 
 
-def test_out_of_memory_halves_the_budget_and_goes_on(monkeypatch, score_naively):
-    model, prompts = make_model("llama"), make_prompts()
-    scorer = Scorer(model, 100_000)
-    assert scorer.uses_tree
-    sizes = fail_above(monkeypatch, 150)
-    scores = score(scorer, prompts)
-    monkeypatch.undo()
-    assert max(sizes) <= 150
-    assert scorer.batch_tokens <= 150
-    assert any("out of memory" in note for note in scorer.notes)
-    np.testing.assert_allclose(scores, score_naively(model, prompts), rtol=0, atol=1e-4)
-
-
 def test_a_sequence_that_alone_is_too_long_is_told(monkeypatch):
     scorer = Scorer(make_model("llama"), 512)
     assert scorer.uses_tree

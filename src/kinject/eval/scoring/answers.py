@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,6 +51,7 @@ GRADES_FILE = "grades.jsonl"
 _Identity = tuple[str, str, str, int, int, int, str]
 _WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
+_STORED = frozenset(item.name for item in fields(Answer)) - {"correct", "grade"}
 _FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct", "grade"))
 
 
@@ -190,54 +192,31 @@ def _identity(answer: Answer) -> _Identity:
     return answer.question_set, answer.arm, answer.format, answer.shots, answer.k, answer.rotation, answer.question_id
 
 
+@cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Answer)
+
+
 def _parse_answer(row: Row, location: str) -> Answer:
-    missing = next((name for name in ("key", *_FIELDS) if name not in row), None)
-    if missing:
-        raise InputError(f"{location}: no {missing}. It is not an answer of kinject; choose another run folder.")
-    names = (*_FIELDS, *(name for name in _WRITTEN if row.get(name) is not None))
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value := row[name], list) else value for name in names}
-    for name, value in values.items():
-        if not _CHECKS[name](value):
-            raise InputError(
-                f"{location}: {name}: found {row[name]!r:.60}, which kinject does not write. Remove the row."
-            )
-    values["log_probs"] = tuple(math.nan if value is None else float(value) for value in row["log_probs"])
-    n_choices = len(values.get("choices") or values["log_probs"])
-    if not 0 <= values["gold"] < max(1, n_choices):
-        raise InputError(f"{location}: gold is {values['gold']} of {n_choices} choices. Remove the row.")
-    if not isinstance(row["key"], str):
-        raise InputError(f"{location}: key: found {row['key']!r:.60}, expected a text. Remove the row.")
-    return Answer(**values)
+    from pydantic import ValidationError
 
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_log_prob(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST)
-
-
-def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda values: isinstance(values, tuple) and all(map(check, values))
-
-
-_LARGEST = 1e300
-_CHECKS: Mapping[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("question_id", "question_set", "arm", "format", "subject", "document_id", "text"), _is_text),
-    **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation", "n_thinking"), _is_count),
-    **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
-    **dict.fromkeys(("context_ids", "accepted", "choices"), _all(_is_text)),
-    "checks": lambda value: isinstance(value, dict),
-    "thinking_cut": lambda value: isinstance(value, bool),
-    "log_probs": _all(_is_log_prob),
-    "greedy": _all(lambda value: isinstance(value, bool)),
-}
-"""Field of an answer -> a check of a value read from a file."""
+    log_probs = row.get("log_probs")
+    if isinstance(log_probs, list):
+        row = {**row, "log_probs": [math.nan if value is None else value for value in log_probs]}
+    try:
+        answer: Answer = _adapter().validate_python({name: row[name] for name in row if name in _STORED})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(
+            f"{location}: {first['loc'][0]}: {first['msg']}. kinject writes no such row: remove it."
+        ) from None
+    n_choices = len(answer.choices or answer.log_probs)
+    if not 0 <= answer.gold < max(1, n_choices) or not isinstance(row.get("key"), str):
+        fault = f"found key {row.get('key')!r:.60}, gold {answer.gold} of {n_choices} choices"
+        raise InputError(f"{location}: {fault}. kinject writes no such row: remove it.")
+    return answer
 
 
 def finite_or_none(values: Sequence[float]) -> list[float | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _MOST_LOGITS = 2**27  # elements of one logits tensor: 512 MB in float32
-_LEAST_BATCH = 64
 _HEAD_ROWS = 128  # positions collected for one pass of the head: fewer cost nearly as much
 _REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
@@ -75,7 +75,7 @@ class Scorer:
 
         Prompts in `done` stay in the tree and its batches, but batches of nothing else are skipped. So an interrupted
         run that resumes gets the same last digit. Log-probs are natural logarithms, summed over the continuation's
-        tokens; NaN for an empty continuation. Raises `InputError` if one sequence alone does not fit into memory.
+        tokens; NaN for an empty continuation. Raises `InputError` if a pass does not fit into memory.
         """
         leaves, owners = _make_leaves(prompts)
         sums = [np.zeros(len(prompt.continuations)) for prompt in prompts]
@@ -147,7 +147,7 @@ class Scorer:
         parts: list[tuple[list[Row], HiddenStates]] = []
         while batches:
             current, rows = batches.popleft()
-            parts.extend(self._read_batch(tree, rows, self._prefix_of(current), use_tree=use_tree))
+            parts.append((rows, self._read_batch(rows, self._prefix_of(current), use_tree=use_tree)))
         yield from self._apply_head(parts)
 
     def _prefix_of(self, current: _PendingNode) -> Prefix:
@@ -159,20 +159,10 @@ class Scorer:
         return current.prefix
 
     def _apply_head(self, parts: Sequence[tuple[list[Row], HiddenStates]]) -> Iterator[tuple[list[Row], TokenScores]]:
-        """Yield the scores of rows that went through the layers; if out of memory, in halves."""
-        if not parts:
-            return
-        try:
-            scores = self.forward.scores([states for _, states in parts])
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if len(parts) == 1:
-                raise InputError(_too_long(len(parts[0][1].states))) from error
-            middle = len(parts) // 2
-            yield from self._apply_head(parts[:middle])
-            yield from self._apply_head(parts[middle:])
-        else:
+        """Yield the scores of rows that went through the layers."""
+        if parts:
+            with self._memory(sum(len(states.states) for _, states in parts)):
+                scores = self.forward.scores([states for _, states in parts])
             yield from ((rows, part) for (rows, _), part in zip(parts, scores, strict=True))
 
     def _next_batch(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
@@ -191,41 +181,27 @@ class Scorer:
 
     def _extend(self, node: Node, parent: Prefix | None) -> Prefix:
         self.n_pushed += len(node.tokens)
-        try:
+        with self._memory(len(node.tokens)):
             return self.forward.extend(node, Prefix() if parent is None else parent)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise InputError(_too_long(len(node.tokens))) from error
 
-    def _read_batch(
-        self, tree: Tree, rows: list[Row], prefix: Prefix, *, use_tree: bool
-    ) -> Iterator[tuple[list[Row], HiddenStates]]:
-        """Yield `rows` with their states; if out of memory, in halves, and with half the token budget from then on."""
+    def _read_batch(self, rows: list[Row], prefix: Prefix, *, use_tree: bool) -> HiddenStates:
+        n_tokens = len(rows) * max(len(row.tokens) for row in rows)
+        self.n_pushed += n_tokens
+        with self._memory(n_tokens):
+            return self.forward.read_tree(rows, prefix) if use_tree else self.forward.read_unshared(rows)
+
+    @contextmanager
+    def _memory(self, n_tokens: int) -> Iterator[None]:
+        """Raise `InputError` where the block runs out of memory with `n_tokens` in one pass."""
         try:
-            states = self.forward.read_tree(rows, prefix) if use_tree else self.forward.read_unshared(rows)
+            yield
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            halves = _halves(tree, rows)
-            if not halves:
-                raise InputError(_too_long(len(rows[0].tokens))) from error
-        else:
-            self.n_pushed += len(rows) * max(len(row.tokens) for row in rows)
-            yield rows, states
-            return
-        self._shrink(len(rows) * max(len(row.tokens) for row in rows))
-        for half in halves:
-            yield from self._read_batch(tree, half, prefix, use_tree=use_tree)
-
-    def _shrink(self, n_tokens: int) -> None:
-        """Lower the token budget to half of the tokens that did not fit, and note it."""
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        smaller = max(_LEAST_BATCH, n_tokens // 2)
-        if smaller < self.batch_tokens:
-            self.batch_tokens = smaller
-            self.notes.append(f"out of memory with {n_tokens} tokens in one pass; continued with at most {smaller}")
+            raise InputError(
+                f"Out of memory with {n_tokens} tokens in one pass. Lower eval.batch_tokens ({self.batch_tokens}), or use "
+                "shorter passages, fewer examples or a smaller dtype."
+            ) from error
 
     def _test_tree(self, *, split: bool) -> str:
         """Return why the tree must not be used (the model fails, or its scores differ from plain rows); "" if it may."""
@@ -275,23 +251,9 @@ def _make_leaves(prompts: Sequence[Encoded]) -> tuple[list[Leaf], list[tuple[int
     return leaves, owners
 
 
-def _halves(tree: Tree, rows: list[Row]) -> list[list[Row]]:
-    """Return `rows` in two batches; a single row as two rows with half its leaves each; [] for a single leaf."""
-    if len(rows) > 1:
-        middle = len(rows) // 2
-        return [rows[:middle], rows[middle:]]
-    members, base = rows[0].members, rows[0].base
-    middle = len(members) // 2
-    return [[tree.make_row(members[:middle], base)], [tree.make_row(members[middle:], base)]] if middle else []
-
-
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether `error` means that memory is full."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _too_long(n_tokens: int) -> str:
-    return f"Out of memory with {n_tokens} tokens in one pass. Use shorter passages, fewer examples or a smaller dtype."
 
 
 def _test_leaves(vocab_size: int) -> list[Leaf]:
