@@ -15,7 +15,7 @@ from completions_server import Served, Style, serve
 from kinject.disk import write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval import evaluate
-from kinject.eval.run import preview, show_prompts
+from kinject.eval.run import preview
 from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
 from kinject.results import Report
@@ -221,12 +221,6 @@ def test_an_endpoint_that_takes_no_token_ids_is_refused_with_what_to_do(run, tin
             run({"served": table})
 
 
-def test_several_processes_do_not_share_an_endpoint(run, monkeypatch):
-    monkeypatch.setattr("kinject.eval.run.world_size", lambda: 2)
-    with pytest.raises(InputError, match=r"2 processes would ask eval\.models\.served\. Start one"):
-        run({"served": {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}}, formats=["generate"])
-
-
 @pytest.mark.parametrize("in_tokens", [True, False])
 def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served, in_tokens):
     table = {"endpoint": served.url, "model": "tiny", "api": "completions", "price": [1e6, 1e6]}
@@ -258,18 +252,3 @@ def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, ti
         assert before["tokens_out"] >= usage["tokens_out"] - 1
     assert before["cost"] == before["tokens_in"] + before["tokens_out"]
     assert planned() == dict.fromkeys(before, 0)
-
-
-def test_prompts_of_an_endpoint_are_shown_and_not_sent(tmp_path, run):
-    path = tmp_path / "recipe.yaml"
-    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}
-    section = {
-        "models": {"served": nested(table)},
-        "questions": {"new": str(tmp_path / "q.jsonl")},
-        "formats": ["generate"],
-    }
-    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
-    shown = list(show_prompts(read_recipe(path, (), "eval"), 1))
-    assert shown == [
-        "served on new: generate, 0 shots, K 0, question q1\n  user: 'Question: Where was Arden born?\\nAnswer:'"
-    ]

@@ -24,7 +24,7 @@ from kinject.eval.judge import AnswerJudge, plant_answers
 from kinject.eval.plan import read_plan
 from kinject.eval.scores import rescored
 from kinject.eval.scoring.answers import read_answers
-from kinject.llm.judges import GRADES, Confusion, graded_in, grading_request, read_grade
+from kinject.llm.judges import GRADES, graded_in, grading_request, read_grade
 from kinject.llm.prompt_injection import escape_tags
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary, write_report
@@ -159,16 +159,6 @@ def test_planted_answers_are_what_they_say(questions: list[Question]) -> None:
             assert answer.text == "red"
     assert planted == plant_answers(questions, 0)
     assert planted != plant_answers(questions, 1)
-
-
-def test_precision_and_recall_are_those_of_equally_frequent_classes() -> None:
-    counts = {("a", "a"): 8, ("a", "b"): 2, ("b", "a"): 10, ("b", "b"): 90}
-    confusion = Confusion(counts)
-    assert confusion.recall("a") == 0.8
-    assert confusion.precision("a") == pytest.approx(0.8 / (0.8 + 0.1))
-    assert confusion.precision("b") == pytest.approx(0.9 / (0.9 + 0.2))
-    assert confusion.precision("c") is None
-    assert confusion.recall("c") is None
 
 
 def test_a_good_judge_is_accepted_and_others_are_refused(

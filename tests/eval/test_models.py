@@ -15,7 +15,7 @@ import transformers
 import yaml
 
 from kinject.disk import write_jsonl
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.local import load_scorer
@@ -164,30 +164,6 @@ def test_defaults_fill_what_a_table_leaves_out_and_every_choice_has_its_own_scor
     assert by_arm["exact"][0] != by_arm["base"][0]
     assert by_arm["exact"][0] == pytest.approx(by_arm["eager"][0], abs=1e-4)
     assert scored_now(tmp_path) == 8  # nothing was taken for another's
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"quantisation": "4bit"}, r"eval.models.m.quantisation: unknown key. Did you mean quantization\?"),
-        ({"quantization": "2bit"}, "eval.models.m.quantization: found '2bit' "),
-        ({"device_map": "wide"}, "eval.models.m.device_map: found 'wide' "),
-        ({"attention": "varlen"}, "eval.models.m.attention: found 'varlen' "),
-        ({"revision": "main"}, "eval.models.m.revision: is for a name on the hub, but path is a folder"),
-        ({"adapter": "runs/no/adapter"}, "eval.models.m.adapter: found 'runs/no/adapter', but nothing is there"),
-    ],
-)
-def test_a_wrong_key_of_a_table_is_reported_at_its_line(run, tiny_model, table, message):
-    with pytest.raises(RecipeError, match=message):
-        run({"m": {"path": str(tiny_model), **table}})
-
-
-def test_what_no_adapter_can_go_on_top_of_is_refused(run, tmp_path, tiny_model):
-    save_adapter(tiny_model, tmp_path / "adapter")
-    with pytest.raises(InputError, match=r"no adapter_config\.json in this folder, so it is no adapter"):
-        run({"m": {"path": str(tiny_model), "adapter": str(tiny_model)}})
-    with pytest.raises(InputError, match="an adapter itself, so no other goes on top"):
-        run({"m": {"path": str(tmp_path / "adapter"), "adapter": str(tmp_path / "adapter")}})
 
 
 def test_attention_that_this_machine_lacks_names_the_models_own_key(run, tiny_model):

@@ -75,14 +75,6 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
 
 
 @quiet
-def test_queries_together_are_ranked_as_each_alone(embedder, tmp_path):
-    retriever = dense(PASSAGES, embedder, tmp_path)
-    queries = ["Where was Arden born?", *TEXTS, "school"]
-    assert retriever.rank(queries, 3) == [retriever.rank([query], 3)[0] for query in queries]
-    assert retriever.rank([], 3) == []
-
-
-@quiet
 def test_passages_longer_than_the_embedder_reads_are_counted_aloud(embedder, tmp_path):
     long = [*PASSAGES, Passage("p9", "d9", 0, 900, "Arden was born in Lowmere. " * 30)]
     assert dense(PASSAGES, embedder, tmp_path).notes == ()
@@ -208,15 +200,6 @@ def test_a_dense_ranking_is_that_of_float64_products_with_ties_in_the_order_of_p
     assert rank_by_dot_product(queries, passages, k) == expected
 
 
-def test_a_dense_ranking_does_not_depend_on_the_other_queries(monkeypatch):
-    rng = np.random.default_rng(1)
-    queries, passages = unit_vectors(rng, 40), unit_vectors(rng, 300)
-    together = rank_by_dot_product(queries, passages, 5)
-    assert together == [rank_by_dot_product(query[None], passages, 5)[0] for query in queries]
-    monkeypatch.setattr("kinject.eval.retrieval._PRODUCTS", 1000)  # blocks of three queries
-    assert rank_by_dot_product(queries, passages, 5) == together
-
-
 class LetterEmbedder:
     """Embeds a text as its counts of letters; stands in for a sentence-transformers model."""
 
@@ -261,11 +244,6 @@ def test_a_document_in_two_files_is_searched_once(write_rows):
     assert [passage.document_id for passage in read_passages(RetrievalSection(documents=tuple(map(str, paths))))] == [
         "d"
     ]
-
-
-def test_an_empty_document_is_told_with_its_line(write_rows):
-    with pytest.raises(InputError, match=r"a\.jsonl:1: "):
-        read_passages(RetrievalSection(documents=(str(write_rows("a.jsonl", [{"text": " "}])),)))
 
 
 def test_retention_sets_get_passages_only_where_the_recipe_asks():

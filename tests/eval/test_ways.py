@@ -16,11 +16,9 @@ import yaml
 
 from kinject.cli import main
 from kinject.disk import read_jsonl
-from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run
 from kinject.eval.prompts import ChatStyle, PromptRequest, render_prompt
-from kinject.eval.run import show_prompts
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.encode import Encoder
@@ -96,12 +94,6 @@ def test_a_template_of_ones_own_writes_the_context():
     assert (prompt.context, prompt.continuations) == ("Where? c;p1+p2|Where?=", (" a b", " c"))
 
 
-@pytest.mark.parametrize("source", ["{{ answer }}", "{{ question.__class__.__mro__ }}", "{{ nothing }}", "{{ 1/0 }}"])
-def test_a_template_cannot_tell_the_answer_nor_reach_python(source):
-    with pytest.raises(InputError, match="cannot be rendered for question 'q'"):
-        render_prompt(PromptRequest(QUESTION, "texts", template=source))
-
-
 def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
     report = run(recipe(formats=["rotations", "letters"]))
     answers = stored(tmp_path)
@@ -156,11 +148,6 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     assert encoder.notes == (
         ["the chat template takes no system turn; its text is part of the user's"] if refuses else []
     )
-
-
-def test_chat_without_a_template_is_refused(recipe):
-    with pytest.raises(InputError, match=r"has no chat template, but eval\.chat asks for it"):
-        run(recipe(chat=True))
 
 
 def test_subjects_have_intervals_of_their_own(recipe):
@@ -280,17 +267,6 @@ def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_b
     again = run(path)  # nothing is left to write
     assert again.results == (result,)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0
-
-
-def test_each_model_has_a_chat_of_its_own(recipe, tmp_path, tiny_model):
-    loaded = load_model(str(tiny_model))
-    loaded.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<{{ who }}>"
-    loaded.tokenizer.save_pretrained(tiny_model)
-    chat = {"path": str(tiny_model), "chat": {"system": "Be brief.", "chat_template_kwargs": {"who": "me"}}}
-    path = recipe(models={"plain": str(tiny_model), "chat": chat}, formats=["generate"], max_new_tokens=3)
-    shown = list(show_prompts(read_recipe(path, (), "eval"), 1))
-    assert ["<system>" in text.replace("|", "") for text in shown] == [False, True]
-    assert ["<me>" in text.replace("|", "") for text in shown] == [False, True]
 
 
 def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(recipe, tmp_path, tiny_model, capsys):

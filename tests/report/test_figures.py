@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_results import make_paper_study, make_small, make_study
-from study_samples import first, make_evaluation, make_report, make_result, write_log, write_logs
+from study_results import make_paper_study, make_study
+from study_samples import make_report, write_log, write_logs
 
-from kinject.errors import DiskError, InputError
+from kinject.errors import InputError
 from kinject.report.figures import (
     Log,
     accuracy,
@@ -70,22 +70,6 @@ def test_learning_and_retention_differ_in_shape_and_colour_and_context_in_fill()
     assert marks[0][0].get_markerfacecolor() != marks[0][-1].get_markerfacecolor()
 
 
-def test_an_accuracy_of_one_whose_bound_rounds_below_it_is_drawn() -> None:
-    result = make_result("base", first(10, 10), None, high=1 - 1e-12)
-    assert render_png(accuracy(View(make_evaluation([result]))))[:4] == b"\x89PNG"
-
-
-def test_forty_arms_and_long_names_fit() -> None:
-    base = first(10, 40)
-    results = [make_result("base", base, None)]
-    results += [make_result(f"a model whose name never seems to end {i}", first(i, 40), base) for i in range(40)]
-    figure = accuracy(View(make_evaluation(results)))
-    assert len(drawn_points(figure)) == 41
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert max(map(len, labels)) <= 22
-    assert render_svg(figure)
-
-
 def test_light_lines_stand_at_the_ends_of_epochs(tmp_path: Path) -> None:
     logs = [read_training_log(path) for path in write_logs(tmp_path).values()]
     ends = [
@@ -125,24 +109,6 @@ def test_a_damaged_log_is_named_with_its_line(tmp_path: Path, row: dict[str, obj
     with pytest.raises(InputError, match=message) as caught:
         read_training_log(path)
     assert str(caught.value).startswith(f"{path}:2: ")
-
-
-def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=r"gone\.jsonl"):
-        read_training_log(tmp_path / "gone.jsonl")
-
-
-def test_drawing_leaves_the_users_matplotlib_settings_alone() -> None:
-    import matplotlib
-
-    matplotlib.rcParams["font.size"] = 17
-    try:
-        before = dict(matplotlib.rcParams)
-        first_bytes = render_png(accuracy(View(make_report())))
-        assert dict(matplotlib.rcParams) == before
-    finally:
-        matplotlib.rcdefaults()
-    assert render_png(accuracy(View(make_report()))) == first_bytes
 
 
 def test_a_figure_is_laid_out_once_and_drawn_once_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +169,6 @@ def test_the_frontier_has_every_arm_and_marked_sweep_at_what_was_kept_and_learne
         assert (([r.accuracy for r in kept if r], [r.accuracy for r in new if r]) in drawn) == marked
     looks = {series(index) for index in range(36)}
     assert len(looks) == 36
-
-
-@pytest.mark.parametrize("draw", [accuracy, frontier])
-def test_without_anything_to_draw_there_is_no_figure(draw: Any) -> None:
-    assert draw(View(make_small(results=()))) is None
 
 
 def test_several_models_have_panels_of_their_own() -> None:

@@ -74,14 +74,6 @@ def test_a_trainings_page_holds_the_numbers_and_escapes_the_rest(
     assert (run_dir / "report.html").read_text("utf-8") == page
 
 
-def test_a_run_that_logged_nothing_or_is_not_finished_says_so(run_dir: Path) -> None:
-    (run_dir / "log.jsonl").write_text("")
-    write_manifest(run_dir, "train", {"finished": False, "steps": 4, "epochs": 0.36, "seconds": 1.0})
-    page = write_run_report(run_dir).read_text("utf-8")
-    assert "<svg" not in page
-    assert "4 steps in 1 seconds. This run is not finished." in page
-
-
 def test_a_loss_that_is_not_finite_is_a_gap(run_dir: Path) -> None:
     """log.jsonl holds null for it; 0 or a line across the gap would be another run."""
     rows = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]

@@ -12,8 +12,8 @@ from study_samples import first, make_contrast, make_evaluation, make_report, ma
 
 from kinject.report.formatting import Training, View, format_name, format_p, format_points, join_words
 from kinject.report.tables import claims_table
-from kinject.report.words import _TONES, _WORDS, doubts, find_all, limitations, sentence, write_opening
-from kinject.results import Choice, Contrast, Recall, Report
+from kinject.report.words import _TONES, _WORDS, doubts, limitations, write_opening
+from kinject.results import Choice, Recall, Report
 from kinject.stats.comparisons import About, Tag
 
 ODD = odd_reports()
@@ -123,17 +123,6 @@ def test_an_arm_is_the_best_only_if_its_difference_to_every_other_is_shown() -> 
     assert "none is shown to be the best" in write_opening(View(of(1e-9))).effect  # each on another set: no ranking
 
 
-def test_numbers_of_a_sentence_are_those_of_the_answers() -> None:
-    view = View(make_report())
-    for finding in find_all(view):
-        text = sentence(finding)
-        assert f"{100 * finding.before:.1f}%" in text
-        assert f"→ {100 * finding.contrast.accuracy:.1f}%" in text
-        assert f"{format_points(finding.contrast.delta)} points" in text
-        if finding.tag in (Tag.BETTER, Tag.WORSE):
-            assert "in these models" not in text  # the samples are about the method
-
-
 def test_what_went_wrong_is_never_passed_over() -> None:
     view = View(make_report())
     assert doubts(view).lead.startswith("No sign of it")
@@ -167,12 +156,6 @@ def test_a_claim_declared_late_or_about_one_seed_is_marked() -> None:
     (row,) = claims_table([claim]).lines
     assert (row.cells[1].text, row.cells[1].tone) == ("✓ shown in these models", "good")
     assert row.cells[1].below == "declared after test questions were answered"
-
-
-def test_contrasts_without_an_interval_are_worded() -> None:
-    report = evaluation({"low": None, "high": None, "p": None, "n_clusters": 1, "n_effective": 1})
-    assert isinstance(report.results[1].to_base, Contrast)
-    assert "1 documents are too few for a test: 10 are needed" in evidence(report)[0][1].replace("; ", "; ")
 
 
 @pytest.mark.parametrize(

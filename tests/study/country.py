@@ -7,11 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from in_process import InProcess
-
-from kinject.errors import InputError
-from kinject.recipe import Recipe
-from kinject.study.run import run_study
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 PEOPLE = ("Arden", "Bryn", "Cael", "Dora", "Edda", "Finn", "Gwen", "Hale")
@@ -70,19 +65,6 @@ def write_study(folder: Path, model: Path, **study: Any) -> Path:
     path = folder / "study.yaml"
     _write_yaml(path, {"run_dir": str(folder / "study"), "study": section | study})
     return path
-
-
-def outcome_of_stages(recipe: Recipe) -> Any:
-    """Return the scores of a study, its own files made anew from what the stages hold.
-
-    Raises `InputError` with the reason of the first stage that failed.
-    """
-    for name in ("manifest.json", "report.html"):
-        (recipe.run_dir / name).unlink(missing_ok=True)
-    result, _, _ = run_study(recipe, InProcess)
-    if result.failures:
-        raise InputError(result.failures[0].message)
-    return [(score.arm, score.question_set, score.accuracy, score.n) for score in result.results]
 
 
 def _write_yaml(path: Path, value: dict[str, Any]) -> None:

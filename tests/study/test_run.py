@@ -17,9 +17,7 @@ from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary
 from kinject.results import Report
 from kinject.study import run as run_module
-from kinject.study.arms import expand_arms
 from kinject.study.run import render_plan, run_study
-from kinject.study.stages import Planner
 from small import draw_blank_figures, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -34,14 +32,6 @@ def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[
 
 def manifest_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "manifest.json").read_text("utf-8")))
-
-
-def train_folder(path: Path, name: str, seed: int) -> Path:
-    recipe = read_recipe(path, (), "study")
-    arms = {arm.name: arm for arm in expand_arms(recipe).arms}
-    train = Planner(recipe).arm_run(arms[name], seed, arms).train
-    assert train is not None
-    return train.folder
 
 
 def write_whole(folder: Path, model: Path) -> Path:
@@ -202,25 +192,6 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
     assert work == {"ft": 2.0, "slow": 6.0, "slow in its seconds": 2.0}
 
 
-def test_what_comes_before_the_steps_counts_in_seconds_that_are_matched(tmp_path, tiny_model, monkeypatch):
-    path = write_study(
-        tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": 6},
-        arms={"ft": {"rag": False}, "taught": {"overrides": {"method": "distill"}, "rag": False},
-              "taught in its seconds": {"overrides": {"method": "distill"}, "match": {"seconds": "ft"}, "rag": False}},
-    )  # fmt: skip
-    clock = iter([0.0, 3.0, 10.0, 14.0, 20.0, 21.0])  # the steps of taught take 4 seconds, its teacher 1
-    teacher = iter([0.0, 1.0])
-    monkeypatch.setattr("kinject.train.run.work_seconds", lambda device: next(clock))
-    monkeypatch.setattr("kinject.train.objectives.distillation.work_seconds", lambda device: next(teacher))
-    result, executor = go(path)
-    steps = manifest_of(train_folder_of_arm(executor, "taught in its seconds, seed 0"))["counts"]["steps"]
-    assert steps == 3  # of 6: 3 seconds less the teacher's
-    work = {
-        arm: sum(c.work_seconds for c in result.costs if c.arm == arm) for arm in ("taught", "taught in its seconds")
-    }
-    assert work == {"taught": 5.0, "taught in its seconds": 2.0}
-
-
 def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(
     tmp_path, tiny_model, monkeypatch
 ):
@@ -328,26 +299,3 @@ def test_a_dry_run_tells_what_would_run_and_runs_nothing(whole, finished, tmp_pa
     assert "warning: claim c: the claims (1) need 10 documents" in text
     assert not (tmp_path / "stages").exists()
     assert "everything is done" in render_plan(read_recipe(finished.path, (), "study"))
-
-
-def test_two_processes_do_not_run_one_study(whole, tmp_path):
-    from kinject.disk import lock_dir
-    from kinject.errors import DiskError
-
-    with lock_dir(tmp_path / "study"), pytest.raises(DiskError, match="in use by process"):
-        go(whole)
-
-
-def test_the_command_line_tells_the_plan_and_takes_overrides_behind_flags(tmp_path, tiny_model, capsys):
-    from kinject.cli import main
-
-    path = write_study(tmp_path, tiny_model, seeds=[0])
-    assert main(["study", str(path), "--dry-run", "study.seeds=[0, 1]", "study.title=Twice"]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith("Twice")
-    assert "0,1" in output
-    assert main(["study", str(path), "--jobs", "0"]) == 2
-    assert "--jobs: found 0, allowed: 1 to 256." in capsys.readouterr().err
-    with pytest.raises(SystemExit) as caught:
-        main(["study", str(path), "--dry-run", "--no-such-flag"])
-    assert caught.value.code == 2

@@ -12,7 +12,7 @@ from country import write_study
 
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import read_recipe
-from kinject.study.arms import drop_output_folders, expand_arms
+from kinject.study.arms import expand_arms
 from kinject.study.stages import ArmRun, Planner, run_stage
 
 
@@ -52,20 +52,6 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
     assert after["train"] != before["train"]
 
 
-def test_an_id_does_not_change_with_the_folders_of_caches(tmp_path, tiny_model):
-    path = write_study(tmp_path, tiny_model)
-    cache = tmp_path / "tokens"
-    cache.mkdir()
-    before = ids(planned(path)["ft", 0])
-    for content in ("one", "two"):
-        (cache / "file").write_text(content, encoding="utf-8")
-        assert ids(planned(path, f"study.overrides={{corpus.cache_dir: {cache}}}")["ft", 0]) == before
-    assert drop_output_folders(
-        {"run_dir": "a", "corpus": {"path": "c", "cache_dir": "d"}, "eval": {"retrieval": {"k": [1], "cache_dir": "d"}}}
-    ) == {"corpus": {"path": "c"}, "eval": {"retrieval": {"k": [1]}}}
-    assert drop_output_folders({"corpus": None, "eval": {}}) == {"corpus": None, "eval": {}}
-
-
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model, arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match": {"steps": "ft"}}}
@@ -77,20 +63,6 @@ def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model
     assert matched is not None
     assert train.id in matched.dependencies
     assert matched.parameters == {"match_steps_of": str(train.folder)}
-
-
-def test_an_arm_matched_in_seconds_needs_its_own_unmatched_training_too(tmp_path, tiny_model):
-    slow = {"overrides": {"trainer.max_steps": 9}}
-    path = write_study(
-        tmp_path, tiny_model, arms={"ft": {}, "slow": slow, "matched": {**slow, "match": {"seconds": "ft"}}}
-    )
-    runs = planned(path)
-    train, unmatched, matched = (runs[name, 0].train for name in ("ft", "slow", "matched"))
-    assert train is not None
-    assert unmatched is not None
-    assert matched is not None
-    assert {train.id, unmatched.id} < set(matched.dependencies)
-    assert matched.parameters == {"match_seconds_of": str(train.folder), "unmatched": str(unmatched.folder)}
 
 
 def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(tmp_path, tiny_model):

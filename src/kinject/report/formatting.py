@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kinject.recipe.eval_section import FORMATS
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
+from kinject.recipe.eval_section import FORMATS
 from kinject.results import ArmInfo, ArmResult, Perplexity, PromptFormat, Report, UnscoredResult
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")

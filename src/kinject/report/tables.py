@@ -175,7 +175,8 @@ def changes_table(path: Path) -> TableBlock | None:
                 lines.append(line(*_change_cells(row)))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InputError(f"{path}:{number}: not a row of flips.jsonl ({error!r:.80}). Run it again.") from error
-    counts = ", ".join(f"{n:,} {'now' if end == 'abstained' else 'became'} {end}" for end, n in ends.items())
+    words = {"right": "became right", "wrong": "became wrong", "abstained": "now abstain"}
+    counts = ", ".join(f"{ends[end]:,} {text}" for end, text in words.items() if ends[end])
     about = f"{counts or 'nothing became right, nothing wrong'}; flips.jsonl has all, with log-probs"
     columns = ("change", "arm", "questions", "question", "correct", "base answered", "arm answered")
     title = f"{ends.total():,} answers changed" + (

@@ -154,13 +154,6 @@ def test_stop_strings_are_looked_for_after_the_thinking():
     assert score.text == "The answer"
 
 
-def test_a_template_without_thinking_has_no_limit_of_it():
-    for template, most in (("llama3", 5), ("qwen3", 5 + 100 + 32)):
-        requests = [PromptRequest(ASKED, "letters-written", generation=Generation(5, (), 100))]
-        (encoded,) = encode_requests(Encoder(make_tokenizer(template), chat=ChatStyle()), requests, None)
-        assert encoded.generation.most == most
-
-
 def test_choices_scored_after_an_opened_thinking_are_noted():
     for template, notes in (("deepseekv3", 1), ("qwen3", 0)):
         encoder = Encoder(make_tokenizer(template), chat=ChatStyle())

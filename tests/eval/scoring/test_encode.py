@@ -96,12 +96,6 @@ def test_an_empty_context_becomes_bos_or_eos():
         encode_pair(make_tokenizer(), "", "ab")
 
 
-def test_a_tokenizer_that_knows_nothing_is_refused():
-    empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"x": 0}, [])))
-    with pytest.raises(InputError, match="turns 'a' into"):
-        Encoder(empty)
-
-
 def test_whitespace_tokens_are_kept():
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
@@ -164,13 +158,3 @@ def test_the_last_resort_cuts_from_the_left_choice_by_choice():
 def test_a_continuation_longer_than_the_window_cannot_be_scored():
     *_, item = fitted(3)
     assert [len(ids) for ids in item.continuations] == [1, 0]
-
-
-def test_many_prompts_at_once_equal_one_at_a_time():
-    tokenizer = make_tokenizer("<s> $A", bos_token=BOS)
-    prompts = [Prompt("ab " * n, (" a", " cab", "b")) for n in range(1, 400)]
-    encoder = Encoder(tokenizer)
-    for prompt, item in zip(prompts, encoder.encode(prompts), strict=True):
-        for choice, continuation in enumerate(prompt.continuations):
-            pair = (item.contexts[choice].tolist(), item.continuations[choice].tolist())
-            assert pair == encode_pair(tokenizer, prompt.context, continuation)

@@ -206,14 +206,6 @@ def test_what_is_left_is_read_as_if_nothing_were_known(architecture, limits):
     assert rest.n_pushed == 0
 
 
-def test_scores_do_not_depend_on_the_order_of_questions():
-    model, prompts = make_model("qwen3"), make_prompts()
-    order = np.random.default_rng(0).permutation(len(prompts))
-    forward = score(Scorer(model, 400), prompts)
-    shuffled = score(Scorer(model, 400), [prompts[index] for index in order])
-    np.testing.assert_allclose(shuffled, forward[order], rtol=0, atol=2e-5)
-
-
 def test_half_precision_is_summed_in_float32():
     model, prompts = make_model("llama", torch.bfloat16), make_prompts()
     scorer = Scorer(model, 512)
@@ -294,14 +286,6 @@ def test_a_sequence_that_alone_is_too_long_is_told(monkeypatch):
         score(scorer, make_prompts())
 
 
-def test_other_errors_of_the_model_are_not_taken_for_memory(monkeypatch):
-    scorer = Scorer(make_model("llama"), 512)
-    assert scorer.uses_tree
-    fail_above(monkeypatch, 3, "something else")
-    with pytest.raises(RuntimeError, match="something else"):
-        score(scorer, make_prompts())
-
-
 def test_a_broken_model_answers_nan():
     model = make_model("llama")
     model.lm_head.weight.data[5] = float("nan")
@@ -352,7 +336,3 @@ def test_of_equally_likely_tokens_the_first_is_greedy():
     scores = _log_probs(logits, np.array([0, 1, 0, 0]), np.array([1, 0, 2, 0]))
     assert scores.greedy.tolist() == [True, True, False, False]
     np.testing.assert_allclose(scores.log_probs, logits.double().log_softmax(-1)[[0, 1, 0, 0], [1, 0, 2, 0]], atol=1e-6)
-
-
-def test_no_prompts_are_no_answers():
-    assert list(Scorer(make_model("llama"), 512).score([])) == []

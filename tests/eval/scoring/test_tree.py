@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,19 +80,6 @@ def test_a_header_that_many_share_is_read_once():
     assert tree.n_tokens <= len(header) + separate
     assert plan.n_tokens() < 1.01 * (len(header) + separate)
     assert len(plan.children) == 1
-
-
-def test_passages_of_rising_number_share_what_comes_first():
-    random = np.random.default_rng(0)
-    items = []
-    for _ in range(5):
-        passages = [random.integers(0, 500, 100).tolist() for _ in range(5)]
-        question = random.integers(0, 500, 20).tolist()
-        items += [leaf([*chain(*passages[:k]), *question], [1]) for k in range(6)]
-    tree = Tree(items)
-    separate = sum(len(item.tokens) for item in items)
-    assert tree.n_tokens < 0.5 * separate
-    assert tree.plan(RowLimits()).n_tokens() < 1.02 * tree.n_tokens
 
 
 @pytest.mark.parametrize("n", [1, 3])
