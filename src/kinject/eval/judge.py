@@ -158,7 +158,7 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeRe
     confusion, grades = Confusion(counts), [grade for grade in GRADES if any(truth == grade for truth, _ in counts)]
     precision: dict[str, float | None] = {grade: confusion.precision(grade) for grade in grades}
     recall: dict[str, float | None] = {grade: confusion.recall(grade) for grade in grades}
-    planted = {grade: sum(n for (truth, _), n in counts.items() if truth == grade) for grade in grades}
+    planted: dict[str, int] = {grade: sum(n for (truth, _), n in counts.items() if truth == grade) for grade in grades}
     return JudgeResult(model, precision, recall, planted)
 
 
