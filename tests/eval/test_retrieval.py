@@ -75,14 +75,6 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
 
 
 @quiet
-def test_passages_longer_than_the_embedder_reads_are_counted_aloud(embedder, tmp_path):
-    long = [*PASSAGES, Passage("p9", "d9", 0, 900, "Arden was born in Lowmere. " * 30)]
-    assert dense(PASSAGES, embedder, tmp_path).notes == ()
-    (note,) = dense(long, embedder, tmp_path).notes
-    assert note.startswith("1 of 5 passages are longer than the 128 tokens that the embedder reads")
-
-
-@quiet
 def test_an_index_is_kept_by_content(embedder, tmp_path):
     first = dense(PASSAGES, embedder, tmp_path)
     np.save(first.path, np.roll(np.load(first.path), 1, axis=0))

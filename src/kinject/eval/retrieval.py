@@ -132,27 +132,13 @@ class DenseRetriever:
         self.models: Mapping[str, str] = {section.embedder: weights}
         self.path = Path(section.cache_dir) / f"{content_id('passages', weights, self._texts)}.npy"
         self._vectors = self._read_or_embed()
-        self.notes = tuple(self._truncation_notes())
+        self.notes: tuple[str, ...] = ()
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages; equal ones in the order of the passages."""
         if not queries:
             return []
         return rank_by_dot_product(self._embed([self._prefix + query for query in queries]), self._vectors, k)
-
-    def _truncation_notes(self) -> list[str]:
-        """Return a note if the embedder does not read all passages to their end."""
-        longest = self._model.max_seq_length
-        if not longest:
-            return []
-        ids = self._model.tokenizer(self._texts, add_special_tokens=True, truncation=False, verbose=False).input_ids
-        n_cut = sum(len(tokens) > longest for tokens in ids)
-        if not n_cut:
-            return []
-        count = (
-            f"{n_cut:,} of {len(self._texts):,} passages are longer than the {longest} tokens that the embedder reads"
-        )
-        return [f"{count}; the rest of their text is not searched. Lower eval.retrieval.passage_tokens"]
 
     def _read_or_embed(self) -> Vectors:
         if self.path.exists():

@@ -15,7 +15,6 @@ from pathlib import Path
 from string import ascii_uppercase
 from time import monotonic
 from typing import Any, Literal
-from xml.etree import ElementTree as Xml
 
 from kinject.disk import (
     FORMAT_VERSION,
@@ -26,7 +25,6 @@ from kinject.disk import (
     write_json,
     write_jsonl,
     write_manifest,
-    write_text,
 )
 from kinject.documents import document_hashes
 from kinject.errors import InputError
@@ -423,12 +421,5 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
 
 
 def write_checks(checks: Sequence[Check], folder: Path) -> None:
-    """Write requirements.json and, for CI, requirements.xml in JUnit's form, in which every check is a test."""
+    """Write requirements.json."""
     write_json(folder / "requirements.json", [asdict(check) for check in checks])
-    failed = [check for check in checks if check.verdict != "met"]
-    suite = Xml.Element("testsuite", name="kinject eval", tests=str(len(checks)), failures=str(len(failed)))
-    for check in checks:
-        case = Xml.SubElement(suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.format})")
-        if check in failed:
-            Xml.SubElement(case, "failure", message=str(check))
-    write_text(folder / "requirements.xml", Xml.tostring(suite, "unicode", xml_declaration=True))

@@ -71,7 +71,7 @@ def accuracy(view: View) -> Figure | None:
     An evaluation has a panel for each prompt format, a study for the headline alone. Learning is a blue
     circle, retention an orange square; a hollow mark has retrieved context.
     """
-    groups = view.groups("", 1 if view.is_study else None)
+    groups = view.groups(1 if view.is_study else None)
     drawn = [_Panel(model, name, form, tuple(results)) for model, name, form, results in groups]
     if not drawn:
         return None

@@ -79,14 +79,6 @@ _CAPTIONS = {
     ),
 }
 """Figure -> its label for screen readers, and its caption."""
-_METHODS = {
-    "Wilson": "Intervals of accuracy: Wilson, 95%.",
-    "Wilson over documents and seeds": "Intervals of accuracy: Wilson, 95%, for as many questions as documents and seeds leave.",
-    "McNemar": "Differences: paired by question; intervals of Bonett and Price (2012); p of the exact McNemar test.",
-    "sign flips": "Differences: paired by question; intervals over documents; p of the exact test of sign flips by document.",
-    "t over documents and seeds": "Differences: paired by question; intervals and p of a t test over documents and seeds.",
-}
-"""Interval or test of a result -> the sentence that explains it."""
 _ABOUT = (
     "“p, Holm”: corrected for all comparisons of a family: the first prompt format without context and with the chosen K is one, "
     "everything else another. ▲ and ▼: differs from base, corrected p below 0.05. Questions "
@@ -265,20 +257,13 @@ def _details(
         yield f"Sweep: {format_name(name)}", _figure(stem, plots, "sweep")
     yield "Answers that changed", (changes,) if changes is not None else ()
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
-    about = Bullets((*_method_sentences(view), *_ABOUT), small=True)
+    about = Bullets(_ABOUT, small=True)
     yield "Every number", (results_table(view), *small_tables(view), about) if report.results else ()
     yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view),
                             *((failures_table(view),) if report.failures else ()))  # fmt: skip
     yield "Notes", (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else ()
     commands = tuple(format_name(command) for command in report.commands)
     yield "Run it again", (Code(commands), Bullets((_RERUN,), small=True)) if commands else ()
-
-
-def _method_sentences(view: View) -> list[str]:
-    """Return the sentences on the intervals and tests that the report has."""
-    contrasts = (c for r in view.report.results for c in (r.to_base, r.to_rag, r.to_plain) if c is not None)
-    methods = {*(result.interval for result in view.report.results), *(c.test for c in contrasts)}
-    return [sentence for method, sentence in _METHODS.items() if method in methods]
 
 
 def _title(view: View) -> str:

@@ -228,12 +228,10 @@ class View:
             results += chosen or [result for result in every_k if result.k]
         return results
 
-    def groups(
-        self, role: str = "", n_formats: int | None = None
-    ) -> Iterator[tuple[str, str, PromptFormat, list[ArmResult]]]:
-        """Yield (model, question set, prompt format, `shown` results) of all sets (of `role`), in their first `n_formats`."""
+    def groups(self, n_formats: int | None = None) -> Iterator[tuple[str, str, PromptFormat, list[ArmResult]]]:
+        """Yield (model, question set, prompt format, `shown` results) of all sets, in their first `n_formats`."""
         for model in self.report.models:
-            for name in self.sets(role, model):
+            for name in self.sets("", model):
                 for form in self.formats(name)[:n_formats]:
                     results = self.shown(model, name, form)
                     if results:

@@ -17,7 +17,7 @@ from kinject.stats.comparisons import make_contrast, trend
 from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p, holm
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.study.arms import BASE, RAG, Arm, value_label
-from kinject.study.records import AskSetting, Records, subjects_of
+from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
 
@@ -97,7 +97,7 @@ class _Summary:
             **{"to_base": None, **contrasts}, chosen_k=chosen, score=self.records.score(setting),
             written=summarize_written(written) if written else None,
             outcomes=outcome_results(other_outcomes(written), matrix_of, compared, scope),
-            subjects=() if subject else subjects_of(answers, matrix), subject=subject,
+            subject=subject,
             n_documents=matrix.n_documents, n_effective=matrix.n_effective,
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ from kinject.eval.scores import (
 )
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.report.files import read_report
-from kinject.results import Outcome, Perplexity, Recall, Subject
+from kinject.results import Outcome, Perplexity, Recall
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.study.arms import BASE, RAG, Arm
@@ -254,23 +254,13 @@ class Records:
         return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents, chances)
 
 
-def subjects_of(answers: Sequence[Answer], matrix: CorrectnessMatrix) -> tuple[Subject, ...]:
-    """Return each subject in the order of the answers; () if there is only one."""
-    columns: dict[str, list[int]] = {}
-    for i, answer in enumerate(answers):
-        columns.setdefault(answer.subject, []).append(i)
-    if len(columns) < 2:
-        return ()
-    return tuple(Subject(name, len(part), float(matrix.correct[:, part].mean())) for name, part in columns.items())
-
-
 def changed_answers(
     records: Records, arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]],
     chosen_k: Mapping[tuple[str, str, str], int],
 ) -> Iterator[Row]:  # fmt: skip
     """Yield a row of flips.jsonl for each test question that most seeds of an arm (none of a sweep) answer otherwise than base.
 
-    As `kinject.eval.results.find_flips`: log-probs are means over seeds, the choice is that of most seeds.
+    As `kinject.eval.results.find_flips`, without log-probs and passages: the choice is that of most seeds.
     """
     by_id = {(name, question.id): question for name, set_questions in questions.items() for question in set_questions}
     for arm in (arm for arm in arms if not arm.sweep):
@@ -294,9 +284,8 @@ def _flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer
         "k": first.k, "change": f"{was} to {after}", "question_id": question.id,
         "subject": question.subject, "document_id": question.document_id, "question": question.question,
         "choices": list(question.choices), "gold": gold, "chosen": _vote(now, gold), "base_chosen": _vote(before, gold),
-        "log_probs": _means(now), "base_log_probs": _means(before), "truncated": max(answer.truncated for answer in now),
         "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
-        "passages": [{"id": item} for item in first.context_ids],
+        "context_ids": first.context_ids,
         **written_choices(*(next(a for a in of if outcome_of(a) == name) for of, name in ((before, was), (now, after)))),
     }  # fmt: skip
 
@@ -314,7 +303,3 @@ def _vote(answers: Sequence[Answer], gold: int) -> int:
         for answer in answers
     ]
     return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))
-
-
-def _means(answers: Sequence[Answer]) -> list[float]:
-    return [sum(values) / len(answers) for values in zip(*(answer.log_probs for answer in answers), strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -324,7 +325,10 @@ def render_stages(study: Study) -> str:
     """Return the arms, the stages by kind, and the tokens, time and money that the missing ones will take."""
     stages = list(study.status.stages.values())
     missing = [stage for stage in stages if stage.id not in study.status.done]
-    return "\n\n".join((_arm_table(study), _kind_table(study, stages), _estimate(study, missing)))
+    counts = Counter(stage.kind for stage in missing)
+    to_run = [f"{counts[kind]} {kind}" for kind in STAGE_KINDS if counts[kind]]
+    summary = f"{len(stages)} stages, to run: {', '.join(to_run) or 'none'}"
+    return "\n\n".join((_arm_table(study), summary, _estimate(study, missing)))
 
 
 def _arm_table(study: Study) -> str:
@@ -341,16 +345,6 @@ def _arm_table(study: Study) -> str:
         seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
         rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70]))
     return aligned(rows, frozenset({3, 4}))
-
-
-def _kind_table(study: Study, stages: Sequence[Stage]) -> str:
-    rows: list[tuple[str, ...]] = [("stage", "in all", "done", "to run")]
-    for kind in STAGE_KINDS:
-        n_stages = sum(stage.kind == kind for stage in stages)
-        n_done = sum(stage.kind == kind and stage.id in study.status.done for stage in stages)
-        if n_stages:
-            rows.append((kind, str(n_stages), str(n_done), str(n_stages - n_done)))
-    return aligned(rows, frozenset({1, 2, 3}))
 
 
 def _estimate(study: Study, missing: Sequence[Stage]) -> str:
