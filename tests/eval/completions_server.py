@@ -1,8 +1,7 @@
 """A loopback server with a completions and a chat route: plain passes of transformers, the answers in other servers' formats.
 
 The fields follow vLLM's (completion/serving.py: offsets that count special tokens, null before the first token, the
-written token at the end), SGLang's (openai/utils.py: offsets of -1) and llama-cpp-python's (no token ids; no entry for
-BOS, null for the token after it; none for a written token that ends the text). `llama-server` refuses echo, as
+written token at the end) and SGLang's (openai/utils.py: offsets of -1). `llama-server` refuses echo, as
 llama.cpp's server does; `ignores-echo` answers with the log-prob of the written token alone, as some of its versions do;
 `absurd` with numbers whose sum is beyond a float.
 """
@@ -21,7 +20,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
-Style = Literal["vllm", "sglang", "llama-cpp-python", "llama-server", "ignores-echo", "absurd"]
+Style = Literal["vllm", "sglang", "llama-server", "ignores-echo", "absurd"]
 
 
 @dataclass
@@ -54,10 +53,6 @@ class Served:
                 "error": {"code": 400, "message": "Only no echo is supported", "type": "invalid_request_error"}
             }
         prompt = body["prompt"]
-        if not isinstance(prompt, str) and self.style == "llama-cpp-python":
-            return 422, {
-                "error": {"message": "prompt: Input should be a valid string", "type": "invalid_request_error"}
-            }
         ids = self.tokenizer(prompt).input_ids if isinstance(prompt, str) else list(prompt)
         return 200, self._complete(body, ids)
 
@@ -83,11 +78,6 @@ class Served:
         if self.style == "ignores-echo" or not body.get("echo"):
             values, tops, tokens = values[len(ids) :], tops[len(ids) :], tokens[len(ids) :]
         n_written = len(written)
-        if self.style == "llama-cpp-python":
-            n_written -= ends
-            kept = slice(1 if body.get("echo") else 0, len(values) - ends)  # without BOS, and EOS
-            values, tops, tokens = values[kept], tops[kept], tokens[kept]
-            values[:1], tops[:1] = ([None], [None]) if body.get("echo") else (values[:1], tops[:1])
         offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
         if self.style == "sglang":
             offsets = [-1] * len(tokens)

@@ -63,20 +63,13 @@ def answers(folder: Path, arm: str) -> dict[tuple[str, str, int, int], Answer]:
     return {(a.format, a.question_id, a.rotation, a.shots): a for a in stored if a.arm == arm}
 
 
-@pytest.mark.parametrize(
-    ("style", "in_tokens"),
-    [("vllm", True), ("sglang", False), ("llama-cpp-python", False)],
-)
-def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(
-    run, tmp_path, tiny_model, style: Style, in_tokens: bool
-):
+@pytest.mark.parametrize("style", ["vllm", "sglang"])
+def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(run, tmp_path, tiny_model, style: Style):
     shots = {"questions": {"new": {"path": str(tmp_path / "q.jsonl"), "shots_from": str(tmp_path / "q.jsonl")}}}
     section = {"formats": ["texts", "rotations"], "shots": [1], **shots}
     with serve(tiny_model, style) as served:
-        table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
-        table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
         run({"local": str(tiny_model), "served": table}, **section)
-        assert all(isinstance(body["prompt"], str) != in_tokens for body in served.bodies)
         n_requests = len(served.bodies)
         run({"local": str(tiny_model), "served": table}, **section)
         assert len(served.bodies) == n_requests  # nothing is asked twice
@@ -201,30 +194,23 @@ def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
 
 
 @pytest.mark.parametrize("style", ["llama-server", "ignores-echo", "absurd"])
-@pytest.mark.parametrize("in_tokens", [True, False])
-def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(
-    run, tiny_model, style: Style, in_tokens: bool
-):
+def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(run, tiny_model, style: Style):
     with serve(tiny_model, style) as served:
-        table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
-        table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
         with pytest.raises(EndpointError, match=r"no log-probs of the prompt \(echo with logprobs\).*\(vLLM, SGLang"):
             run({"served": table})
         assert len(served.scored()) == 1
         run({"served": table}, "other", formats=["generate"])  # it writes answers
 
 
-def test_an_endpoint_that_takes_no_token_ids_is_refused_with_what_to_do(run, tiny_model):
-    with serve(tiny_model, "llama-cpp-python") as served:
-        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
-        with pytest.raises(EndpointError, match=r"should be a valid string.* leave tokenizer out"):
-            run({"served": table})
-
-
-@pytest.mark.parametrize("in_tokens", [True, False])
-def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served, in_tokens):
-    table = {"endpoint": served.url, "model": "tiny", "api": "completions", "price": [1e6, 1e6]}
-    table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served):
+    table = {
+        "endpoint": served.url,
+        "model": "tiny",
+        "api": "completions",
+        "price": [1e6, 1e6],
+        "tokenizer": str(tiny_model),
+    }
 
     def planned() -> dict[str, int]:
         local, line = preview(read_recipe(tmp_path / "recipe.yaml", (), "eval"))
@@ -243,12 +229,10 @@ def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, ti
     assert served.bodies == []
     run(models, **section)
     usage = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"]["served"]
-    n_probes = 1 if in_tokens else 2
     assert before["missing"] == 6
-    assert before["requests"] == len(served.bodies) - n_probes
-    if in_tokens:
-        n_probe = len(served.tokenizer("One, two, three").input_ids)
-        assert before["tokens_in"] == usage["tokens_in"] - n_probe
-        assert before["tokens_out"] >= usage["tokens_out"] - 1
+    assert before["requests"] == len(served.bodies) - 1  # whether there are log-probs
+    n_probe = len(served.tokenizer("One, two, three").input_ids)
+    assert before["tokens_in"] == usage["tokens_in"] - n_probe
+    assert before["tokens_out"] >= usage["tokens_out"] - 1
     assert before["cost"] == before["tokens_in"] + before["tokens_out"]
     assert planned() == dict.fromkeys(before, 0)

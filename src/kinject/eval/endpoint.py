@@ -23,7 +23,7 @@ from kinject.eval.scoring.answers import Store
 from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
 from kinject.llm import generator_identity
 from kinject.llm.cache import CACHES, stored_usage
-from kinject.llm.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
+from kinject.llm.completions import CHOICE, CONTEXT, PROMPT, read_choice
 from kinject.llm.generator import Stopped
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.llm.sender import (
@@ -91,9 +91,7 @@ class EndpointScorer:
         )
 
     def _as_text(self, prompt: Prompt, generation: Generation | None) -> EndpointPrompt:
-        if generation is None:
-            pairs = [(_message(CONTEXT, prompt.context), _message(CHOICE, text)) for text in prompt.continuations]
-            return EndpointPrompt((), (), requests=tuple(pairs), prompt=prompt)
+        assert generation is not None  # log-probs need a tokenizer
         if self.table.api == "chat":
             system, turns = chat_turns(prompt, self.style)
             roles = ("user", "assistant") * len(turns)
@@ -198,21 +196,16 @@ class EndpointScorer:
     async def _check_log_probs(self, sender: Sender) -> None:
         """Ask for the log-prob of one token. Raises `EndpointError` (fatal) if the endpoint returns none."""
         try:
-            if self.encoder is None:
-                await self._choose(sender, "One, two,", " three")
-            else:
-                *context, last = self.encoder.ids(["One, two, three"])[0]
-                await self._choose(sender, json.dumps(context), json.dumps([last]))
+            assert self.encoder is not None
+            *context, last = self.encoder.ids(["One, two, three"])[0]
+            await self._choose(sender, json.dumps(context), json.dumps([last]))
         except EndpointError as error:
             if error.fatal:
                 raise
-            fix = (
-                "." if self.encoder is None else ". If it takes no token ids, leave tokenizer out of the model's table."
-            )
-            raise EndpointError(f"the first request for log-probs failed: {error}{fix}", fatal=True) from error
+            raise EndpointError(f"the first request for log-probs failed: {error}", fatal=True) from error
 
     async def _score_prompt(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
-        """Return the answer to one prompt, or the log-probs of its choices; these share the request that counts tokens."""
+        """Return the answer to one prompt, or the log-probs of its choices."""
         if prompt.generation is not None:
             completion = await sender.send(list(prompt.requests[0]), self.seed)
             text = completion.text
@@ -234,17 +227,10 @@ class EndpointScorer:
         return PromptScore(log_probs, greedy, lengths=lengths)
 
     async def _choose(self, sender: Sender, context: str, choice: str) -> tuple[float, int, bool]:
-        """Return the log-prob of a choice after its context, its number of tokens, and whether each was the likeliest.
-
-        Of texts, the context's tokens are counted first; white space at its end belongs to the choice.
-        """
-        messages = [_message(CONTEXT, context), _message(CHOICE, choice)]
-        if self.encoder is None:
-            count = await sender.send([_message(COUNT, context.rstrip())], self.seed)
-            messages.append(_message(N_CONTEXT, count.text))
-        elif choice == "[]":  # longer than the window
+        """Return the log-prob of a choice after its context, its number of tokens, and whether each was the likeliest."""
+        if choice == "[]":  # longer than the window
             return float("nan"), 0, False
-        return read_choice(await sender.send(messages, self.seed))
+        return read_choice(await sender.send([_message(CONTEXT, context), _message(CHOICE, choice)], self.seed))
 
     def preview(self, prompts: Sequence[Encoded], stored: Collection[str]) -> str:
         """Return the requests for those of `prompts` that are not `stored` (by key), and the most that they can cost."""
@@ -254,15 +240,11 @@ class EndpointScorer:
         n_out = sum(
             prompt.generation.most if prompt.generation else len(prompt.requests) for prompt in missing.values()
         )
-        scored = {prompt.prompt.context for prompt in missing.values() if prompt.generation is None}
-        n_requests = len(requests)
-        if scored and self.encoder is None:  # their tokens are counted first
-            n_in, n_requests = n_in + sum(map(self._n_tokens, scored)), n_requests + len(scored)
         cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
         price = f", at most {cost:.4f}" if self.table.endpoint.has_prices else ", no prices in its table"
         return (
             f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, {len(missing):,} without a stored "
-            f"answer; {n_requests:,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"
+            f"answer; {len(requests):,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"
         )
 
     def _n_tokens(self, text: str) -> int:

@@ -2,8 +2,7 @@
 
 A request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache,
 limits and retries hold for it as for a chat. Log-probs come from ``echo``: the endpoint repeats the prompt, each token
-with its log-prob, as vLLM, SGLang and llama-cpp-python do. Their answers differ: vLLM's offsets count special tokens,
-SGLang has none (-1), llama-cpp-python takes no token ids and leaves out the BOS. So only ``token_logprobs`` and the
+with its log-prob, as vLLM and SGLang do. Their answers differ: vLLM's offsets count special tokens, SGLang has none (-1). So only ``token_logprobs`` and the
 numbers of tokens are read, from the end.
 """
 
@@ -23,12 +22,8 @@ from kinject.types import Completion, Message, Usage
 
 PROMPT: Final = "prompt"
 """Role of a text that the model continues; its answer is the text that it writes."""
-COUNT: Final = "count"
-"""Role of a text of which only the tokens are counted: the number is the answer."""
 CONTEXT, CHOICE = "context", "choice"
-"""Roles of the two parts of a text: the answer is the log-prob of the second (`read_choice`)."""
-N_CONTEXT: Final = "n_context"
-"""Role of the number of tokens of the context, where the parts are texts; else they are token ids as JSON."""
+"""Roles of two lists of token ids, as JSON: the answer is the log-prob of the second after the first (`read_choice`)."""
 
 _MOST = 1e30
 """Size from which a log-prob is none."""
@@ -41,27 +36,16 @@ class CompletionsEndpoint(Endpoint):
     route = "completions"
 
     async def complete(self, messages: list[Message], seed: int) -> Completion:
-        """Return the text that the model writes, a number of tokens, or a choice's log-prob as JSON, by the roles.
+        """Return the text that the model writes, or a choice's log-prob as JSON, by the roles.
 
         Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a fatal error.
         """
         parts = {message["role"]: message["content"] for message in messages}
         if PROMPT in parts:
             return await self.exchange(lambda: self._writing_body(parts[PROMPT], seed), self._read_written)
-        if COUNT in parts:
-            return await self.exchange(
-                lambda: self._scoring_body(parts[COUNT], echo=False), self._read_count, learns=False
-            )
-        n_context = int(parts[N_CONTEXT]) if N_CONTEXT in parts else None
-        prompt: str | list[int]
-        if n_context is None:
-            context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
-            prompt, n_context = [*context, *choice], len(context)
-        else:
-            prompt = parts[CONTEXT] + parts[CHOICE]
-        n_tokens = None if isinstance(prompt, str) else len(prompt)
+        context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
         return await self.exchange(
-            lambda: self._scoring_body(prompt, echo=True), lambda body: self._read_scored(body, n_context, n_tokens),
+            lambda: self._scoring_body([*context, *choice]), lambda body: self._read_scored(body, len(context), len(choice)),
             learns=False,
         )  # fmt: skip
 
@@ -71,10 +55,10 @@ class CompletionsEndpoint(Endpoint):
         del body["messages"]
         return {**body, "prompt": json.loads(prompt) if prompt.startswith("[") and _is_ids(prompt) else prompt}
 
-    def _scoring_body(self, prompt: str | list[int], *, echo: bool) -> dict[str, Any]:
-        options = {"echo": True, "logprobs": 1} if echo else {}
+    def _scoring_body(self, prompt: list[int]) -> dict[str, Any]:
         extra = dict(self.section.extra_body or {})
-        return {"model": self.section.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options, **extra}
+        options = {"max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
+        return {"model": self.section.model, "prompt": prompt, **options, **extra}
 
     async def status_error(self, reply: Reply) -> EndpointError:
         """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
@@ -86,7 +70,7 @@ class CompletionsEndpoint(Endpoint):
     def _no_log_probs(self, reason: str) -> EndpointError:
         return EndpointError(
             f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {reason}. Set eval.formats: [generate], "
-            "or serve the model with one that does (vLLM, SGLang, llama-cpp-python with logits_all).",
+            "or serve the model with one that does (vLLM, SGLang).",
             fatal=True,
         )
 
@@ -109,34 +93,19 @@ class CompletionsEndpoint(Endpoint):
         choice, usage = self._read(body)
         return self.clean(Completion(choice["text"], str(choice.get("finish_reason") or ""), usage))
 
-    def _read_count(self, body: bytes) -> Completion:
-        _, usage = self._read(body)
-        if not usage.tokens_in:
-            raise self._no_counts()
-        return Completion(str(usage.tokens_in), usage=usage)
-
-    def _no_counts(self) -> EndpointError:
-        return EndpointError(
-            f"{self.url}: it does not report the tokens of a prompt (usage.prompt_tokens), by which the choice's tokens are "
-            "found. Serve the model with one that does (vLLM, SGLang, llama-cpp-python).",
-            fatal=True,
-        )
-
-    def _read_scored(self, body: bytes, n_context: int, n_tokens: int | None) -> Completion:
-        """Return the sum of the log-probs of the tokens after the context; `n_tokens` of the prompt, None if it is a text."""
+    def _read_scored(self, body: bytes, n_context: int, n_choice: int) -> Completion:
+        """Return the sum of the log-probs of the tokens of the choice."""
         choice, usage = self._read(body)
         log_probs = choice.get("logprobs")
         values = log_probs.get("token_logprobs") if isinstance(log_probs, Mapping) else None
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise self._no_log_probs("the answer has no token_logprobs")
-        if n_tokens is not None and usage.tokens_in not in (0, n_tokens):
+        if usage.tokens_in != n_context + n_choice:
             raise EndpointError(
-                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_tokens} token ids. It adds some, or does not "
-                "take ids: leave tokenizer out of the model's table, so that prompts are sent as text.",
+                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_context + n_choice} token ids, so the tokens of "
+                "the choice cannot be found.",
                 fatal=True,
             )
-        if not usage.tokens_in:
-            raise self._no_counts()
         # Counted from the end: some leave out the BOS of a prompt, some the written token if it ends the text.
         end = len(values) - usage.tokens_out
         if not usage.tokens_in - 1 <= end <= usage.tokens_in:

@@ -137,8 +137,8 @@ _EVAL = (
              "is for api: completions. Remove it."),
     Conflict("eval.models.{0}.tokenizer",
              lambda r, f: [name for name, table in r.eval.endpoints().items()
-                           if table.api == "completions" and table.tokenizer is None and table.chat],
-             "missing. chat needs it: tokenizer: FOLDER."),
+                           if table.api == "completions" and table.tokenizer is None and (table.chat or f.scores)],
+             "missing. chat and log-probs of choices need it: tokenizer: FOLDER."),
     Conflict("eval.models.{0}.revision", _same_answers,
              "missing. {1} has the same model and parameters at another address; answers would be taken for one another's. "
              "Give each a revision (any text)."),
