@@ -2,7 +2,8 @@
 
 A request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache,
 limits and retries hold for it as for a chat. Log-probs come from ``echo``: the endpoint repeats the prompt, each token
-with its log-prob, as vLLM and SGLang do. Their answers differ: vLLM's offsets count special tokens, SGLang has none (-1). So only ``token_logprobs`` and the
+with its log-prob, as vLLM and SGLang do. Their answers differ: vLLM's offsets count special tokens, SGLang has none
+(-1). So only ``token_logprobs`` and the
 numbers of tokens are read, from the end.
 """
 
@@ -102,8 +103,8 @@ class CompletionsEndpoint(Endpoint):
             raise self._no_log_probs("the answer has no token_logprobs")
         if usage.tokens_in != n_context + n_choice:
             raise EndpointError(
-                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_context + n_choice} token ids, so the tokens of "
-                "the choice cannot be found.",
+                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_context + n_choice} token ids, so the "
+                "tokens of the choice cannot be found.",
                 fatal=True,
             )
         # Counted from the end: some leave out the BOS of a prompt, some the written token if it ends the text.

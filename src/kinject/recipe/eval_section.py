@@ -138,7 +138,7 @@ class EndpointModelSection(PromptedSection):
         None, help="Any text that identifies the model's weights, as a date; change it when the server's model changes."
     )
     tokenizer: str | None = option(
-        None, help="completions: send prompts as token ids of this tokenizer (folder or hub name), as log-probs need; default: text.",
+        None, help="completions: send prompts as token ids of this tokenizer (folder or hub name), for log-probs; default: text.",
         path="model",
     )  # fmt: skip
 
