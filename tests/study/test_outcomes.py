@@ -251,7 +251,7 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     questions = {
         "set": [Question(item.question_id, f"Where is {item.question_id}?", (), 0, answers=("Kelm",)) for item in after]
     }
-    rows = list(changed_answers(records, arms, questions, {}, {}))
+    rows = list(changed_answers(records, arms, questions, {}))
     was, now = (
         {item.question_id: [outcome_of(of[i]) for of in seeds] for i, item in enumerate(after)}
         for seeds in (

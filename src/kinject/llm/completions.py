@@ -3,8 +3,7 @@
 A request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache,
 limits and retries hold for it as for a chat. Log-probs come from ``echo``: the endpoint repeats the prompt, each token
 with its log-prob, as vLLM and SGLang do. Their answers differ: vLLM's offsets count special tokens, SGLang has none
-(-1). So only ``token_logprobs`` and the
-numbers of tokens are read, from the end.
+(-1). So only ``token_logprobs`` and the numbers of tokens are read, from the end.
 """
 
 from __future__ import annotations
