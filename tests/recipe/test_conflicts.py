@@ -155,7 +155,7 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("eval", {"models": {"m": {**CHAT, "endpoint": SANDBOX}}, **WRITTEN}, "eval.models.m.endpoint", "must be of kind: openai"),
     ("eval", {"models": {"m": CHAT}}, "eval.models.m.api", "returns no log-probs"),
     ("eval", {"models": {"m": {**CHAT, "tokenizer": "."}}, **WRITTEN}, "eval.models.m.tokenizer", "is for api: completions"),
-    ("eval", {"models": {"m": {**SERVED, "chat": True}}}, "eval.models.m.tokenizer", "missing. chat needs it"),
+    ("eval", {"models": {"m": {**SERVED, "chat": True}}}, "eval.models.m.tokenizer", "missing. chat and log-probs of choices need it"),
     ("eval", {"models": {"a": CHAT, "b": {**CHAT, "endpoint": {**CHAT["endpoint"], "base_url": "http://b/v1"}}}, **WRITTEN},
      "eval.models.b.revision", "a has the same model"),
     ("eval", {"max_thinking_tokens": 9}, "eval.max_thinking_tokens", "there is no chat"),

@@ -52,7 +52,6 @@ from kinject.report.tables import (
     claims_table,
     claims_text,
     cost_table,
-    failures_table,
     headline_table,
     names_table,
     results_table,
@@ -259,8 +258,7 @@ def _details(
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
     about = Bullets(_ABOUT, small=True)
     yield "Every number", (results_table(view), *small_tables(view), about) if report.results else ()
-    yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view),
-                            *((failures_table(view),) if report.failures else ()))  # fmt: skip
+    yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view))
     yield "Notes", (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else ()
     commands = tuple(format_name(command) for command in report.commands)
     yield "Run it again", (Code(commands), Bullets((_RERUN,), small=True)) if commands else ()

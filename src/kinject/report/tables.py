@@ -297,18 +297,6 @@ def arms_table(view: View) -> TableBlock:
     return without_empty_columns(TableBlock("Each arm's recipe", "", columns, lines, wordy=True, folded=True))
 
 
-def failures_table(view: View) -> TableBlock:
-    """Return the arms that could not be finished, with the log of each."""
-    lines = tuple(
-        line(format_name(f.arm), format_name(f.model), "" if f.seed is None else str(f.seed), format_name(f.stage),
-             format_name(f.message), format_name(f.log))
-        for f in view.report.failures
-    )  # fmt: skip
-    return without_empty_columns(
-        TableBlock("Failures", "", ("arm", "model", "seed", "stage", "error", "log"), lines, wordy=True)
-    )
-
-
 def small_tables(view: View) -> Iterator[TableBlock]:
     """Yield recall of retrieval, perplexity, the judge and exposures, each where the report has it."""
     recalls = tuple(

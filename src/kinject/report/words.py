@@ -417,7 +417,7 @@ def _doubts(view: View) -> Iterator[Evidence]:
     for failure in view.report.failures[:_MOST_LISTED]:
         seed = "" if failure.seed is None else f" (seed {failure.seed})"
         run = f"{format_name(failure.arm)}{seed} at {format_name(failure.stage)}"
-        text = f"{run} ended with: {format_name(failure.message, 200)}"
+        text = f"{run} ended with: {format_name(failure.message, 200)} (log: {format_name(failure.log)})"
         yield Evidence(format_name(failure.arm), _EVERYWHERE, "arms failed", "bad", text)
 
 

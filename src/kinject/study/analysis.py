@@ -12,6 +12,7 @@ from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
 from kinject.executors import LOG
 from kinject.recipe.eval_section import ClaimSection
+from kinject.report.formatting import format_percent
 from kinject.results import ALPHA, FEWEST, ArmResult, Claim, Failure, Outcome, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import make_contrast, trend
 from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p, holm
@@ -176,10 +177,6 @@ def _with_verdict(name: str, section: ClaimSection, result: _Tested, p_holm: flo
     )  # fmt: skip
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
 def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
@@ -217,7 +214,7 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
     alike = claim.test == "equivalence"
     finding = (
-        f"{arm} {_percent(matrices[0].mean())}, {baseline} {_percent(matrices[1].mean())} {claim.outcome} on "
+        f"{arm} {format_percent(matrices[0].mean())}, {baseline} {format_percent(matrices[1].mean())} {claim.outcome} on "
         f"{claim.question_set}: {_points(found.value)} points{_bounded(found.low, found.high, _points)}"
         f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}"
     )
@@ -243,7 +240,7 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     if missing:
         return _Tested(f"{claim.sweep}: {missing}")
     too_few, (found, monotone) = _enough(matrices[0]), trend(matrices)
-    accuracies = [f"{label}: {_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
+    accuracies = [f"{label}: {format_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
     finding = (
         f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}; later over earlier {_points(found.value)} points"
         f"{_bounded(found.low, found.high, _points)}{too_few}"
@@ -261,8 +258,8 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     matrix = matrices[0]
     estimate, too_few, guess = bounded_accuracy(matrix), _enough(matrix), matrix.chance
     finding = (
-        f"{arm} {_percent(estimate.value)}{_bounded(estimate.low, estimate.high, _percent)} on {claim.question_set}, "
-        f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "") + too_few
+        f"{arm} {format_percent(estimate.value)}{_bounded(estimate.low, estimate.high, format_percent)} on {claim.question_set}, "
+        f"guessing {format_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "") + too_few
     )
     p = None if too_few else chance_p(matrix, claim.margin if near else None)
     effect, as_claimed = estimate.value - guess, near or estimate.value > guess

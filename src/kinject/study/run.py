@@ -408,10 +408,6 @@ def _notes(study: Study) -> list[str]:
         for item in study.question_sets if item.n_left_out
     ]  # fmt: skip
     notes += study.diverged
-    if len(study.ks) > 1 and all(item.validation is None for item in study.question_sets):
-        notes.append("several K were evaluated without validation questions: no K is chosen, each is shown")
-    if len(section.models) > 1 and section.claims:
-        notes.append(f"claims are judged on the first base model, {next(iter(section.models))}")
     return notes
 
 
