@@ -160,10 +160,10 @@ def test_retrieval(material: Path, run_here: Callable[..., str]) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("forked")
 def test_hostile_files() -> None:
-    sizes = ("--templates", "2", "--patterns", "2", "--links", "10", "--disks", "10", "--escapes", "40")
+    sizes = ("--templates", "2", "--links", "10", "--disks", "10", "--escapes", "40")
     printed = _run_apart("hostile.py", *sizes)
     counts = re.findall(r"^(\w+): (\d+) of (\d+) held", printed, re.MULTILINE)
-    assert [name for name, *_ in counts] == ["templates", "patterns", "links", "disks", "escapes"]
+    assert [name for name, *_ in counts] == ["templates", "links", "disks", "escapes"]
     assert all(held == tried for _, held, tried in counts)
 
 

@@ -55,23 +55,6 @@ def test_unknown_styles_and_what_a_generator_lacks_are_told_at_once_each_with_it
     assert len(lines) == 4
 
 
-def test_an_input_that_cannot_be_used_as_a_whole_is_named_by_its_key_too(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "notes" / "old").mkdir(parents=True)
-    (here / "notes" / "old" / "a.xyz").write_text("\x01")
-    recipe = (here / "recipe.yaml").read_text().replace("documents.jsonl", "notes/")
-    (here / "recipe.yaml").write_text(recipe)
-    assert main(["augment", "recipe.yaml"]) == 2
-    message = capsys.readouterr().err.strip()
-    first, second = message.splitlines()
-    assert first == "notes: no document there can be read. (recipe.yaml:3: augment.documents)"
-    assert second.startswith("  old/a.xyz: found suffix '.xyz' and no text, can read ")
-    (here / "rows.jsonl").write_text("{\n")
-    assert main(["augment", "recipe.yaml", "augment.documents=rows.jsonl"]) == 2
-    assert "augment.documents" not in capsys.readouterr().err  # the line of the file is enough
-
-
 def test_a_run_that_ends_short_says_so_and_exits_with_1(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["augment", "recipe.yaml", "augment.styles.paraphrase=400", "augment.max_attempts=1"])
     assert code == 1

@@ -125,17 +125,6 @@ def test_one_fault_is_one_line(write: Write, text: str, fault: str) -> None:
     assert _faults(write("r.yaml", text)) == [fault]
 
 
-def test_aliases_that_explode_are_refused(write: Write) -> None:
-    layers = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
-    (fault,) = _faults(write("r.yaml", f"a0: &a0 [x]\n{layers}"))
-    assert "more than 100,000 values" in fault
-
-
-def test_an_alias_of_itself_is_refused(write: Write) -> None:
-    (fault,) = _faults(write("r.yaml", "a: &a [*a]\n"))
-    assert "bad YAML" in fault
-
-
 def test_a_verb_says_which_section_it_misses(write: Write) -> None:
     assert "r.yaml:1: eval: missing. kinject eval needs this section." in _faults(write("r.yaml", GOOD), verb="eval")
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from kinject.bounds import check_cost, check_patterns
+from kinject.bounds import check_cost
 from kinject.corpus.templates import read_template
 from kinject.errors import InputError
-from kinject.models import load_model, load_tokenizer
-from kinject.train.config import adapter_config, build
+from kinject.models import load_tokenizer
 
 BOMBS = (
     "{{ 'x'|center(3000000000) }}",
@@ -53,31 +49,3 @@ def test_a_chat_template_is_bounded_where_the_tokenizer_loads(tiny_model: Path) 
 )
 def test_templates_as_models_have_them_pass(source: str) -> None:
     check_cost(source)
-
-
-@pytest.mark.parametrize("key", ["target_modules", "rank_pattern"])
-def test_a_pattern_that_backtracks_for_minutes_is_refused_in_a_recipe_and_in_an_adapters_folder(
-    key: str, tiny_model: Path, tmp_path: Path
-) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    pattern = r"((\S|\s)*)*!"
-    fields: dict[str, Any] = {"r": 4, "target_modules": ["q_proj"]} | {key: {pattern: 2} if "rank" in key else pattern}
-    began = time.monotonic()
-    _, (problem,) = build(adapter_config, fields, "adapter", "peft")
-    assert problem.key == f"adapter.{key}"
-    assert "takes more than 2 s to match a name" in problem.message
-    plain = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(target_modules=["q_proj"]))
-    plain.save_pretrained(tmp_path / "adapter")
-    path = tmp_path / "adapter" / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: fields[key]}))
-    with pytest.raises(InputError, match=r"adapter: no usable adapter \(the pattern"):
-        load_model(str(tmp_path / "adapter"), device="cpu")
-    assert time.monotonic() - began < 40
-
-
-def test_patterns_as_recipes_have_them_pass() -> None:
-    check_patterns(
-        {"target_modules": r".*layers\.[0-9]+\.(self_attn|mlp)\..*_proj", "rank_pattern": {r"^.*q_proj$": 4}}
-    )
-    check_patterns({"target_modules": "all-linear", "exclude_modules": ["lm_head"]})

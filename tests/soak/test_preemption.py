@@ -61,7 +61,7 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
     monkeypatch.setenv("KINJECT_SRUN_PAUSE", "0.2")  # the processes get the signal at different moments
     config = ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"
     for name in ("straight", "preempted"):
-        text = render_job(["recipe.yaml", f"run_dir={name}"])
+        text = render_job("slurm", ["recipe.yaml", f"run_dir={name}"])
         launcher = re.sub("launcher='.*?'", f"launcher='--config_file {config}'", text)
         (tmp_path / f"{name}.sbatch").write_text(launcher)
     slurm = Slurm(tmp_path, nodes, gpus=2 // nodes)

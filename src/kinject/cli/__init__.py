@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinject.disk import FoundRun, find_runs, fix_for, is_system_failure
-from kinject.errors import DiskError, InputError, KinjectError
+from kinject.errors import InputError, KinjectError
 from kinject.process import (
     check_environment,
     exit_code,
@@ -185,14 +185,7 @@ def _run(words: Sequence[str]) -> int:
         show(render_next_step())
         return 0
     check_environment()
-    try:
-        code = int(arguments.run(arguments))
-    except (InputError, DiskError) as error:
-        recipe = getattr(arguments, "recipe", None)
-        if recipe is None:
-            raise
-        lines = (line + recipe.key_of_input(line) for line in str(error).split("\n"))
-        raise type(error)("\n".join(lines)) from error
+    code = int(arguments.run(arguments))
     sys.stdout.flush()
     return code
 
@@ -301,9 +294,7 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
         if any(path == recipe.path for recipe in read_shipped().values()):
             name = path.relative_to("recipes").with_suffix("")
             raise InputError(f"{path}: not in this folder. kinject recipes copy {name} puts it here.")
-    recipe = read_recipe(path, overrides, verb)
-    arguments.recipe = recipe  # for the message of an error
-    return recipe
+    return read_recipe(path, overrides, verb)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from kinject.bounds import check_cost, check_patterns
+from kinject.bounds import check_cost
 from kinject.disk import path_exists, verified_hashes
 from kinject.errors import InputError
 from kinject.gguf import converted_folder, gguf_file
@@ -314,7 +314,6 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
     model = _load_full_model(base, options)
     with _raising_input_error(str(folder), "adapter"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of missing weights, which the next lines refuse
-        check_patterns(read_object(folder / ADAPTER_CONFIG))
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
         needed = get_peft_model_state_dict(tuned, save_embedding_layers=False).keys()
     lacking = sorted(needed - stored) or sorted(name for name in stored - needed if "lora_" in name)

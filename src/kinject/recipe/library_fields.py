@@ -248,25 +248,15 @@ _STEPS: Mapping[str, Any] = {"above": 0, "max": 10**9}
 _FROM_0: Mapping[str, Any] = {"min": 0, "max": 10**9}
 _UNIT: Mapping[str, Any] = {"min": 0, "below": 1}
 _FRACTION: Mapping[str, Any] = {"min": 0, "max": 1}
-_SEED: Mapping[str, Any] = {"min": 0, "max": 2**32 - 1}
 RANGES: Mapping[str, Mapping[str, Any]] = {
     "per_device_train_batch_size": _COUNT, "per_device_eval_batch_size": _COUNT, "gradient_accumulation_steps": _COUNT,
-    "torch_empty_cache_steps": _COUNT, "save_total_limit": _COUNT,
-    "pad_to_multiple_of": _COUNT, "ddp_bucket_cap_mb": _COUNT, "dataloader_prefetch_factor": _COUNT,
-    "dataloader_num_workers": {"min": 0, "max": 256}, "max_length": {"min": 2, "max": 2**22},
-    "logging_steps": _STEPS, "eval_steps": _STEPS, "save_steps": _STEPS, "warmup_steps": _FROM_0, "eval_delay": _FROM_0,
-    "num_train_epochs": {"above": 0, "max": 10**6}, "max_steps": {"min": 1, "max": 10**9, "or": -1},
-    "learning_rate": {"above": 0, "max": 100}, "weight_decay": {"min": 0, "max": 100}, "adam_beta1": _UNIT, "adam_beta2": _UNIT,
-    "adam_epsilon": {"min": 1e-30, "max": 1}, "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0},
-    "label_smoothing_factor": _UNIT, "neftune_noise_alpha": {"min": 0, "max": 1000},
-    "router_aux_loss_coef": {"min": 0, "max": 100}, "seed": _SEED, "data_seed": _SEED, "ddp_timeout": {"min": 1, "max": 10**8},
-    # peft
-    "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "rank_pattern": {"min": 1, "max": 2**16},
-    "alpha_pattern": {"above": 0, "max": 2**20}, "layers_to_transform": {"min": 0, "max": 2**16},
-    "trainable_token_indices": _FROM_0, "alora_invocation_tokens": _FROM_0, "layer_replication": _FROM_0,
-    "num_groups": _COUNT, "scale": {"above": 0, "max": 2**20}, "nblocks": _COUNT, "loftq_iter": _COUNT,
+    "max_length": {"min": 2, "max": 2**22}, "logging_steps": _STEPS, "eval_steps": _STEPS, "save_steps": _STEPS,
+    "warmup_steps": _FROM_0, "num_train_epochs": {"above": 0, "max": 10**6}, "max_steps": {"min": 1, "max": 10**9, "or": -1},
+    "learning_rate": {"above": 0, "max": 100}, "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0},
+    "label_smoothing_factor": _UNIT, "seed": {"min": 0, "max": 2**32 - 1},
+    "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "trainable_token_indices": _FROM_0,
 }  # fmt: skip
-"""Bounds of the libraries' fields, as in the metadata of kinject's own: outside of them a library raises, or learns nothing."""
+"""Bounds of the libraries' fields that no library refuses itself, and with which nothing is learned."""
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "loss_type": ("nll", "dft", "chunked_nll"), "pad_to_multiple_of": ("auto",),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"), "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
@@ -275,13 +265,10 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The words of fields that are annotated as text and whose metadata has no choices, or choices that kinject has not."""
 _SCHEDULE_RANGES: Mapping[str, Mapping[str, Any]] = {
-    "min_lr_rate": _FRACTION, "min_lr_ratio": _FRACTION, "warmup_lr_rate": _FRACTION, "pct_start": _FRACTION,
-    "flat_fraction": _FRACTION, "power": _FROM_0, "lr_end": _FROM_0, "min_lr": _FROM_0, "threshold": _FROM_0,
-    "num_stable_steps": _FROM_0, "num_decay_steps": _FROM_0, "patience": _FROM_0, "cooldown": _FROM_0, "num_cycles": _FROM_0,
-    "step_size": {"min": 1, "max": 10**9}, "step_epochs": {"above": 0, "max": 10**6}, "timescale": {"min": 1, "max": 10**9},
-    "d_model": {"min": 1, "max": 10**9},
-    "div_factor": {"min": 1, "max": 10**12}, "final_div_factor": {"min": 1, "max": 10**12}, "gamma": {"above": 0, "max": 1},
-    "factor": _UNIT,
+    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate", "pct_start", "flat_fraction"), _FRACTION),
+    **dict.fromkeys(("power", "lr_end", "min_lr", "num_stable_steps", "num_decay_steps", "num_cycles"), _FROM_0),
+    **dict.fromkeys(("step_size", "step_epochs", "timescale", "d_model"), _STEPS),
+    "gamma": {"above": 0, "max": 1}, "factor": _UNIT,
 }  # fmt: skip
 
 
@@ -413,6 +400,7 @@ ADAPTER_REFUSED = {
     **dict.fromkeys(
         ("use_qalora", "qalora_group_size"), "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line."
     ),
+    "velora_config": "is a Python object. Remove the line.",
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }  # fmt: skip
 """Keys of peft's configs that an adapter to train must not set -> the reason."""
@@ -473,22 +461,6 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             checker.is_in_bounds(
                 checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
             )
-            _check_settings(hints[key], value, path, checker)
         elif key != "type":
             kind = types[name].__name__
             checker.report(path, f"unknown key of peft's {kind}.{suggestion(key, {*known, *ADAPTER_KEYS})}")
-
-
-def _check_settings(hint: Any, value: Any, key: KeyPath, checker: Checker) -> None:
-    """Report the unknown keys and wrong types in `value` if `hint` is, or may be, one of the library's dataclasses."""
-    kind = next((option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)), None)
-    if kind is None or not isinstance(value, Mapping):
-        return
-    hints = typing.get_type_hints(kind)
-    allowed = {field.name for field in dataclasses.fields(kind) if field.init}
-    for name, item in value.items():
-        if name in allowed:
-            checked = checker.value(plain_hint(hints[name]), item, (*key, name))
-            checker.is_in_bounds(checked, RANGES.get(name, {}), (*key, name))
-        else:
-            checker.report((*key, name), f"unknown key.{suggestion(name, allowed)}")

@@ -100,7 +100,6 @@ class Recipe(Sections):
     notes: tuple[str, ...]
     _file: YamlFile
     _overridden: frozenset[KeyPath]
-    _inputs: Mapping[str, KeyPath]
 
     @property
     def command_line(self) -> str:
@@ -110,18 +109,6 @@ class Recipe(Sections):
     def location(self, key: str | KeyPath) -> str:
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an override set it."""
         return _location(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
-
-    def key_of_input(self, message: str) -> str:
-        """Return `` (file:line: key)`` of the input that `message` is about as a whole, "" if it is about none.
-
-        It begins with the input's path, or with that of a file below it. A fault on a line of a file needs no key.
-        """
-        if re.match(r"[^:\n]+:\d+:", message):
-            return ""
-        about = [path for path in self._inputs if message.startswith((f"{path}:", f"{path}/"))]
-        if not about:
-            return ""
-        return f" ({self.problem(self._inputs[max(about, key=len)], '')!s})"
 
     def problem(self, key: str | KeyPath, message: str) -> Problem:
         """Return the fault `message` at `key`."""
@@ -237,7 +224,6 @@ def read_recipe(
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
     overridden: set[KeyPath] = set()
-    inputs: dict[str, KeyPath] = {}
     problems = [found for override in overrides if (found := _apply_override(override, raw, overridden)) is not None]
     notes = _leave_out_general_text(raw)
     kind = _RECIPES[verb] if verb is not None else Recipe
@@ -248,8 +234,6 @@ def read_recipe(
         problems.append(Problem(".".join(map(str, key)), message, _location(file, frozenset(overridden), key)))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
-        if kind != "output":
-            inputs.setdefault(str(Path(value)), key)
         if message := _about_input(value, kind, must_exist=key[0] in checked):
             report(key, message)
 
@@ -280,12 +264,12 @@ def read_recipe(
         raise RecipeError(problems)
     return kind(
         **sections, path=path, overrides=tuple(overrides), raw=raw, notes=tuple(notes), _file=file,
-        _overridden=frozenset(overridden), _inputs=inputs,
+        _overridden=frozenset(overridden),
     )  # fmt: skip
 
 
 def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> DocumentsSection:
-    """Return the section documents of the recipe at `path` (None: its deproblems) after `overrides`.
+    """Return the section documents of the recipe at `path` (None: its defaults) after `overrides`.
 
     Raises `RecipeError` with every fault of the section.
     """

@@ -250,5 +250,3 @@ def _add_requirements(schema: Schema) -> None:
         }
         for kind, (name, _) in GENERATOR_REQUIRES.items()
     ]
-    only_openai = {"properties": {"batch": {"const": False}}}
-    schema["allOf"].append({"if": {"properties": {"kind": {"const": "openai"}}}, "else": only_openai})

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject import models
-from kinject.bounds import check_patterns
 from kinject.errors import InputError, Problem
 from kinject.hub import upload_fault
 from kinject.process import context_parallel_size, is_fsdp_launch, is_launched, tensor_parallel_size
@@ -103,7 +102,6 @@ def _precision(section: RegularizationSection | None, device: str) -> dict[str, 
 
 def adapter_config(adapter: Mapping[str, Any]) -> Any:
     """Return peft's config of the keys of an adapter section, of the class that `type` names (LoraConfig)."""
-    check_patterns(adapter)
     fields = {key: list(value) if isinstance(value, tuple) else value for key, value in adapter.items()
               if key not in ADAPTER_KEYS}  # fmt: skip
     return adapter_types()[adapter.get("type", "lora")](**{"task_type": "CAUSAL_LM", **fields})
