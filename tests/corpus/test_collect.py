@@ -178,7 +178,8 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
     for number, name in enumerate(names):
         (heap / f"{name}.txt").write_text(prose(number))
     monkeypatch.setattr(parse, "SECONDS", 0.3)
-    section = DocumentsSection(processes=1)
+    monkeypatch.setattr(collecting, "core_count", lambda: 1)
+    section = DocumentsSection()
     result = collect([heap], section)
     assert [row["source"] for row in rows_of(result, "documents.jsonl")] == ["a.txt", "c.txt", "g.txt"]
     details = {row["file"]: row["detail"] for row in result.skipped()}
@@ -202,7 +203,10 @@ def _mixed(heap: Path) -> None:
 
 def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _mixed(heap)
-    results = [collect([heap], DocumentsSection(processes=n, cache_dir=f"cache{n}"), Path(f"run{n}")) for n in (1, 3)]
+    results = []
+    for n in (3, 1):
+        monkeypatch.setattr(collecting, "core_count", lambda n=n: n)
+        results.append(collect([heap], DocumentsSection(cache_dir=f"cache{n}"), Path(f"run{n}")))
     advance = collecting.Progress.advance
     with monkeypatch.context() as patched:
 
@@ -212,7 +216,7 @@ def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkey
                 raise KeyboardInterrupt
 
         patched.setattr(collecting.Progress, "advance", stop)
-        killed = DocumentsSection(processes=1, cache_dir="cache4")
+        killed = DocumentsSection(cache_dir="cache4")
         with pytest.raises(KeyboardInterrupt):
             collect([heap], killed, Path("run4"))
     resumed = collect([heap], killed, Path("run4"))

@@ -92,15 +92,15 @@ def add_doctor(verbs: Any) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from kinject.doctor import examine, render
+    from kinject.api import doctor
+    from kinject.doctor import render
     from kinject.errors import InputError
 
     paths = arguments.recipes or [path for path in (Path("recipes"),) if path.is_dir()]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path}: does not exist. Give recipe files or folders.")
-    files = [file for path in paths for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
-    checkup = examine(files, offline=arguments.offline)
+    checkup = doctor(*paths, offline=arguments.offline)
     show(render(checkup))
     return 1 if checkup.problems else 0
 

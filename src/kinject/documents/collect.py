@@ -146,7 +146,7 @@ def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
 
 def _output_options(section: DocumentsSection) -> dict[str, Any]:
     """Return the options that decide the output."""
-    return {key: value for key, value in asdict(section).items() if key not in ("processes", "cache_dir", "strict")}
+    return {key: value for key, value in asdict(section).items() if key not in ("cache_dir", "strict")}
 
 
 def _hashed(files: Sequence[FoundFile], section: DocumentsSection) -> list[HeapFile]:
@@ -186,7 +186,7 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
         Parsing(number, os.path.abspath(heap[number].found.path), record.resolve(), work, _read_options(section))
         for record, number in first.items()
     ]
-    n_processes = min(section.processes or core_count(), len(tasks))
+    n_processes = min(core_count(), len(tasks))
     waiting, n_running = iter(tasks), 0
     with (
         executors.LocalExecutor(n_processes, 0, ("kinject.documents.parse",)) as executor,

@@ -25,7 +25,6 @@ class DocumentsSection:
         0.02, help="A line that so large a part of the documents (and at least 10) share stays in the first only; null keeps it.",
         above=0.0, max=1.0,
     )  # fmt: skip
-    processes: int | None = option(None, help="Processes that read; default: one for each core.", min=1, max=256)
     cache_dir: str = option(
         "runs/parsed", help="Folder of parsed files, by content; may be deleted at any time.", path="output"
     )

@@ -427,15 +427,6 @@ def adapter_types() -> dict[str, Any]:
             if name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig)}  # fmt: skip
 
 
-def _type_fault(name: Any, types: Mapping[str, Any]) -> str:
-    """Return why an adapter of this type does not train."""
-    from peft import PeftType
-
-    if str(name).upper() in PeftType.__members__:
-        return f"{name} {ADAPTER_TYPES_REFUSED.get(name, _VIRTUAL_TOKENS)}. Take another, as lora."
-    return f"found {name!r}.{suggestion(str(name), types)}"
-
-
 def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
     """Report every key that peft's config of its type does not have, and every value of a wrong type or out of bounds.
 
@@ -443,7 +434,12 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
     """
     types, name = adapter_types(), adapter.get("type", "lora")
     if name not in types:
-        checker.report(("adapter", "type"), _type_fault(name, types))
+        from peft import PeftType
+
+        message = f"found {name!r}.{suggestion(str(name), types)}"
+        if str(name).upper() in PeftType.__members__:
+            message = f"{name} {ADAPTER_TYPES_REFUSED.get(name, _VIRTUAL_TOKENS)}. Take another, as lora."
+        checker.report(("adapter", "type"), message)
         return
     known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
     hints = typing.get_type_hints(types[name])
