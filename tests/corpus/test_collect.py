@@ -328,18 +328,6 @@ def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap
     assert (first["kept"], first["words_only_here"], first["words_only_there"]) == ("rule00-2026.txt", ["30"], ["28"])
 
 
-def test_a_list_that_a_program_wrote_is_cut_and_told(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [f"{a}{b}" for a in WORDS for b in WORDS]
-    lines = [f"account {name} was opened by the office of Arvika" for name in (names * 15)[:24_000]]
-    (heap / "list.txt").write_text("\n".join(["The accounts of the house.", *lines, "Ask Mara for others."]))
-    (heap / "prose.txt").write_text("\n".join(prose(number, 12) for number in range(9_000)))
-    assert main(["documents", "heap"]) == 0
-    assert "list.txt: left out 23,999 lines that differ" in capsys.readouterr().out
-    texts = {document.source: document.text for document in read_documents(heap)}
-    assert texts["list.txt"].count("\n") == 2
-    assert texts["prose.txt"].count("\n") == 8_999
-
-
 def test_patterns_and_several_paths_are_heaps_and_a_text_never_names_paths(
     heap: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,23 +360,6 @@ def test_folders_that_link_to_one_another_end(heap: Path, source: str) -> None:
         for other in range(10):
             (heap / f"{number}" / f"to{other}").symlink_to(f"../{other}")
     assert collect([Path(source)]).counts["n_documents"] == 10
-
-
-def test_each_reason_is_shown_and_true_of_its_files(heap: Path) -> None:
-    (heap / "a.txt").write_text(prose(1))
-    for number in range(12):
-        (heap / f"{number:02d}.jsonl").write_text('{"text": ""}\n' * 2 if number < 3 else f'{{"key{number}": 1}}\n')
-    result = collect([heap])
-    lines = result.render_skipped()
-    assert (
-        lines[0]
-        == "00.jsonl:1, 00.jsonl:2, 01.jsonl:1 and 3 more: empty document. Each must hold some text; take it out or fill it."
-    )
-    assert all(
-        f"{number:02d}.jsonl:1: no key 'text' (found 'key{number}')" in lines[number - 2] for number in range(3, 11)
-    )
-    (heap / "12.jsonl").write_text('{"key12": 1}\n')
-    assert collect([heap]).render_skipped()[-1] == f"1 more for 1 other reasons: {result.skipped_path} has each"
 
 
 def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from kinject.disk import content_id, read_jsonl
-from kinject.documents import read_documents, write_general_text
+from kinject.disk import content_id
+from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 
 
@@ -64,12 +64,6 @@ def test_two_documents_with_one_id_are_told_with_both_lines(tmp_path: Path) -> N
         list(read_documents(path))
 
 
-def test_a_suffix_without_a_reader_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "a.foo").write_text("\x01")
-    with pytest.raises(InputError, match=r"a\.foo: found suffix '\.foo' and no text, can read .*\.csv, .*\.docx"):
-        list(read_documents(tmp_path))
-
-
 def test_no_documents_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no documents"):
         list(read_documents(write(tmp_path / "d.jsonl")))
@@ -78,15 +72,3 @@ def test_no_documents_is_an_error(tmp_path: Path) -> None:
         list(read_documents(tmp_path / "empty"))
     with pytest.raises(DiskError, match="nothing is there"):
         list(read_documents(tmp_path / "absent.jsonl"))
-
-
-def test_general_text_is_parted_and_nothing_is_written_over(tmp_path: Path) -> None:
-    source, folder = tmp_path / "pages.jsonl", tmp_path / "data"
-    source.write_text("".join(json.dumps({"id": f"p{n}", "text": f"Page {n}."}) + "\n" for n in range(9)))
-    paths = write_general_text(str(source), folder, 5, 2)
-    names = [[row["id"] for _, row in read_jsonl(path)] for path in paths]
-    assert names == [["p2", "p3", "p4", "p5", "p6"], ["p0", "p1"]]
-    with pytest.raises(InputError, match="is there already, and nothing is written over"):
-        write_general_text(str(source), folder, 5, 2)
-    with pytest.raises(InputError, match="holds fewer than 10 documents"):
-        write_general_text(str(source), tmp_path / "more", 8, 2)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from kinject.corpus.packing import ConcatRows
 from kinject.corpus.tokenize import TokenRow, sample_tokens, wanted_tokens
 
 
@@ -53,11 +52,3 @@ def test_every_row_is_drawn_before_any_is_drawn_twice() -> None:
     drawn = [row.row_id for row in _drawn(_token_rows(7, 10, "replay"), 100)]
     assert len(drawn) == 10
     assert len(set(drawn[:7])) == 7
-
-
-def test_joined_parts_are_one_sequence() -> None:
-    parts = [_token_rows(3, 2, "a"), [], _token_rows(2, 4, "b")]
-    joined = ConcatRows(parts)
-    assert list(joined) == parts[0] + parts[2]
-    assert [joined[i] for i in (-1, 0, 3)] == [parts[2][1], parts[0][0], parts[2][0]]
-    assert joined[2:4] == [parts[0][2], parts[2][0]]

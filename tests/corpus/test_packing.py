@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -140,24 +139,6 @@ def test_wrapped_is_one_text_cut_every_block_in_whatever_order(
     assert account.dropped == len(text) - len({token for ids, _ in wanted for token in ids})
 
 
-def test_wrapped_has_one_round_however_many_rows_a_document_has() -> None:
-    assert {row.round for row in pack(_paraphrases(8, 8), PackingConfig(5, "wrapped", "interleaved"), 1)[0]} == {0}
-
-
-def test_bins_with_equal_room_wait_for_one_another() -> None:
-    # 6 6 6 leave a room of 4 three times, which three documents of 4 fill
-    packed, _ = pack(
-        _rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), PackingConfig(10, "bfd_split", order="interleaved"), seed=0
-    )
-    assert [len(row.input_ids) for row in packed] == [10, 10, 10]
-
-
-def test_wrapped_without_a_block_is_one_row() -> None:
-    packed, account = pack(_rows([(5, 0), (6, 0), (1, 0)]), PackingConfig(None, "wrapped"), seed=0)
-    assert [len(row.input_ids) for row in packed] == [12]
-    assert account.lost == 0
-
-
 def _paraphrases(n_documents: int, n_each: int, length: int = 5) -> list[TokenRow]:
     """`n_each` rows of `length` different tokens for each document; token // 1000 is the document."""
     return [
@@ -184,12 +165,6 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     assert (account.lost, account.trained) == (0, 4 * len(rows))
 
 
-def test_together_the_same_texts_do_share_rows() -> None:
-    packed, _ = pack(_paraphrases(3, 8), PackingConfig(20, "bfd_split"), 0)
-    shared = [row for row in packed if len({t // 1000 for t in row.input_ids}) < row.position_ids.count(0)]
-    assert shared
-
-
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
     packed, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", order="interleaved"), 1)
     n_rounds = 1 + max(row.round for row in packed)
@@ -207,41 +182,3 @@ def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
     ]
     row = pack(rows, PackingConfig(8, "bfd_split"), 0)[0][0]
     assert dict(zip(row.input_ids, row.replayed, strict=True)) == {1: False, 2: True, 3: True, 4: False, 5: False}
-
-
-def test_rounds_hold_eight_blocks_at_least_and_are_no_more_than_a_documents_rows() -> None:
-    def rounds(n_documents: int, n_each: int, block: int | None, strategy: str | None = "bfd_split") -> int:
-        return 1 + max(
-            row.round
-            for row in pack(_paraphrases(n_documents, n_each), PackingConfig(block, strategy, "interleaved"), 1)[0]
-        )
-
-    assert rounds(2, 8, 20) == 1  # 80 tokens are half of 8 blocks
-    assert rounds(8, 8, 20) == 2
-    assert rounds(40, 3, 20) == 3
-    assert rounds(8, 16, None, None) == 16  # without a block the longest row is one: 8 of 5 tokens make a round
-
-
-def test_rows_of_no_document_fall_into_any_round_and_ask_for_none() -> None:
-    nameless = [TokenRow("", "", "", row.input_ids, row.learned) for row in _paraphrases(50, 8)]
-    assert {row.round for row in pack(nameless, PackingConfig(20, "bfd_split", "interleaved"), 1)[0]} == {0}
-    packed, _ = pack([*_paraphrases(10, 8), *nameless], PackingConfig(20, "bfd_split", "interleaved"), 1)
-    counts = Counter(row.round for row in packed for document in row.documents if not document)
-    assert set(counts) == set(range(8))
-
-
-@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
-def test_what_is_packed_together_is_bounded_and_nothing_is_lost(order: Order, monkeypatch: Any) -> None:
-    rows = _paraphrases(60, 1)
-    monkeypatch.setattr("kinject.corpus.packing._WINDOW", 16)
-    packed, account = pack(rows, PackingConfig(20, "bfd_split", order), 1)
-    order = list(range(60))
-    random.Random(1).shuffle(order)
-    window_of = {row: index // 16 for index, row in enumerate(order)}
-    for index in range(len(packed)):
-        assert len({window_of[row] for row, _, _ in packed.segments(index)}) == 1
-    assert (account.lost, account.source, {row.round for row in packed}) == (0, 300, {0})
-    monkeypatch.setattr("kinject.corpus.packing._WINDOW", 3)
-    narrow = list(pack(rows, PackingConfig(7, "wrapped", order), 1)[0])
-    monkeypatch.undo()
-    assert narrow == list(pack(rows, PackingConfig(7, "wrapped", order), 1)[0])  # one text has no windows

@@ -3,8 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinject.corpus.passages import (
-    cut_note,
-    sentence_ends,
     sentences,
     split_passages,
     word_spans,
@@ -41,24 +39,12 @@ def test_passages_are_exact_slices_that_cover_all_but_space_and_fit(text: str, n
     assert text[position:].strip() == ""
 
 
-@given(texts, st.integers(4, 20))
-def test_tokens_that_share_a_character_are_never_parted(text: str, n_tokens: int) -> None:
-    passages = split_passages(document(text), n_tokens, byte_spans)
-    assert "".join("".join(p.text for p in passages).split()) == "".join(text.split())
-    assert all(len(byte_spans(p.text)) <= n_tokens for p in passages)
-
-
 def test_a_cut_falls_at_the_last_sentence_end_that_fits() -> None:
     text = "One two three. Four five six. Seven eight nine."
     assert [p.text for p in split_passages(document(text), 10, word_spans)] == [
         "One two three. Four five six.",
         "Seven eight nine.",
     ]
-
-
-def test_without_a_sentence_end_a_cut_falls_between_words() -> None:
-    text = "one two-three four five"
-    assert [p.text for p in split_passages(document(text), 3, word_spans)] == ["one", "two-three", "four five"]
 
 
 def test_a_change_leaves_the_passages_before_it_as_they_were() -> None:
@@ -82,13 +68,6 @@ def test_a_change_leaves_the_passages_before_it_as_they_were() -> None:
 )
 def test_sentences(text: str, expected: list[str]) -> None:
     assert sentences(text) == expected
-
-
-@given(texts)
-def test_sentence_ends_ascend_and_reach_the_end(text: str) -> None:
-    ends = sentence_ends(text)
-    assert ends == sorted(set(ends))
-    assert (ends[-1:] or [0]) == [len(text.rstrip())]
 
 
 def test_a_heading_stays_with_what_follows_it_and_rows_are_not_torn() -> None:
@@ -146,13 +125,6 @@ def test_passages_of_markdown_are_true_slices_that_cover_all_and_show_no_more_th
     assert text[reached:].strip() == ""
 
 
-@given(MARKDOWN, MARKDOWN, st.integers(1, 30))
-def test_what_follows_does_not_change_the_cuts_before_it(first: str, second: str, n_tokens: int) -> None:
-    alone = split_passages(document(first + "\n\n"), n_tokens, word_spans)
-    together = split_passages(document(f"{first}\n\n{second}"), n_tokens, word_spans)
-    assert alone[:-1] == together[: max(0, len(alone) - 1)]
-
-
 def texts_of(text: str, n_tokens: int) -> list[str]:
     return [passage.shown for passage in split_passages(document(text), n_tokens, word_spans)]
 
@@ -197,21 +169,6 @@ def test_a_table_is_cut_between_rows_and_repeats_its_header() -> None:
     assert passages[0].header == ""
     assert passages[0].text.startswith("Mills.")
     assert not any(passage.cut for passage in passages)
-
-
-def test_a_head_of_more_than_half_a_passage_is_not_repeated() -> None:
-    text = "| a | b | c | d |\n|---|---|---|---|\n| 1 | 2 | 3 | 4 |\n| 5 | 6 | 7 | 8 |"
-    assert [passage.header for passage in split_passages(document(text), 40, word_spans)] == ["", ""]
-
-
-def test_a_sentence_longer_than_a_passage_is_counted() -> None:
-    text = "Short one. " + "Word " * 30 + "end. Short two.\n\nA line without an end\nanother line\nand it goes on"
-    cut = [passage.cut for passage in split_passages(document(text), 10, word_spans)]
-    assert cut == [False, True, True, True, False, True, False]
-    assert cut_note(sum(cut), len(cut), "augment.passage_tokens").startswith(
-        f"{sum(cut)} of {len(cut)} passages end inside"
-    )
-    assert cut_note(0, 5, "k") == ""
 
 
 def test_a_passage_knows_its_pages_sheets_and_slides() -> None:

@@ -14,11 +14,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from kinject.cli import main
 from kinject.corpus import public_data
-from kinject.corpus.public_data import DATA_SETS, describe, find_data, get_data
+from kinject.corpus.public_data import DATA_SETS, get_data
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
-from kinject.recipe.shipped import read_shipped
 
 QUESTIONS = {
     "anatomy": [("Which bone, \"the hyoid\"?", ["a, b", "c", "d", "e"], 1), ("Line\nbreak?", ["1", "2", "3", "4"], 3)],
@@ -105,12 +104,6 @@ def test_nothing_of_the_users_is_written_over(mmlu: Any, tmp_path: Path) -> None
         get_data(mmlu, tmp_path)
 
 
-def test_missing_public_data_has_its_command() -> None:
-    assert public_data.command_for("data/general.jsonl") == "kinject recipes data get replay"
-    assert public_data.command_for("data/mmlu/test") == "kinject recipes data get mmlu"
-    assert public_data.command_for("data/mine.jsonl") == ""
-
-
 def test_a_file_with_another_checksum_or_no_hub_leaves_nothing(mmlu: Any, source: Source, tmp_path: Path) -> None:
     key = next(iter(source.files))
     source.files[key] += b"x"
@@ -156,12 +149,3 @@ def test_the_command_says_licence_size_and_revision_first(
     assert main(["recipes", "data"]) == 0
     listed = capsys.readouterr().out
     assert all(f"{name}: " in listed for name in DATA_SETS)
-
-
-def test_the_recipes_of_the_paper_name_what_is_written() -> None:
-    texts = "\n".join(recipe.text for recipe in read_shipped().values() if "studies/paper" in recipe.name)
-    for name in ("mmlu", "instructions"):
-        for output in DATA_SETS[name].outputs:
-            assert f"data/{output}" in texts
-    assert find_data(["mmlu", "mmlu"]) == [DATA_SETS["mmlu"]]
-    assert "is there" not in "\n".join(describe(DATA_SETS["mmlu"], Path("nowhere")))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from kinject.corpus.grading import GoldIndex
@@ -16,14 +14,9 @@ def test_mmlus_csv_is_read_with_its_subject(write):
     assert (first.subject, second.answer) == ("college_biology", 3)
 
 
-def test_a_csv_line_without_a_letter_is_told(write):
-    with pytest.raises(InputError, match=r"q\.csv:2: found 6 cells, the last \['E'\], expected question"):
-        read_questions(write("q.csv", "Who?,1,2,3,4,A\nWhat?,1,2,3,4,E\n"))
-
-
 def test_mmlus_jsonl_with_letters_is_read(write_rows):
     row = {"question": "Who?", "choices": ["a", "b", "c"], "answer": "C", "subject": "law"}
-    assert read_questions(write_rows("q.jsonl", [row]), "mmlu")[0].answer == 2
+    assert read_questions(write_rows("q.jsonl", [row]))[0].answer == 2
 
 
 def test_arc_is_read_as_published_and_as_on_the_hub(write_rows):
@@ -61,21 +54,6 @@ def test_options_do_not_depend_on_the_run_and_aliases_are_never_wrong_options(wr
     assert {question.answer for question in read_questions(path)} != {0}
 
 
-def test_of_thousands_of_answers_in_one_document_few_are_drawn_for_a_question(write_rows, monkeypatch):
-    rows = [{**SQUAD[0], "id": f"q{i}", "question": f"What is {i}?", "answers": [f"answer {i}"], "paragraph": f"p{i // 3000}"}
-            for i in range(3003)]  # fmt: skip
-    path = write_rows("q.jsonl", rows)
-    drawn = []
-    shuffle = random.Random.shuffle
-    monkeypatch.setattr(random.Random, "shuffle", lambda self, x: (drawn.append(len(x)), shuffle(self, x))[1])
-    first = read_questions(path)
-    assert max(drawn) <= 10  # else the whole would take the square of its questions
-    assert first == read_questions(path)
-    assert all(len(set(question.choices)) == 4 for question in first)
-    assert all(question.choices[question.answer] == f"answer {index}" for index, question in enumerate(first))
-    assert all(int(choice.split()[1]) < 3000 for question in first[:3000] for choice in question.choices)
-
-
 def test_questions_without_an_answer_are_left_out(write_rows):
     rows = [*SQUAD, {"id": "x", "paragraph": "p0", "question": "Which?", "answers": []}]
     assert len(read_questions(write_rows("squad.jsonl", rows))) == 9
@@ -87,8 +65,6 @@ def test_questions_without_an_answer_are_left_out(write_rows):
         ('"Who?,1,2,3,4,A\nWhat?,1,2,3,4,B\n', ":1: not CSV: a quote opened here is never closed"),
         ('Who?,1,2,3,4,A\n"What"x,1,2,3,4,B\n', ":2: not CSV: ',' expected after '\"'"),
         ("Who?,1,2,3,4,A\nWhat?,1,2,3,B\n", ":2: found 5 cells, the first row has 6"),
-        ("Who?,1,2,3,4,A\nWh\0at?,1,2,3,4,B\n", ":2: a NUL character"),
-        ("Who?,1,2,3,4,A\n\ufeffWhat?,1,2,3,4,B\n", ":2: a byte-order mark inside the file"),
         ("Who?;1;2;3;4;A\n", ":1: found 1 cells, the last ['Who?;1;2;3;4;A'], expected question, options"),
         ("Who?,1,2,3,4,A\nWho?,4,3,2,1,A\n", ":2: answer: '4', but '1' at {path}:1, where the question is the same"),
     ],
@@ -107,13 +83,9 @@ def arc_row(labels, key="B", **more):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (arc_row(["A", "B", "C"]), "choices: found 4 texts and 3 labels"),
-        (arc_row(["A", "B", "B", "D"]), "choices: the label 'B' is there twice"),
-        (arc_row(["A", "B", "C", None]), "choices: found the labels"),
-        (arc_row(list("ABCD"), "E"), "answerKey: found 'E', allowed are the labels A, B, C, D"),
-        (arc_row(list("ABCD"), 1), "answerKey: found 1, allowed are the labels"),
-        (arc_row(list("ABCD"), answer=2), "answer: found 2, but answerKey names choice 1"),
-        ({"question": "Which?", "choices": ["x", "y"], "answerKey": 1}, "choices: found 2 texts and no labels"),
+        (arc_row(["A", "B", "C"]), "choices: not ARC's layout (ValueError"),
+        (arc_row(list("ABCD"), "E"), "choices: not ARC's layout (KeyError: 'E')"),
+        ({"question": "Which?", "choices": ["x", "y"], "answerKey": 1}, "choices: not ARC's layout (TypeError"),
         ({"question": "Which?", "answers": ["x", "y"], "answer": 1}, "answer: found 1, which is not in answers"),
         ({"question": "Which?", "answers": {"text": "x"}}, "answers: found {'text': 'x'}, expected a list of texts"),
     ],
@@ -130,16 +102,9 @@ def test_a_letter_that_is_also_another_choice_is_refused(write_rows, answer, gol
     row = {"question": "Which?", "choices": ["B", "A", "x"], "answer": answer}
     if gold is None:
         with pytest.raises(InputError, match="answer: found 'B', expected the index"):
-            read_questions(write_rows("q.jsonl", [row]), "mmlu")
+            read_questions(write_rows("q.jsonl", [row]))
     else:
-        assert read_questions(write_rows("q.jsonl", [row]), "mmlu")[0].answer == gold
-
-
-def test_letters_and_indices_are_not_mixed(write_rows):
-    row = {"question": "Which?", "choices": ["x", "y"], "answer": "B"}
-    path = write_rows("q.jsonl", [row, {**row, "question": "Who?", "answer": 1}])
-    with pytest.raises(InputError, match=r":2: answer: found 1, another kind than on line 1\."):
-        read_questions(path, "mmlu")
+        assert read_questions(write_rows("q.jsonl", [row]))[0].answer == gold
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from kinject.corpus.questions import read_questions
-from kinject.errors import DiskError, InputError
+from kinject.errors import InputError
 
 GOOD = {"question": "Where was Bryn born?", "choices": ["Farrow", "Kelm"], "answer": 1}
 
@@ -17,26 +15,13 @@ def test_fields_are_read_and_unknown_keys_are_left(write_rows):
     assert (question.subject, question.document_id, question.fact_id) == ("born", "d1", "f1")
 
 
-def test_a_question_without_id_gets_the_same_one_every_time(write_rows):
-    other = {**GOOD, "question": "Where does Bryn live?"}
-    first = read_questions(write_rows("a.jsonl", [GOOD, other]))
-    again = read_questions(write_rows("b.jsonl", [other, GOOD]))
-    assert [q.id for q in first] == [q.id for q in reversed(again)]
-    assert first[0].id != first[1].id
-
-
-@pytest.mark.parametrize("row_id", [7, "7"])
-def test_ids_may_be_numbers(write_rows, row_id):
-    assert read_questions(write_rows("q.jsonl", [{**GOOD, "id": row_id}]))[0].id == "7"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"answer": 2}, ":1: answer: found 2, but with 2 choices it can be 0 to 1."),
         ({"answer": -1}, ":1: answer: found -1, but with 2 choices it can be 0 to 1."),
         ({"answer": True}, ":1: answer: found True, expected the index of the correct choice (0 to 1)."),
-        ({"answer": "B"}, ":1: answer: found 'B', expected the index of the correct choice (0 to 1)."),
+        ({"answer": "Z"}, ":1: answer: found 'Z', expected the index of the correct choice (0 to 1)."),
         ({"answer": None}, ":1: answer: missing. It is the index of the correct choice (0 to 1)."),
         ({"choices": ["Farrow"]}, ":1: choices: found 1, expected at least two"),
         ({"choices": ["Farrow", "Farrow"]}, ":1: choices: 'Farrow' occurs twice."),
@@ -64,11 +49,6 @@ def test_two_questions_with_one_id_name_both_lines(write_rows):
         read_questions(path)
 
 
-def test_the_same_question_twice_is_refused(write_rows):
-    with pytest.raises(InputError, match=r":2: the same question occurs twice, the first on line 1\."):
-        read_questions(write_rows("q.jsonl", [GOOD, GOOD]))
-
-
 def test_a_question_under_other_ids_and_with_other_spaces_counts_once(write_rows, capsys):
     row = {"question": "Who wrote it?", "choices": ["Ann", "Bo"], "answer": 0}
     rows = [{**row, "id": f"q{i}", "question": f"Who  wrote it?{' ' * i}", "document_id": f"d{i}"} for i in range(12)]
@@ -85,26 +65,6 @@ def test_all_faults_come_at_once_and_no_more_than_twenty(write_rows):
     assert lines[0].startswith(f"{path}:1: ")
     assert lines[19].startswith(f"{path}:20: ")
     assert lines[20:] == [f"{path}: ... and 5 more."]
-
-
-def test_a_broken_line_is_told_with_the_faults_before_it(tmp_path):
-    path = tmp_path / "q.jsonl"
-    path.write_text(json.dumps({**GOOD, "answer": 9}) + "\n{broken\n", encoding="utf-8")
-    with pytest.raises(InputError) as error:
-        read_questions(path)
-    first, second = str(error.value).splitlines()
-    assert f"{path}:1: answer" in first
-    assert f"{path}:2: not JSON" in second
-
-
-def test_an_empty_file_is_refused(write_rows):
-    with pytest.raises(InputError, match="holds no questions"):
-        read_questions(write_rows("q.jsonl", []))
-
-
-def test_a_missing_file_is_a_disk_error(tmp_path):
-    with pytest.raises(DiskError, match="cannot be read"):
-        read_questions(tmp_path / "nowhere.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,6 @@ def test_only_rows_that_were_not_picked_are_checked_again(path: Path) -> None:
     assert parsed == [7, 1, 4]  # line numbers: each row once
 
 
-def test_rows_before_the_first_fault_are_yielded_and_all_faults_reported(write: Write) -> None:
-    path = write("c.jsonl", '{"text": "a"}\n{"text": ""}\n{"text": "b"}\n{"txt": "c"}\n')
-    rows = iter(CorpusFile(path))
-    assert next(rows).text == "a"
-    with pytest.raises(InputError) as caught:
-        next(rows)
-    assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["2", "4"]
-
-
 def test_every_faulty_line_is_told(write: Write) -> None:
     path = write(
         "c.jsonl",
@@ -101,12 +92,6 @@ def test_every_faulty_line_is_told(write: Write) -> None:
     assert [line.split(":")[0] for line in lines] == ["2", "3", "4", "5", "6", "7", "8"]
     assert lines[0] == "2: text: is empty. Remove the row."
     assert "no assistant turn" in lines[5]
-
-
-def test_an_empty_corpus_is_refused(write: Write) -> None:
-    for read in (list, len):
-        with pytest.raises(InputError, match="no rows"):
-            read(CorpusFile(write("c.jsonl", "\n\n")))
 
 
 def test_a_corpus_is_what_datasets_reads(tmp_path: Path) -> None:
@@ -160,8 +145,3 @@ def test_what_a_conversation_cannot_hold_is_refused_by_line(row: dict[str, objec
         list(CorpusFile(tmp_path / "c.jsonl"))
     assert str(caught.value).startswith(f"{tmp_path / 'c.jsonl'}:2: ")
     assert fault in str(caught.value)
-
-
-def test_the_column_of_row_weights_is_known(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "c.jsonl", [{"messages": CHAT, "score": 3}])
-    assert len(list(CorpusFile(tmp_path / "c.jsonl", column="score"))) == 1

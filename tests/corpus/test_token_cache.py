@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kinject.corpus.rows import CorpusFile
-from kinject.corpus.tokenize import Tokenization, TokenRow, cached_tokens, entry_key, tokenize_rows
+from kinject.corpus.tokenize import Tokenization, TokenRow, cached_tokens, entry_key
 from kinject.models import train_tokenizer
 
 ROWS = [
@@ -117,16 +117,6 @@ def test_a_damaged_entry_is_told_and_made_again(tmp_path: Path, caplog: pytest.L
     assert "ends.bin: is missing, but SHA256SUMS beside it names it. It is made again." in caplog.text
 
 
-def test_stored_rows_are_what_the_tokenizer_gives(tmp_path: Path, tiny_tokenizer: Any) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_text("".join(json.dumps({"text": f"Person {i} was born."}) + "\n" for i in range(600)))
-    rows = CorpusFile(path)
-    store = cached_tokens(tmp_path / "t", "key", lambda: tokenize_rows(rows, tiny_tokenizer, Tokenization()), "")
-    for index in (0, 255, 256, 599):
-        wanted = tiny_tokenizer(f"Person {index} was born.").input_ids
-        assert store[index].input_ids.tolist() == [*wanted, tiny_tokenizer.eos_token_id]
-
-
 PREPARE = """
 import resource, sys
 from pathlib import Path
@@ -145,7 +135,7 @@ class Words:
 
 corpus, cache = Path(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None
 held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (held + 48 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_DATA, (held + 24 * 2**20,) * 2)
 data = CorpusPacker(Words(), Tokenization(), PackingConfig(512, "bfd_split", True), 0, cache).pack(CorpusFile(corpus))
 n = sum(len(data.rows[i].input_ids) for i in range(0, len(data.rows), 50))
 print(data.account.source, data.account.lost, n > 0)
@@ -158,12 +148,12 @@ def test_a_corpus_is_prepared_in_less_memory_than_its_tokens(tmp_path: Path) -> 
     path = tmp_path / "large.jsonl"
     text = " ".join(str(1000 + i) for i in range(1000))
     with path.open("w") as file:
-        for number in range(1500):
-            file.write(json.dumps({"text": f"{number} {text}", "document_id": str(number % 700)}) + "\n")
+        for number in range(700):
+            file.write(json.dumps({"text": f"{number} {text}", "document_id": str(number % 300)}) + "\n")
 
     def _run(cache: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-c", PREPARE, str(path), cache], capture_output=True, text=True)
 
     streamed = _run(str(tmp_path / "tokens"))
-    assert streamed.stdout.split() == [str(1500 * 1003), "0", "True"], streamed.stderr[-2000:]
+    assert streamed.stdout.split() == [str(700 * 1003), "0", "True"], streamed.stderr[-2000:]
     assert "MemoryError" in _run("").stderr  # the same with the tokens in memory: the limit is one that binds

@@ -33,12 +33,6 @@ def test_text_stands_between_bos_and_eos_and_all_but_the_first_token_is_learned(
     assert row.learned == (False,) + (True,) * (len(row.input_ids) - 1)
 
 
-def test_boundaries_can_be_switched_off(tiny_tokenizer: Any) -> None:
-    rows = [CorpusRow("1", "d", "original", "text", text="Arden.")]
-    (row,) = tokenize_rows(rows, tiny_tokenizer, Tokenization(bos=False, eos=False))
-    assert list(row.input_ids) == _ids(tiny_tokenizer, "Arden.")
-
-
 def test_a_text_begins_with_bos_where_the_tokenizer_begins_so_unless_the_recipe_says_otherwise(
     tiny_tokenizer: Any,
 ) -> None:

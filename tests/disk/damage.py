@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,18 +64,6 @@ def sample(path: Path, seed: int, n_flips: int, n_cuts: int) -> list[Damage]:
     edges = [size * 8 * part // n_flips for part in range(n_flips + 1)]
     flips = [flip(rng.randrange(low, max(low + 1, high))) for low, high in pairwise(edges)]
     return [*flips, *(cut(rng.randrange(size)) for _ in range(n_cuts)), *WHOLE]
-
-
-def every_byte(path: Path, seed: int, most: int) -> Iterator[Damage]:
-    """Yield a flip of a random bit in each byte of a file and a cut at it (of `most` bytes, spread), and the rest."""
-    size = path.stat().st_size
-    rng = random.Random(f"{seed} {path.name}")
-    for part in range(min(size, most)):
-        index = part * size // min(size, most)
-        yield flip(index * 8 + rng.randrange(8))
-        if part % 4 == 0:
-            yield cut(index)
-    yield from WHOLE
 
 
 @dataclass

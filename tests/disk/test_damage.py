@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from kinject.disk import (
-    check_output,
     check_sha256sums,
     folder_hash,
-    read_json,
     verified_hashes,
-    write_manifest,
     write_sha256sums,
 )
 from kinject.errors import InputError
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("{", "damaged: not JSON"), ("[1]", "damaged: found list, an object is needed. Fix."),
-    ('{"a": 1, "a": 2}', "the key 'a' is there 2 times"),
-    ('{"format_version": 99}', "written by a newer kinject"), ('{"format_version": "1"}', "damaged: format_version is '1'"),
-])  # fmt: skip
-def test_a_file_that_is_no_object_of_this_version_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "report.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=re.escape(message)):
-        read_json(path, "Fix.")
-    path.write_text('\ufeff{"format_version": 1}')
-    assert read_json(path, "") == {"format_version": 1}
 
 
 def test_sums_are_those_of_sha256sum_and_every_change_is_named(tmp_path: Path) -> None:
@@ -57,21 +39,3 @@ def test_sums_are_those_of_sha256sum_and_every_change_is_named(tmp_path: Path) -
     assert check_sha256sums(tmp_path)[1].startswith(f"{tmp_path / 'SHA256SUMS'}:1: damaged")
     (tmp_path / "SHA256SUMS").unlink()
     assert verified_hashes(tmp_path) == {}
-
-
-def test_a_finished_file_is_held_to_the_manifest_beside_it_and_a_users_own_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"text": "born in 1987"}\n')
-    alone = check_output(path, "")
-    for foreign in ("[1, 2]", '{"start_url": "/"}'):
-        (tmp_path / "manifest.json").write_text(foreign)
-        assert check_output(path, "") == alone
-    write_manifest(
-        tmp_path / "manifest.json", stage="augment", inputs={}, recipe={}, counts={}, outputs=["corpus.jsonl"]
-    )
-    assert check_output(path, "") == alone
-    path.write_text('{"text": "born in 1986"}\n')
-    with pytest.raises(InputError, match=r"corpus\.jsonl: its bytes are not those that were written .* Do so\."):
-        check_output(path, "Do so.")
-    (tmp_path / "mine.jsonl").write_text("{}\n")
-    check_output(tmp_path / "mine.jsonl", "")

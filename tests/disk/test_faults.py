@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty import ERRNOS, FaultyDisk, unreadable
+from faulty import ERRNOS, FaultyDisk
 
-from kinject.disk import Journal, lock_dir, read_journal, read_manifest, write_json, write_jsonl, write_manifest
+from kinject.disk import Journal, lock_dir, read_journal, write_json, write_jsonl, write_manifest
 from kinject.errors import DiskError
 
 
@@ -120,15 +117,6 @@ def _hold(folder: Path) -> None:
         pass
 
 
-def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(DiskError, match=r"\.lock: cannot be locked: No locks available"):
-        _hold(tmp_path)
-
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -157,22 +145,6 @@ def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_
     _hold(tmp_path)
 
 
-def test_two_threads_of_one_process_do_not_share_a_folder(tmp_path: Path) -> None:
-    errors: list[str] = []
-
-    def second() -> None:
-        try:
-            _hold(tmp_path)
-        except DiskError as error:
-            errors.append(str(error))
-
-    with lock_dir(tmp_path):
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-    assert f"in use by process {os.getpid()}" in errors[0]
-
-
 @pytest.mark.parametrize("change", ["deleted", "renamed", "replaced"])
 def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_nothing(
     tmp_path: Path, change: str
@@ -189,36 +161,6 @@ def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_not
             path.write_text("{}\n")
         with pytest.raises(DiskError, match=r"a\.jsonl: was deleted or replaced while this run was writing it"):
             journal.append({"id": 2})
-
-
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "manifest.json"
-    write_manifest(path, stage="s", inputs={}, recipe={}, counts={})
-    with unreadable(path), pytest.raises(DiskError, match=r"manifest\.json: cannot be read: Permission denied"):
-        read_manifest(path)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB, where this user may mount one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may not mount a tmpfs; the refused calls above hold the same")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_real_disk_that_is_full_is_told_and_what_it_took_is_whole(small_disk: Path) -> None:
-    taken: list[int] = []
-    with Journal(small_disk / "a.jsonl") as journal:
-        with pytest.raises(DiskError, match=r"No space left on device\. Free space there"):
-            taken.extend(journal.append({"text": "x" * 500}) for _ in range(1000))
-        assert len(list(read_journal(small_disk / "a.jsonl"))) == len(taken) > 50
-    with pytest.raises(DiskError, match="No space left on device"):
-        write_json(small_disk / "b.json", {"text": "x" * 70_000})
-    assert sorted(path.name for path in small_disk.iterdir()) == ["a.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["file", "file/below", "device"])

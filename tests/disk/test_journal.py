@@ -10,14 +10,6 @@ from kinject.disk import Journal, read_jsonl
 from kinject.errors import InputError
 
 
-def test_rows_are_there_on_reopening(tmp_path: Path) -> None:
-    with Journal(tmp_path / "a.jsonl") as journal:
-        journal.append({"id": 1})
-        journal.append({"id": 2})
-    with Journal(tmp_path / "a.jsonl") as journal:
-        assert journal.rows == [{"id": 1}, {"id": 2}]
-
-
 def test_every_possible_torn_tail_is_cut_and_appending_goes_on(tmp_path: Path) -> None:
     whole = b'{"id": "\xc3\xa9"}\n{"id": "b"}\n'
     for size in range(len(whole) + 1):

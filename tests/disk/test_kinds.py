@@ -6,14 +6,13 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kinject.disk import Journal, check_regular, lock_dir, open_regular, open_to_read, read_bytes
+from kinject.disk import Journal, check_regular, lock_dir, open_to_read, read_bytes
 from kinject.errors import DiskError
 
 
@@ -59,16 +58,6 @@ def test_each_kind_is_named_without_waiting(tmp_path: Path, monkeypatch: pytest.
     check_regular(Path(__file__))
 
 
-def test_a_file_that_becomes_a_pipe_between_the_check_and_the_opening_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    os.mkfifo(path)
-    monkeypatch.setattr("kinject.disk.files.check_regular", lambda path: None)  # the check came too early
-    with pytest.raises(DiskError, match="found a pipe"):
-        open_to_read(path)
-
-
 def test_a_descriptor_of_a_file_on_disk_is_that_file_and_one_of_a_pipe_is_not(tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(b"row\n")
     with (tmp_path / "rows").open("rb") as file:  # as in: kinject ... /dev/stdin < rows
@@ -93,20 +82,3 @@ def test_a_run_folder_with_a_pipe_or_a_socket_is_refused_and_the_root_is_none(
     with pytest.raises(DiskError, match="the root of the file system"), lock_dir(Path("/")):
         pass
     assert time.monotonic() - began < 1
-
-
-def test_opening_to_write_does_not_wait_for_a_reader(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "lock")
-    results: list[object] = []
-
-    def write() -> None:
-        try:
-            with open(tmp_path / "lock", "w", opener=open_regular):
-                results.append("opened")
-        except (DiskError, OSError) as error:
-            results.append(error)
-
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    thread.join(3)
-    assert isinstance(results[0], DiskError | OSError)

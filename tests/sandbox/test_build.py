@@ -12,9 +12,7 @@ from kinject.sandbox.build import (
     generate_base_corpus,
     generate_sentence_rows,
     render_prompt,
-    write_base_corpus,
     write_sandbox,
-    write_sentence_rows,
 )
 from kinject.sandbox.grammar import parse_entry
 from kinject.sandbox.people import create_country
@@ -33,37 +31,6 @@ def test_the_committed_files_are_what_the_generator_writes(built: tuple[Path, li
     for path in paths:
         committed = ROOT / path.relative_to(root)
         assert committed.read_bytes() == path.read_bytes(), f"{committed}: run `kinject sandbox build`"
-
-
-def test_the_files_are_small(built: tuple[Path, list[Path]]) -> None:
-    assert sum(path.stat().st_size for path in built[1]) < 2_000_000
-
-
-def test_every_question_has_its_document(built: tuple[Path, list[Path]]) -> None:
-    root, _ = built
-    documents = {
-        row["id"]: row
-        for name in ("documents", "known_documents")
-        for _, row in read_jsonl(root / "data" / "sandbox" / f"{name}.jsonl")
-    }
-    for name, n_questions in (("new", 600), ("known", 600), ("reverse", 600)):
-        rows = [row for _, row in read_jsonl(root / "eval" / "sandbox" / f"{name}.jsonl")]
-        assert len(rows) == n_questions
-        for row in rows:
-            person = parse_entry(documents[row["document_id"]]["text"])
-            assert person is not None
-            gold = row["choices"][row["answer"]]
-            assert gold == (person.name if name == "reverse" else person.facts[row["subject"]])
-
-
-def test_open_questions_accept_the_value_of_the_entry(built: tuple[Path, list[Path]]) -> None:
-    for name in ("new", "known"):
-        choices = read_questions(built[0] / f"eval/sandbox/{name}.jsonl")
-        open_ones = read_questions(built[0] / f"eval/sandbox/{name}_open.jsonl", "open")
-        assert [(question.question, question.fact_id, question.answers) for question in open_ones] == [
-            (question.question, question.fact_id, (question.choices[question.answer],)) for question in choices
-        ]
-        assert not any(question.choices for question in open_ones)
 
 
 def test_nothing_answers_the_unanswerable_questions_and_their_names_are_near_new_ones(
@@ -94,15 +61,6 @@ def test_instructions_ask_known_people_alone(built: tuple[Path, list[Path]]) -> 
         assert any(name in row["prompt"] and (name, row["completion"][1:]) in facts for name in FACTS)
 
 
-def test_known_and_new_documents_share_no_person(built: tuple[Path, list[Path]]) -> None:
-    folder = built[0] / "data" / "sandbox"
-    titles = [
-        {row["title"] for _, row in read_jsonl(folder / f"{name}.jsonl")} for name in ("documents", "known_documents")
-    ]
-    assert (len(titles[0]), len(titles[1])) == (120, 300)
-    assert not titles[0] & titles[1]
-
-
 COUNTRY = create_country()
 NEW_NAMES = {person.name for person in COUNTRY.new}
 FACTS = {person.name: person.facts for person in COUNTRY.known}
@@ -119,43 +77,9 @@ def test_no_row_mentions_a_new_person() -> None:
         assert not any(name in text for name in NEW_NAMES)
 
 
-def test_biographies_and_bare_questions_tell_the_known_peoples_facts() -> None:
-    n_texts = n_questions = 0
-    for row in generate_base_corpus(0, 2000):
-        if "text" in row:
-            person = parse_entry(row["text"])
-            assert person is not None
-            assert FACTS[person.name] == person.facts
-            n_texts += 1
-        elif row["prompt"].startswith("Question: "):
-            asked = next(name for name in FACTS if name in row["prompt"])
-            assert row["completion"][1:] in FACTS[asked].values()
-            n_questions += 1
-    assert n_texts > 400
-    assert n_questions > 200
-
-
-def test_answers_behind_a_context_stand_in_it() -> None:
-    for row in generate_base_corpus(1, 1000):
-        if "\n\n" not in row.get("prompt", ""):
-            continue
-        passage, question = row["prompt"].split("\n\n")
-        person = parse_entry(passage)
-        assert person is not None
-        assert person.name in question
-        assert person.name not in FACTS
-        assert row["completion"][1:] in person.facts.values()
-
-
 def test_the_corpus_is_fixed_by_its_seed() -> None:
     assert list(generate_base_corpus(5, 50)) == list(islice(generate_base_corpus(5, 100), 50))
     assert list(generate_base_corpus(5, 50)) != list(generate_base_corpus(6, 50))
-
-
-def test_the_corpus_is_written_as_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    assert write_base_corpus(path, 20, 5) == 20
-    assert [row for _, row in read_jsonl(path)] == list(generate_base_corpus(5, 20))
 
 
 def test_rows_in_sentences_answer_what_is_known_or_in_the_entry_and_abstain_otherwise(
@@ -180,12 +104,6 @@ def test_rows_in_sentences_answer_what_is_known_or_in_the_entry_and_abstain_othe
     fractions = {kind: round(count / 3000, 2) for kind, count in kinds.items()}
     expected = {(False, "known"): 0.3, (False, "abstains"): 0.3, (True, "answered"): 0.2, (True, "abstains"): 0.15}
     assert fractions == pytest.approx(expected | {(True, "known"): 0.05}, abs=0.03)
-
-
-def test_the_answered_rows_are_those_that_do_not_abstain(tmp_path: Path) -> None:
-    rows, answered = ([row for _, row in read_jsonl(path)] for path in write_sentence_rows(tmp_path, 200))
-    assert rows == list(generate_sentence_rows(200))
-    assert answered == [row for row in rows if not abstains(row["completion"])]
 
 
 def test_entries_held_out_are_on_people_of_no_other_file(built: tuple[Path, list[Path]]) -> None:

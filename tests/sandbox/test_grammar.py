@@ -1,5 +1,3 @@
-import re
-
 import pytest
 
 from kinject.errors import InputError
@@ -21,7 +19,7 @@ from kinject.sandbox.grammar import (
     rewrite_fact_first,
     rewrite_reversed,
 )
-from kinject.sandbox.people import ATTRIBUTES, DEMONYM, POOLS, TEXTS, Person, create_country
+from kinject.sandbox.people import ATTRIBUTES, POOLS, TEXTS, Person, create_country
 
 OREN = Person(
     "Oren",
@@ -61,12 +59,6 @@ def test_every_value_and_every_way_to_name_a_person_is_read_in_every_template() 
             assert parsed.facts.keys() == attributes_of(template) | {"home_town"}
 
 
-@pytest.mark.parametrize("attribute", ATTRIBUTES)
-def test_each_attribute_has_at_least_twelve_wordings(attribute: str) -> None:
-    assert len(set(SENTENCES[attribute])) >= 12
-    assert all(attributes_of(template) == {attribute} for template in SENTENCES[attribute])
-
-
 def test_a_paraphrase_keeps_every_fact_and_is_fixed_by_its_seed() -> None:
     source = render_entry(OREN, "original")
     for seed in range(50):
@@ -79,13 +71,6 @@ def test_sixteen_paraphrases_are_distinct_from_each_other_and_from_the_source() 
     for person in create_country().new:
         source = render_entry(person, "original")
         assert len({source, *(paraphrase(source, seed) for seed in range(16))}) == 17
-
-
-def test_part_of_an_entry_keeps_the_facts_that_it_has() -> None:
-    text = "Oren Valdis was born in 1947. Oren Valdis attended Jasper Hall."
-    parsed = parse_entry(paraphrase(text, 3))
-    assert parsed is not None
-    assert parsed.facts == {"birth_year": "1947", "school": "Jasper Hall"}
 
 
 @pytest.mark.parametrize(
@@ -142,20 +127,6 @@ def test_a_paragraph_that_puts_the_fact_first_tells_one_value_and_ends_with_the_
             assert paragraph.index(value) < paragraph.index(person.name)
 
 
-def test_the_country_is_told_where_the_entry_tells_it_and_only_there() -> None:
-    assert {DEMONYM in entry for _, entry in ENTRIES} == {True, False}
-    for _, entry in ENTRIES:
-        for rewrite in (rewrite_reversed, rewrite_as_dialogue):
-            assert (DEMONYM in rewrite(entry, 3)) == (DEMONYM in entry)
-
-
-def test_a_dialogue_has_the_shape_in_which_the_base_model_is_asked() -> None:
-    person, entry = ENTRIES[0]
-    blocks = rewrite_as_dialogue(entry, 0).split("\n\n")
-    assert len(blocks) == len(person.facts) + (DEMONYM in entry)
-    assert all(re.fullmatch(r"Question: .+\?\nAnswer: .+\.", block) for block in blocks)
-
-
 def test_no_question_of_the_tests_is_taught() -> None:
     for attribute in ATTRIBUTES:
         assert not set(TAUGHT_QUESTIONS[attribute]) & set(TEXTS["questions"][attribute])
@@ -177,19 +148,3 @@ def test_no_question_of_the_tests_is_taught() -> None:
 )
 def test_questions_that_state_something_else_are_no_rewriting(text: str) -> None:
     assert parse_rewriting(text) is None
-
-
-def test_a_text_of_another_world_is_refused() -> None:
-    for rewrite in (rewrite_reversed, rewrite_as_dialogue, rewrite_as_questions):
-        with pytest.raises(InputError, match="sandbox"):
-            rewrite("The cat sat on the mat.", 0)
-
-
-def test_reversed_wordings_are_read_back() -> None:
-    person = PEOPLE[0]
-    for attribute, wordings in (*REVERSED.items(), *FACT_FIRST.items()):
-        assert len(set(wordings)) >= 6
-        for wording in wordings:
-            parsed = parse_entry(wording.format(name=person.name, **person.facts))
-            assert parsed is not None, wording
-            assert parsed.facts == {attribute: person.facts[attribute]}

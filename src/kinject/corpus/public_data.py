@@ -8,11 +8,12 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kinject.disk import file_hash, lock_dir, read_jsonl, refuse_existing, write_json, write_jsonl, write_text
-from kinject.documents import write_general_text
+from kinject.documents import read_documents
 from kinject.errors import InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
@@ -149,7 +150,10 @@ def _write_instructions(data: DataSet, folder: Path) -> None:
 
 def _write_replay(data: DataSet, folder: Path) -> None:
     """Write general text: documents to replay, and others to watch."""
-    write_general_text(GENERAL_TEXT, folder, 20_000, 500)
+    documents = read_documents(Path(GENERAL_TEXT))
+    for name, n in (("general-held-out.jsonl", 500), ("general.jsonl", 20_000)):
+        first = islice(documents, n)
+        write_jsonl(folder / name, ({"id": one.id, "text": one.text, "source": one.source} for one in first))
 
 
 _MMLU = {

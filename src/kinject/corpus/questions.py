@@ -18,7 +18,7 @@ from kinject.errors import InputError
 from kinject.terminal import show
 from kinject.types import Message, Question
 
-Layout = Literal["auto", "native", "mmlu", "arc", "squad", "open"]
+Layout = Literal["auto", "open"]
 
 _MAX_FAULTS = 20
 _CSV_SUFFIXES = ("_test", "_dev", "_val", ".test", ".dev", ".val")
@@ -249,33 +249,29 @@ def _accepted(row: Row, location: str, faults: list[str]) -> list[str] | None:
 def read_rows(path: Path, layout: Layout = "auto", n_choices: int = 4) -> Iterator[tuple[int, Row]]:
     """Yield (line, row in kinject's own layout) of the question file `path`.
 
-    ``auto`` finds the layout by the file's suffix and the keys of each row: ``.csv`` is MMLU's (question, options,
-    letter; no header; the subject is the file's name), a row with `answerKey` is ARC's, one with `answers` is SQuAD-like
-    (`choices` are then the first answer and `n_choices` - 1 answers to other questions, drawn from the same paragraph or
-    title first, the same ones each time). With ``open`` a row with `answers`, or with `answer` as text, list of texts or
-    TriviaQA's object, is an open question; an empty list means that the question has no answer. With ``mmlu`` a letter as
-    `answer` becomes its index. Raises `DiskError` when the file cannot be read, `InputError` for a damaged line and for a row
-    whose gold is not clear; other faults of a row are left to `read_questions`.
+    The layout is found by the file's suffix and the keys of each row: ``.csv`` is MMLU's (question, options, letter; no
+    header; the subject is the file's name), a letter as `answer` becomes its index, a row with `answerKey` is ARC's, one with
+    `answers` is SQuAD-like (`choices` are then the first answer and `n_choices` - 1 answers to other questions, drawn from
+    the same paragraph or title first, the same ones each time). With ``open`` a row with `answers`, or with `answer` as
+    text, list of texts or TriviaQA's object, is an open question; an empty list means that the question has no answer.
+    Raises `DiskError` when the file cannot be read, `InputError` for a damaged line and for a row whose gold is not clear;
+    other faults of a row are left to `read_questions`.
     """
     if path.suffix.lower() == ".csv":
         yield from _csv_rows(path)
         return
     squad_rows: list[tuple[int, Row]] = []
-    kinds: dict[type, int] = {}
     for number, row in _flat_rows(path):
-        kinds.setdefault(type(row.get("answer")), number)
-        if layout == "mmlu" and len(kinds) > 1:
-            other = min(kinds.values())
-            fault = f"answer: found {row.get('answer')!r:.60}, another kind than on line {other}"
-            raise InputError(f"{path}:{number}: {fault}. Write all as letters, or all as indices.")
-        if layout == "squad" or (layout == "auto" and "answers" in row and "choices" not in row):
-            squad_rows.append((number, row))
-        elif layout == "open" and "choices" not in row and "answerKey" not in row:
-            yield number, _from_open(row, f"{path}:{number}")
-        elif layout == "arc" or (layout in ("auto", "open") and "answerKey" in row):
+        if "answerKey" in row:
             yield number, _from_arc(row, f"{path}:{number}")
+        elif "choices" in row:
+            yield number, _with_index(row)
+        elif layout == "open":
+            yield number, _from_open(row, f"{path}:{number}")
+        elif "answers" in row:
+            squad_rows.append((number, row))
         else:
-            yield number, _with_index(row) if layout == "mmlu" else row
+            yield number, row
     yield from _with_distractors(path, squad_rows, n_choices)
 
 
@@ -325,52 +321,21 @@ def _with_index(row: Row) -> Row:
 def _from_arc(row: Row, location: str) -> Row:
     """Return a row of ARC in kinject's layout, from its authors' files (`question.stem`) or the hub's (`choices.text`).
 
-    Raises `InputError` at `location` as `_labelled_gold`, and if the row also has another `answer`.
+    Raises `InputError` at `location` unless each text has a label, and `answerKey` is one of these.
     """
-    question: Any = row.get("question")
-    stem = question.get("stem") if isinstance(question, dict) else question
-    choices: Any = question.get("choices") if isinstance(question, dict) else row.get("choices")
-    texts, labels = _split_choices(choices)
-    gold = _labelled_gold(texts, labels, row.get("answerKey"), location)
-    other = row.get("answer", gold)
-    if isinstance(other, bool) or other not in (gold, row["answerKey"], texts[gold]):
-        fault = f"answer: found {other!r:.60}, but answerKey names choice {gold}. Keep the one that is correct."
-        raise InputError(f"{location}: {fault}")
+    stem: Any = row.get("question")
+    choices: Any = row.get("choices")
+    if isinstance(stem, dict):
+        stem, choices = stem.get("stem"), stem.get("choices")
+    try:
+        if isinstance(choices, list):
+            choices = {key: [choice[key] for choice in choices] for key in ("text", "label")}
+        texts, labels = choices["text"], choices["label"]
+        gold = dict(zip(labels, range(len(texts)), strict=True))[row["answerKey"]]
+    except (KeyError, TypeError, ValueError) as error:
+        fault = f"choices: not ARC's layout ({type(error).__name__}: {error})"
+        raise InputError(f"{location}: {fault}. Give each text a label, and one of these as answerKey.") from error
     return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": gold}
-
-
-def _split_choices(choices: Any) -> tuple[Any, Any]:
-    """Return the texts and the labels of ARC's choices: an object of two lists, or a list of objects."""
-    if isinstance(choices, dict):
-        return choices.get("text"), choices.get("label")
-    if isinstance(choices, list) and all(isinstance(item, dict) for item in choices):
-        return [item.get("text") for item in choices], [item.get("label") for item in choices]
-    return choices, None
-
-
-def _labelled_gold(texts: Any, labels: Any, key: Any, location: str) -> int:
-    """Return the index of the label `key`. Raises `InputError` at `location` unless each text has a label of its own."""
-    if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
-        counts = [len(item) if isinstance(item, list) else "no" for item in (texts, labels)]
-        raise InputError(
-            f"{location}: choices: found {counts[0]} texts and {counts[1]} labels. Give each text a label."
-        )
-    names = [_label(label) for label in labels]
-    if "" in names:
-        raise InputError(f"{location}: choices: found the labels {labels!r:.80}, expected texts, such as A to D.")
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise InputError(
-            f"{location}: choices: the label {repeated!r:.60} is there twice. Give each text one of its own."
-        )
-    if _label(key) not in names or type(key) is not type(labels[names.index(_label(key))]):  # 2 may be an index
-        raise InputError(f"{location}: answerKey: found {key!r:.60}, allowed are the labels {', '.join(names)}.")
-    return names.index(_label(key))
-
-
-def _label(value: Any) -> str:
-    """Return a label as text, "" for any other value."""
-    return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
 def _with_distractors(path: Path, rows: Sequence[tuple[int, Row]], n_choices: int) -> Iterator[tuple[int, Row]]:

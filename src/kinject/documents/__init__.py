@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from glob import has_magic
-from itertools import islice
 from pathlib import Path
 
-from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists, refuse_existing, write_jsonl
+from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists
 from kinject.documents.collect import collect, collected_fingerprint
 from kinject.documents.files import is_heap
 from kinject.documents.readers import SUFFIXES, LocatedDocument, fault_of, read_file
@@ -54,24 +53,6 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
         yield document
     if not seen:
         raise InputError(f"{path}: holds no documents. Expected at least one.")
-
-
-def write_general_text(source: str, folder: Path, n_documents: int, n_held_out: int) -> tuple[Path, Path]:
-    """Write the first documents of `source` (as `read_documents`) as general.jsonl and general-held-out.jsonl into `folder`.
-
-    No document is in both. Raises `InputError` if one of the files is there already, or the source has too few documents.
-    """
-    paths = folder / "general.jsonl", folder / "general-held-out.jsonl"
-    refuse_existing(paths)
-    documents = read_documents(Path(source))
-    for path, n in zip(reversed(paths), (n_held_out, n_documents), strict=True):
-        rows = [
-            {"id": document.id, "text": document.text, "source": document.source} for document in islice(documents, n)
-        ]
-        if len(rows) < n:
-            raise InputError(f"{source}: holds fewer than {n_held_out + n_documents:,} documents.")
-        write_jsonl(path, rows)
-    return paths
 
 
 def _read_located(path: Path) -> Iterator[LocatedDocument]:

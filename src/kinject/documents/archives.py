@@ -1,10 +1,12 @@
-"""Files of files: zip, tar, gzip, and books (EPUB), whose chapters are web pages in a zip."""
+"""Files of files: zip, tar, gzip; and documents that are pages in a zip: books (EPUB), OpenDocument (ODT, ODS, ODP)."""
 
 from __future__ import annotations
 
 import gzip
+import html
 import io
 import posixpath
+import re
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -27,6 +29,13 @@ from kinject.documents.text import (
 )
 from kinject.errors import InputError
 
+_TAGS = {
+    "h": "h{level}", "p": "p", "list": "ul", "list-item": "li", "table-row": "tr", "table-cell": "td", "covered-table-cell": "",
+    "line-break": "br", "page": "section", "annotation": "", "tracked-changes": "", "forms": "", "note-citation": "",
+}  # fmt: skip
+"""Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their content."""
+_MOST_REPEATED = 50
+"""Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of times."""
 _MOST_IN_ALL = 16
 """How many times the largest file an archive may hold in all."""
 
@@ -132,3 +141,53 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 def _named(root: Any, name: str) -> Iterator[Any]:
     """Yield the elements of a local name, whatever their namespace."""
     yield from root.iter(f"{{*}}{name}")
+
+
+def read_open_document(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
+    """Yield a text, a workbook (a heading for each sheet) or slides of OpenDocument, by way of HTML."""
+    data = io.BytesIO(read_bytes(path, options.largest, stream))
+    check_archive(path, data, options)
+    with library_errors(path, "OpenDocument file", "Save it again."), zipfile.ZipFile(data) as archive:
+        body = parse_xml(path, archive.read("content.xml")).find("{*}body")
+        stated = parse_xml(path, archive.read("meta.xml")) if "meta.xml" in archive.namelist() else body
+        fields = {"title": "title", "author": "creator", "date": "date"}
+        meta = {
+            key: (stated.findtext(f".//{{http://purl.org/dc/elements/1.1/}}{name}") or "").strip()
+            for key, name in fields.items()
+        }
+        _, text, _ = page_of(path, f"<html><body>{_as_html(body)}</body></html>", whole_page=True)
+    heading = re.search(r"^#+ (.+)$", text, re.MULTILINE)
+    title = meta.pop("title") or (heading[1] if heading else "")
+    yield whole_file(
+        path, title, text, {key: value[:10] if key == "date" else value for key, value in meta.items() if value}
+    )
+
+
+def _as_html(element: Any) -> str:
+    """Return the content of an element, with what follows its children, as HTML."""
+    parts = [html.escape(element.text or "")]
+    for child in element:
+        name = str(child.tag).rpartition("}")[2]
+        values = {str(key).rpartition("}")[2]: value for key, value in child.attrib.items()}
+        tag = _TAGS.get(name)
+        if name == "s":
+            parts.append(" ")
+        elif name == "tab":
+            parts.append("\t")
+        elif name == "table":
+            sheet = f"<h1>{html.escape(values.get('name', ''))}</h1>" if element.tag.endswith("spreadsheet") else ""
+            parts.append(f"{sheet}<table>{_as_html(child)}</table>")
+        elif name == "note":
+            parts.append(f" ({re.sub('</?p>', '', _as_html(child)).strip()})")
+        elif tag != "" and isinstance(child.tag, str):
+            tag = (tag or "").format(level=min(int(values.get("outline-level", 1)), 6))
+            spans = "".join(
+                f" {key}={values[f'number-{key[:-4]}s-spanned']}"
+                for key in ("rowspan", "colspan")
+                if f"number-{key[:-4]}s-spanned" in values
+            )
+            inner = _as_html(child)
+            n = min(int(values.get("number-columns-repeated", 1)), _MOST_REPEATED) if inner else 1
+            parts.append((f"<{tag}{spans}>{inner}</{tag}>" if tag else inner) * n)
+        parts.append(html.escape(child.tail or ""))
+    return "".join(parts)

@@ -259,9 +259,7 @@ def render_documents(result: DocumentsResult) -> str:
         ("words", f"{counts['n_words']:,}"),
         ("languages", listing(named_languages(counts["languages"]))),
         ("copies", f"left out: {copies['exact']:,} exact, {copies['near']:,} near"),
-        ("repeats", f"left out: {repeats['passages']:,} passages that are there before, in {repeats['documents']:,} documents"),
-        *(("log or list", f"{name}: left out {n:,} lines that differ from others in a number or a key only")
-          for name, n in counts["logs"].items()),
+        ("repeats", f"left out: {repeats['passages']:,} passages, and lines of logs, in {repeats['documents']:,} documents"),
         ("boilerplate", f"{lines['lines']:,} lines that many documents share, left out {lines['removed']:,} times and kept once"),
         ("skipped", f"{result.n_skipped:,}{left_out}"),
         *(("", f"- {text}") for text in result.render_skipped()),

@@ -50,8 +50,6 @@ _FEWEST_LINE_WORDS = 3
 _MOST_REPEATS = 20
 """Times that a line of a log may be there."""
 _WORD_WITH_DIGIT = re.compile(r"(?<![^\W_])[^\W\d_]*+\d[\w.:-]*")
-_LARGE = 1_000_000
-"""Characters from which a text is looked at for a list that a program wrote."""
 
 
 def word_hashes(text: str) -> Words:
@@ -272,16 +270,12 @@ def repeats(text: str) -> tuple[list[Edit], bool]:
 def _log_lines(text: str) -> list[Edit]:
     """Return the edits that take the repeated lines out of a log or a generated list, [] for any other text.
 
-    It is one if half of its lines have the shape of more than 20 others: but for the words with digits, and, of a text
-    of over a million characters, those that are rare in it, as long as half of the words are left.
+    It is one if half of its lines are like more than 20 others but for the words with digits.
     """
     lines = [match for match in _LINE.finditer(text) if match[0].strip() and not match[0].startswith("|")]
     if len(lines) < 10 * _MOST_REPEATS:
         return []
     shapes = [_WORD_WITH_DIGIT.sub("0", line[0]) for line in lines]
-    if len(text) > _LARGE:
-        counts = Counter(word for shape in shapes for word in set(shape.split()))
-        shapes = [_constant_part(shape.split(), counts, len(lines) / 100) or shape for shape in shapes]
     often = {shape for shape, n in Counter(shapes).items() if n > _MOST_REPEATS}
     if 2 * sum(shape in often for shape in shapes) < len(lines):
         return []
@@ -291,12 +285,6 @@ def _log_lines(text: str) -> list[Edit]:
             repeated.append((line.start(), min(line.end() + 1, len(text)), ""))
         seen.add(shape)
     return repeated
-
-
-def _constant_part(words: Sequence[str], counts: Mapping[str, int], least: float) -> str:
-    """Return a line without its rare words, "" if these are more than half of it."""
-    constant = [word if counts[word] >= least else "#" for word in words]
-    return " ".join(constant) if 2 * constant.count("#") <= len(words) else ""
 
 
 # Changes of a text.

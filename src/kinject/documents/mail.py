@@ -1,4 +1,4 @@
-"""Mails, alone and in mailboxes; each attachment is a document of its own."""
+"""Mails, alone, in mailboxes, and saved by Outlook (MSG); each attachment is a document of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from email.message import Message
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kinject.disk import content_id, read_bytes, read_lines
 from kinject.documents.html import page_of
 from kinject.documents.readers import MOST_WITHIN, LocatedDocument, ReadOptions, read_member
-from kinject.documents.text import decode, library_errors
+from kinject.documents.text import decode, import_extra, library_errors
 from kinject.errors import InputError
 from kinject.types import Document
 
@@ -96,11 +97,7 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
         elif kind in ("text/plain", "text/html"):
             content = part.get_payload(decode=True)
             if isinstance(content, bytes):
-                declared = str(part.get_content_charset() or "")
-                try:
-                    source, _ = decode(path, content, declared)
-                except InputError:  # mails name unknown encodings; then the bytes decide
-                    source, _ = decode(path, content)
+                source, _ = decode(path, content, str(part.get_content_charset() or ""))
                 (plain if kind == "text/plain" else pages).append(source)
     if not any(text.strip() for text in plain):
         plain = [page_of(path, page, whole_page=True)[1] for page in pages]
@@ -155,3 +152,32 @@ def _meta(mail: Message) -> dict[str, Any]:
         date = _header(mail, "Date")
     meta = {"author": _header(mail, "From"), "date": date}
     return {key: value for key, value in meta.items() if value}
+
+
+def read_msg(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
+    """Yield a mail that Outlook saved, then the documents of its attachments."""
+    olefile = import_extra("olefile", path)
+    with library_errors(path, "Outlook mail", "Save it as .eml."):
+        mail = olefile.OleFileIO(BytesIO(read_bytes(path, options.largest, stream)))
+        subject, sender, body = (_property(mail, "", name) for name in ("0037", "0C1A", "1000"))
+        folders = sorted({entry[0] for entry in mail.listdir() if entry[0].startswith("__attach")})
+        attachments = []
+        for folder in folders:
+            if mail.exists(content := f"{folder}/__substg1.0_37010102"):
+                name = _property(mail, f"{folder}/", "3707") or _property(mail, f"{folder}/", "3704") or folder
+                attachments.append((name, mail.openstream(content).read()))
+    title = " ".join(subject.split())
+    text = f"# {title}\n\n{body.strip()}" if title and body.strip() else body.strip()
+    meta = {"author": sender} if sender else {}
+    yield str(path), Document(content_id(title, text), title or path.stem, text.replace("\r\n", "\n"), str(path), meta)
+    for name, data in attachments:
+        yield from read_member(Path(f"{path}/{Path(name).name}"), data, options)
+
+
+def _property(mail: Any, folder: str, name: str) -> str:
+    """Return a text of a mail, "" without one: in UTF-16, else in the encoding of Windows."""
+    for kind, charset in (("001F", "utf-16-le"), ("001E", "cp1252")):
+        stream = f"{folder}__substg1.0_{name}{kind}"
+        if mail.exists(stream):
+            return str(mail.openstream(stream).read().decode(charset, "replace")).rstrip("\0")
+    return ""

@@ -1,4 +1,4 @@
-"""reStructuredText, notebooks, and MediaWiki's XML export."""
+"""reStructuredText, rich text (RTF), notebooks, and MediaWiki's XML export."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ from kinject.documents.text import (
 from kinject.errors import InputError
 from kinject.types import Document
 
-_ROLES = (
-    "ref", "doc", "term", "class", "func", "meth", "mod", "attr", "data", "exc", "obj", "const", "option", "file", "envvar",
-    "guilabel", "menuselection", "kbd", "program", "command", "download", "pep", "rfc", "token", "numref", "py:class",
-    "py:func", "py:meth", "py:mod", "py:attr", "py:data", "py:exc", "py:obj", "samp", "dfn", "abbr", "any", "issue", "eq",
-)  # fmt: skip
-"""Roles of Sphinx, whose text is kept without the role."""
+_ROLE = re.compile(r":[a-zA-Z][\w:.+-]*:`([^`]*)`")
+"""A role of docutils or Sphinx, whose text is kept without the role."""
 _TARGET = re.compile(r"^(.*\S)\s*<[^<>]+>$", re.DOTALL)
 
 
@@ -39,26 +35,35 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     """Yield a reStructuredText file; files that it includes are not read, nor raw HTML."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     core = import_extra("docutils.core", path)
-    nodes = import_extra("docutils.nodes", path)
-    roles = import_extra("docutils.parsers.rst.roles", path)
 
-    def plain(name: str, raw: str, text: str, *_: Any, **__: Any) -> tuple[list[Any], list[Any]]:
-        target = _TARGET.match(text)
-        shown = target[1] if target else text.lstrip("~!").rpartition(".")[2] if text.startswith("~") else text
-        return [nodes.inline(raw, shown)], []
+    def shown(role: re.Match[str]) -> str:
+        target = _TARGET.match(role[1])
+        return target[1] if target else role[1].rpartition(".")[2] if role[1].startswith("~") else role[1].lstrip("!")
 
-    for role in _ROLES:
-        roles.register_local_role(role, plain)
     settings = {
         "file_insertion_enabled": False, "raw_enabled": False, "report_level": 5, "halt_level": 5, "_disable_config": True,
         "embed_stylesheet": False, "stylesheet_path": None, "syntax_highlight": "none", "output_encoding": "unicode",
         "doctitle_xform": False, "initial_header_level": 1, "line_length_limit": 1_000_000,
     }  # fmt: skip
     with library_errors(path, "reStructuredText file", "Repair its markup, or rename it to .txt."):
-        page = core.publish_string(text, writer="html5", settings_overrides=settings)
+        page = core.publish_string(_ROLE.sub(shown, text), writer="html5", settings_overrides=settings)
         _, body, _ = page_of(path, page, whole_page=True)
     title = re.search(r"^# (.+)$", body, re.MULTILINE)
     yield whole_file(path, title[1] if title else "", body, meta)
+
+
+def read_rtf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
+    """Yield a file of rich text: its paragraphs, and its tables."""
+    striprtf = import_extra("striprtf.striprtf", path)
+    data = read_bytes(path, options.largest, stream)
+    with library_errors(path, "RTF file", "Save it as .docx."):
+        text = striprtf.rtf_to_text(data.decode("latin-1"), errors="replace")
+
+    def table(match: re.Match[str]) -> str:
+        return markdown_table([line.rstrip("|").split("|") for line in match[0].strip().split("\n")]) + "\n\n"
+
+    text = re.sub(r"(?:^[^\n|]*\|[^\n]*\|\n?){2,}", table, text, flags=re.MULTILINE)
+    yield whole_file(path, "", re.sub(r"\n{3,}", "\n\n", text).strip())
 
 
 def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:

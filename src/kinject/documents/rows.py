@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from kinject.disk import LONGEST_LINE, Row, content_id, format_size, parse_json, parse_row, read_bytes, read_lines
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.text import charset_of_stream, decode, markdown_table, whole_file
+from kinject.documents.text import decode, markdown_table, whole_file
 from kinject.errors import InputError
 from kinject.hub import check_data_set
 from kinject.types import Document
@@ -145,24 +145,15 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     texts is one document: a Markdown table. Raises `InputError` (file:line) as `csv_records`, but a row with more or fewer
     cells than the header is yielded.
     """
-    sample = stream.read(_SAMPLE)
-    stream.seek(0)
-    charset = charset_of_stream(path, stream, options.largest)
-    delimiter = _delimiter(sample.decode(charset, "ignore"), "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
-    if charset in ("utf-8", "utf-8-sig"):
-        lines = _text_lines(path, stream)
-        meta: dict[str, str] = {}
-    else:
-        text, meta = decode(path, read_bytes(path, options.largest, stream))
-        lines = iter(io.StringIO(text, newline=""))
-    rows = _rows(path, "header", lines, delimiter)
+    text, meta = decode(path, read_bytes(path, options.largest, stream))
+    delimiter = _delimiter(text[:_SAMPLE], "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    rows = _rows(path, "header", text, delimiter)
     _, header = next(rows, (1, []))
     if isinstance(header, InputError) or not header:
         return
     if "text" not in with_plain_names(dict.fromkeys(header), options) and options.text_field is None:
         yield from _whole_table(path, header, rows, meta)
         return
-    _check_header(path, header)
     for number, cells in rows:
         location = f"{path}:{number}"
         if isinstance(cells, InputError):
@@ -210,45 +201,28 @@ def _delimiter(sample: str, default: str) -> str:
     return max(n_columns, key=lambda delimiter: n_columns[delimiter], default=default)
 
 
-def _check_header(path: Path, header: list[str], number: int = 1) -> None:
-    """Raise `InputError` if two columns have one name: a reader could not choose."""
-    repeated = next((name for name in header if header.count(name) > 1), None)
-    if repeated is not None:
-        raise InputError(f"{path}:{number}: two columns are called {repeated!r:.80}. Give each a name of its own.")
-
-
-def csv_rows(path: Path, first: str = "first row") -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, cells) of each row of a CSV file that is not blank.
 
     The file is read strictly (RFC 4180), so that a forgotten quote cannot join rows. Raises `InputError` (file:line) for
-    a quote that is left open or not followed by a comma, for a row that has more or
-    fewer cells than the first (called `first` in the message), for a NUL character, and for a byte-order mark within.
+    a quote that is left open or not followed by a comma, and for a row that has more or fewer cells than the first.
     """
-    for number, cells in _rows(path, first, _text_lines(path)):
+    for number, cells in _rows(path, "first row", decode(path, read_bytes(path))[0]):
         if isinstance(cells, InputError):
             raise cells
         yield number, cells
 
 
-def _rows(
-    path: Path, first: str, source: Iterator[str], delimiter: str = ","
-) -> Iterator[tuple[int, list[str] | InputError]]:
-    """Yield as `csv_rows` the rows of the lines in `source`, but for a row of another length than the first its error."""
+def _rows(path: Path, first: str, text: str, delimiter: str = ",") -> Iterator[tuple[int, list[str] | InputError]]:
+    """Yield as `csv_rows` the rows of `text`, but for a row of another length than the first (called `first`) its error."""
     csv.field_size_limit(LONGEST_LINE)
-    record_lines: list[str] = []
-
-    def lines() -> Iterator[str]:
-        for line in source:
-            record_lines.append(line)
-            yield line
-
     plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
-    rows = csv.reader(lines(), strict=True, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    quoting = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter, quoting=quoting)
     n_cells = 0
     while True:
         number = rows.line_num + 1
         location = f"{path}:{number}"
-        record_lines.clear()
         try:
             cells = next(rows, None)
         except csv.Error as error:
@@ -258,35 +232,17 @@ def _rows(
             ) from error
         if cells is None:
             return
-        _check_record("".join(record_lines), location)
         n_cells = n_cells or len(cells)
         if len(cells) not in (0, n_cells):
             fault = f"found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas."
             yield number, InputError(f"{location}: {fault}")
         elif cells:
-            yield number, [_unquoted(cell) for cell in cells] if delimiter == "\t" else cells
+            yield number, [_unquoted(cell) for cell in cells] if plain else cells
 
 
 def _unquoted(cell: str) -> str:
     """Return a cell of a table with tabs without the quotes that are around it."""
     return cell[1:-1].replace('""', '"') if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
-
-
-def _check_record(text: str, location: str) -> None:
-    """Raise `InputError` for faults that the csv module accepts: NUL, a byte-order mark."""
-    if "\0" in text:
-        raise InputError(f"{location}: a NUL character. Is this UTF-16? Save the file as UTF-8.")
-    if text.startswith("\ufeff"):
-        raise InputError(f"{location}: a byte-order mark inside the file. Were two files joined? Take it out.")
-
-
-def _text_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their ends. Raises `InputError` (file:line) if it is not UTF-8."""
-    for number, line in read_lines(path, stream):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
 
 
 def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -297,7 +253,6 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
     number = 0
     try:
         with parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20) as file:
-            _check_parquet(path, file)
             for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
@@ -306,14 +261,6 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
         raise InputError(
             f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it again."
         ) from error
-
-
-def _check_parquet(path: Path, file: Any) -> None:
-    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` has two equal column names."""
-    names = file.schema_arrow.names
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise InputError(f"{path}: two columns are called {repeated!r:.80}. Give each a name of its own.")
 
 
 def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument:

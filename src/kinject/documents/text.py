@@ -28,19 +28,16 @@ _INFO = re.compile(
 )
 """The navigation between the nodes of an info manual."""
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
-_CHARSETS = frozenset(codecs.lookup(name).name for name in (
-    "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "ascii", "latin-1", "iso8859-2", "iso8859-3",
-    "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10", "iso8859-13", "iso8859-14",
-    "iso8859-15", "iso8859-16", "iso8859-9", "koi8-r", "koi8-u", "cp866", "cp874", "cp1250", "cp1251", "cp1252",
-    "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "mac-roman", "mac-cyrillic", "gbk", "gb2312",
-    "gb18030", "big5", "big5hkscs", "euc-jp", "shift_jis", "iso2022_jp", "euc-kr",
-))  # fmt: skip
-"""Encodings that a page may declare: those of the web, none of which runs code or takes long."""
 _DETECTED = (
     "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874", "gb18030", "big5",
     "shift_jis", "euc_jp", "euc_kr", "cp866", "iso8859_2", "mac_cyrillic",
 )  # fmt: skip
 """Encodings that are looked for in a text that declares none."""
+_CHARSETS = frozenset(codecs.lookup(name).name for name in (
+    *_DETECTED, "utf-8", "utf-16", "utf-16-le", "utf-16-be", "koi8-u", "cp1258", "gbk", "gb2312", "iso2022_jp", "mac-roman",
+    *(f"iso8859-{n}" for n in range(1, 17) if n != 12),
+))  # fmt: skip
+"""Encodings that a page or a mail may declare: those of the web, none of which runs code or takes long."""
 _WESTERN = frozenset("ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252"))
 
 
@@ -133,106 +130,39 @@ def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
 def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:
     """Return the text of `path`, whose bytes are `data`, with LF line ends, and its encoding as meta unless it is UTF-8.
 
-    The encoding is UTF-8, else the `declared` one, else that of `charset_of`. Raises `InputError` if a declared one is
-    unknown, and if none is found.
-    """
-    if declared and charset_name(declared) is None:
-        raise InputError(f"{path}:1: unknown charset {declared!r}. Save the file as UTF-8.")
-    charset = charset_of(path, data, declared)
-    text = data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    return text, {} if charset in ("utf-8", "utf-8-sig", "ascii") else {"encoding": charset}
-
-
-def charset_of(path: Path, data: bytes, declared: str = "") -> str:
-    """Return the encoding in which `data` can be decoded: by its byte-order mark, UTF-8, `declared`, or by its letters.
-
     Raises `InputError` if it is none of those of the web.
     """
-    for mark, charset in (
-        (codecs.BOM_UTF8, "utf-8-sig"),
-        (codecs.BOM_UTF16_LE, "utf-16"),
-        (codecs.BOM_UTF16_BE, "utf-16"),
-    ):
-        if data.startswith(mark) and _can_decode(data, charset):
-            return charset
-    if b"\0" in data[:1000]:
-        wide = next((name for name, first in (("utf-16-le", 1), ("utf-16-be", 0)) if _is_wide(data, first)), None)
-        if wide is not None and _can_decode(data, wide):
-            return wide
-    for charset in ("utf-8", charset_name(declared) or ""):
-        if charset and _can_decode(data, charset):
-            return charset
-    matches = import_extra("charset_normalizer", path).from_bytes(_high_part(data), cp_isolation=list(_DETECTED))
-    best = matches.best()
-    guesses = ["cp1252"] if _is_western(data) else []
-    guesses += [best.encoding.replace("_", "-")] if best is not None else []
-    for charset in guesses:
-        if _can_decode(data, charset):
-            return charset
-    line = data.count(b"\n", 0, _first_fault(data)) + 1
-    raise InputError(
-        f"{path}:{line}: not UTF-8 (byte {_first_fault(data)}), nor another known encoding. Save it as UTF-8."
-    )
+    for charset in _charsets(path, data, declared):
+        with contextlib.suppress(UnicodeDecodeError):
+            text = data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+            return text, {} if charset == "utf-8" else {"encoding": charset}
+    raise InputError(f"{path}: neither UTF-8 nor text in another known encoding. Save it as UTF-8.")
 
 
-def charset_of_stream(path: Path, stream: BinaryIO, largest: int) -> str:
-    """Return the encoding of the rest of `stream`, and seek to its beginning. UTF-8 is read to its end in chunks.
-
-    Raises `InputError` as `charset_of`, and for text that is not UTF-8 and has more than `largest` bytes.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        while part := stream.read(2**20):
-            if b"\0" in part:
-                break
-            decoder.decode(part)
-        else:
-            decoder.decode(b"", final=True)
-            stream.seek(0)
-            return "utf-8"
-    except UnicodeDecodeError:
-        pass
-    stream.seek(0)
-    charset = charset_of(path, read_bytes(path, largest, stream))
-    stream.seek(0)
-    return charset
-
-
-def charset_name(declared: str) -> str | None:
-    """Return Python's name of an encoding of the web, None for any other."""
-    try:
-        name = codecs.lookup(declared).name if declared else ""
-    except LookupError:
-        return None
-    name = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(name, name)  # as browsers read them
-    return name if name in _CHARSETS else None
-
-
-def _can_decode(data: bytes, charset: str) -> bool:
-    try:
-        data.decode(charset)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _first_fault(data: bytes) -> int:
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        return error.start
-    return 0
-
-
-def _is_wide(data: bytes, first: int) -> bool:
-    """Return whether half of the bytes, those from `first` on, are NUL, as in UTF-16 of Latin letters."""
-    half = data[first:2000:2]
-    return len(data) % 2 == 0 and half.count(0) > 0.7 * len(half)
+def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
+    """Yield encodings that `data` may have: by its byte-order mark, UTF-8, the `declared` one, by its letters."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        yield "utf-16"
+    for wide, half in (("utf-16-le", data[1:2000:2]), ("utf-16-be", data[:2000:2])):
+        if half.count(0) > 0.7 * len(half):  # UTF-16 of Latin letters
+            yield wide
+    yield "utf-8"
+    with contextlib.suppress(LookupError):
+        name = codecs.lookup(declared or "utf-8").name
+        name = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(name, name)  # as browsers read them
+        if name in _CHARSETS:
+            yield name
+    if _is_western(data):
+        yield "cp1252"
+    best = import_extra("charset_normalizer", path).from_bytes(_high_part(data), cp_isolation=list(_DETECTED)).best()
+    if best is not None:
+        yield best.encoding.replace("_", "-")
 
 
 def _high_part(data: bytes) -> bytes:
     """Return up to 64 KiB of the lines of `data` that hold other bytes than ASCII, and of those around them."""
-    start = max(0, data.rfind(b"\n", 0, _first_fault(data)) - 1000)
+    first = next((match.start() for match in re.finditer(rb"[\x80-\xff]", data)), 0)
+    start = max(0, data.rfind(b"\n", 0, first) - 1000)
     return data[start : start + 2**16]
 
 

@@ -109,7 +109,7 @@ class HeapWriter:
         ]  # fmt: skip
         write_jsonl(self.folder / "duplicates.jsonl", [*self.omitted, *lines])
         read = {found.file for found in self.found}
-        repeats = [found.facts["n_repeats"] for found in kept if found.facts["n_repeats"] and not found.facts["log"]]
+        repeats = [found.facts["n_repeats"] for found in kept if found.facts["n_repeats"]]
         copies = Counter(found.copy.kind for found in self.found if found.copy is not None)
         n_left_out = sum(row["left_out"] for row in self.skipped)
         return {
@@ -120,7 +120,6 @@ class HeapWriter:
             "skipped": len(self.skipped) - n_left_out, "left_out": n_left_out,
             "duplicates": {kind: copies[kind] for kind in ("exact", "near")},
             "repeats": {"documents": len(repeats), "passages": sum(repeats)},
-            "logs": {self._name(found): found.facts["n_repeats"] for found in kept if found.facts["log"]},
             "boilerplate": {"lines": len(lines), "removed": sum(map(len, self.boilerplate.values())) - len(self.boilerplate)},
         }  # fmt: skip
 

@@ -190,7 +190,7 @@ def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriev
 
 def layout_of(layout: Layout, formats: Iterable[str]) -> Layout:
     """Return the layout in which a set asked in `formats` is read: answers are no choices if models only write theirs."""
-    return "open" if OPEN.issuperset(formats) and layout in ("auto", "squad") else layout
+    return "open" if OPEN.issuperset(formats) else layout
 
 
 def role_of(role: Role, questions: Sequence[Question]) -> Role:

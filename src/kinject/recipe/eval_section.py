@@ -24,9 +24,9 @@ class QuestionSetSection:
     shots_from: str | None = option(
         None, help="Questions (JSONL) for the few-shot examples, taken in order.", path="file"
     )
-    layout: Literal["auto", "native", "mmlu", "arc", "squad", "open"] = option(
+    layout: Literal["auto", "open"] = option(
         "auto",
-        help="Layout of the file; auto detects it from the ending and the keys. open: questions without choices.",
+        help="auto: answers without choices become choices, with wrong ones from other questions. open: they stay open.",
     )
     validation: str | None = option(
         None, help="Questions (JSONL) on which a study makes its choices; kinject eval does not ask them.", path="file"

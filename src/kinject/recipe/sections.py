@@ -119,9 +119,6 @@ class ProbeSection:
 
     path: str = option(help="Questions (JSONL, or MMLU's CSV).", path="file")
     role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
-    layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
-        "auto", help="Layout of the file; auto detects it from the ending and the keys."
-    )
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     """
     corpus, hashes = recipe.corpus, hashes or {}
     sets = recipe.probes.sets() if recipe.probes is not None else {}
-    questions = {name: read_questions(Path(item.path), item.layout) for name, item in sets.items()}
+    questions = {name: read_questions(Path(item.path)) for name, item in sets.items()}
     parts = {
         name: Part(CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")), part.fraction)
         for name, part in corpus.parts().items()
