@@ -217,8 +217,10 @@ def _rows(path: Path, first: str, text: str, delimiter: str = ",") -> Iterator[t
     """Yield as `csv_rows` the rows of `text`, but for a row of another length than the first (called `first`) its error."""
     csv.field_size_limit(LONGEST_LINE)
     plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
-    quoting = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter, quoting=quoting)
+    rows = csv.reader(
+        io.StringIO(text, newline=""), strict=True, delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+    )  # fmt: skip
     n_cells = 0
     while True:
         number = rows.line_num + 1
