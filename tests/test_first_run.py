@@ -109,10 +109,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("forked", "blank_figures")
-def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _run_main_job(checkout: Path) -> list[list[str]]:
+    """Run the commands of the quickstart in order; return them."""
     main_job = [words for words in _commands([ROOT / "docs/quickstart.md"]) if words[1] not in ("recipes", "demo")][:6]
     assert [words[1] for words in main_job] == ["sandbox", "sandbox", "augment", "train", "train", "eval"]
     for words in main_job:
@@ -122,6 +120,14 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
             shipped = json.loads((BASE.folder / "manifest.json").read_text("utf-8"))
             assert hashlib.sha256(corpus.read_bytes()).hexdigest() == shipped["inputs"]["corpus"]
             corpus.write_bytes(b"".join(corpus.read_bytes().splitlines(keepends=True)[:600]))
+    return main_job
+
+
+@pytest.mark.usefixtures("forked", "blank_figures")
+def test_the_documented_commands_run_and_the_benchmark_of_the_demo_reads_their_results(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main_job = _run_main_job(checkout)
     assert "report: runs/eval/report.html" in capsys.readouterr().out
     assert (checkout / "runs/eval/report.html").stat().st_size > 10_000
     for copy in ("eval-before", "eval-after"):
@@ -163,6 +169,14 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
     assert len(re.findall(r"\| (?:yes|NO) \|$", capsys.readouterr().out, re.MULTILINE)) == 5
 
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("forked", "blank_figures")
+def test_the_benchmarks_of_shipped_models_and_of_forgetting_read_the_main_job(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run_main_job(checkout)
+    capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["ship.py", "base", "--measure", "--limit", "8"])
     runpy.run_path(str(ROOT / "benchmarks/sandbox/ship.py"), run_name="__main__")
     assert capsys.readouterr().out.count("] |\n") == 6
