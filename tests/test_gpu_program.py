@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -181,58 +180,6 @@ def test_the_operations_of_a_token_are_those_of_its_products(program: Any, tiny_
     products = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     assert program("training").flops_per_token(model, "full", 0) == 6 * products
     assert program("training").flops_per_token(model, "LoRA", 100) == 4 * products + 200
-
-
-def _wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, text in files.items():
-            archive.writestr(file, text)
-        archive.writestr(
-            f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-    return path
-
-
-def test_wheels_are_shrunk_and_only_what_lacks_or_is_old_is_unpacked(
-    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, packages = program("run"), program("packages")
-    wheels, site = tmp_path / "wheels", tmp_path / "site"
-    wheels.mkdir()
-    kept, left_out = "bitsandbytes/libbitsandbytes_cuda130.so", "bitsandbytes/libbitsandbytes_cuda118.so"
-    files = {
-        "bitsandbytes/__init__.py": "",
-        kept: "\xe8\0x" * 1000,
-        left_out: "x" * 1000,
-        "bitsandbytes/tests/test_a.py": "",
-    }
-    bitsandbytes = _wheel(wheels, "bitsandbytes", "999.0", files)
-    _wheel(wheels, "torch", "0.1", {"torch/__init__.py": "raise RuntimeError"})  # older than what is installed
-    _wheel(wheels, "kinject_unknown", "1.0", {"kinject_unknown.py": "VALUE = 3"})
-    before, after = packages.shrink(bitsandbytes, "130")
-    assert after < before
-    assert not bitsandbytes.exists()
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    assert run.unpack_wheels(wheels, site) == ["bitsandbytes 999.0", "kinject_unknown 1.0"]
-    assert (site / kept).read_text("utf-8") == files[kept]
-    assert not (site / left_out).exists()
-    assert not (site / "bitsandbytes/tests").exists()
-    assert importlib.import_module("kinject_unknown").VALUE == 3
-
-
-def test_what_the_machine_has_is_not_carried_unless_it_is_too_old(tmp_path: Path, program: Any) -> None:
-    packages = program("packages")
-    have = {"numpy": "2.3.1", "transformers": "5.17.0", "pydantic-core": "2.33.0"}
-    lines = [
-        "torch>=2.8", "nvidia-cublas", "numpy>=1.17", "transformers>=5.21,<6", "pydantic_core==2.41.5", "trl",
-        "scipy; extra == 'x'", "tomli; python_version < '3.11'",
-    ]  # fmt: skip
-    assert packages.to_fetch(lines, have, "3.12") == {
-        "transformers": "transformers<6,>=5.21", "pydantic-core": "pydantic-core==2.41.5", "trl": "trl"
-    }  # fmt: skip
-    assert len(packages.kinjects_requirements()) == len(packages.ROOTS)
 
 
 def test_a_machine_without_the_packages_is_told_at_once(

@@ -213,15 +213,3 @@ def test_a_card_without_bfloat16_gets_float16(
             choose_dtype("bfloat16", "cuda")
     else:
         assert choose_dtype("bfloat16", "cuda") == torch.bfloat16
-
-
-@pytest.mark.soak
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_flex_attention_keeps_documents_apart(tiny_tokenizer: Any) -> None:
-    model = new_model({**SMALL, **SHAPES["llama, grouped"]}, tiny_tokenizer, 0, "sdpa").eval()
-    logits = []
-    for name in ("sdpa", "flex_attention"):
-        model.set_attn_implementation(name)
-        with torch.no_grad():
-            logits.append(model(input_ids=IDS, position_ids=POSITIONS, use_cache=False).logits)
-    assert torch.allclose(*logits, atol=1e-5)

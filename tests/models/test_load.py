@@ -149,24 +149,6 @@ def test_a_real_checkpoint_loads(shared: Path) -> None:
     assert "a little girl" in story or "a little boy" in story, story
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "mistral", "qwen3"])
-def test_auto_attention_is_what_the_architecture_has(tmp_path: Path, tiny_tokenizer: Any, model_type: str) -> None:
-    names = (
-        ("n_embd", "n_layer", "n_head")
-        if model_type == "gpt2"
-        else ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
-    config = {"model_type": model_type, **dict(zip(names, (32, 1, 4), strict=True))}
-    if model_type != "gpt2":
-        config |= {"intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 8}
-    new_model(config, tiny_tokenizer, seed=0).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
-    loaded = load_model(str(tmp_path))
-    assert loaded.attention in {"sdpa", "eager"}
-    assert loaded.attention == loaded.model.config._attn_implementation
-    assert f"{loaded.attention} attention" in loaded.notes[0]
-
-
 def _change(folder: Path, name: str, index: int, value: float, dtype: torch.dtype = torch.float32) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[name].view(-1)[index] = value

@@ -20,7 +20,7 @@ from kinject.recipe import read_recipe
 ROOT = Path(__file__).parents[2]
 CLAIM = re.compile(r"(?:(\d+) x )?([\w-]+) ([\d.]+) GiB(?: with ([^;(]+?))?(?=;| \()")
 """`H100 55.1 GiB` or `8 x H100 70.0 GiB with KEY=VALUE`, as the line Memory of a recipe has them."""
-QUICK = ("llama-3.1-8b/cpt", "llama-3.1-70b/lora", "studies/paper/train-qlora")
+QUICK = ("llama-3.1-8b/cpt", "studies/paper/train-qlora")
 """Recipes that every run of the tests plans; `make soak` plans all."""
 SIZES = {
     "Qwen/Qwen3-0.6B-Base": 0.596, "Qwen/Qwen3-1.7B-Base": 1.721, "Qwen/Qwen3-4B-Base": 4.022, "Qwen/Qwen3-8B-Base": 8.191,

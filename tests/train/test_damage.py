@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +9,10 @@ from typing import Any
 
 import pytest
 from damage import Ground, sample
-from faulty import FaultyDisk
 from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl, write_manifest
-from kinject.errors import DiskError, InputError, TrainingError
+from kinject.errors import InputError, TrainingError
 from kinject.recipe import Recipe
 from kinject.train import run as stage
 from kinject.train import train
@@ -97,15 +94,6 @@ def test_a_flipped_bit_in_a_finished_model_is_found_and_named_and_resume_makes_i
     assert outcome(interrupted) == wanted
 
 
-def test_a_run_without_its_manifest_is_not_thrown_away(interrupted: Recipe) -> None:
-    (interrupted.run_dir / "manifest.json").unlink()
-    with pytest.raises(
-        TrainingError, match=r"holds checkpoints or a model, but no manifest\.json. Continue with --resume"
-    ):
-        train(interrupted)
-    assert {path.name for path in interrupted.run_dir.glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-4"}
-
-
 def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(make_recipe: MakeRecipe, corpus: Path) -> None:
     write_manifest(
         corpus.parent / "manifest.json", stage="augment", inputs={}, recipe={}, counts={}, outputs=["corpus.jsonl"]
@@ -113,29 +101,6 @@ def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(make_recipe: MakeRe
     corpus.write_bytes(corpus.read_bytes().replace(b"Lowmere", b"Lowmepe", 1))
     with pytest.raises(InputError, match=r"corpus\.jsonl: its bytes are not .* Run kinject augment again"):
         train(make_recipe(corpus={"path": str(corpus)}))
-
-
-@pytest.mark.parametrize(
-    ("number", "parts"), [(errno.ENOSPC, (0.35, 0.93)), (errno.EACCES, (0.0, 0.65))], ids=["ENOSPC", "EACCES"]
-)
-def test_a_run_goes_on_to_the_same_weights_after_a_call_was_refused(
-    make_recipe: MakeRecipe, tmp_path: Path, number: int, parts: tuple[float, ...]
-) -> None:
-    recipe = make_recipe(trainer=SAVE)
-    with FaultyDisk(tmp_path / "run") as counting:
-        wanted = outcome(recipe)
-    indices = [
-        index for index, call in enumerate(counting.calls) if call in ("open", "os.open", "write", "fsync", "replace")
-    ]
-    for part in parts:
-        shutil.rmtree(tmp_path / "run")
-        index = indices[int(part * len(indices))]
-        with (
-            FaultyDisk(tmp_path / "run", number, index, for_good=True),
-            pytest.raises(DiskError, match=os.strerror(number)),
-        ):
-            train(recipe)
-        assert outcome(recipe) == wanted
 
 
 def test_a_run_that_was_ended_after_its_last_checkpoint_takes_no_step_more(make_recipe: MakeRecipe) -> None:

@@ -40,17 +40,6 @@ def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
     assert loaded.tokenizer.bos_token_id is not None
 
 
-def test_an_adapter_is_folded_in_before_it_is_averaged(
-    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
-) -> None:
-    adapter = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
-    tuned = train(make_recipe(adapter=adapter, trainer={"learning_rate": 1e-2})).model_dir
-    whole = merge(str(tiny_model), tuned, [1.0], tmp_path / "merged")[1.0]
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        assert torch.allclose(load_model(str(whole)).model(ids).logits, load_model(tuned).model(ids).logits, atol=1e-5)
-
-
 ADAPTERS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
     "all layers, with DoRA": ({"target_modules": "all-linear", "use_dora": True}, False),
     "a whole head beside it, untied": ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, True),

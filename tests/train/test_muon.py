@@ -123,20 +123,6 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecip
     assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
-def test_the_matrices_of_an_adapter_are_updated_by_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """The matrices B begin at zero, so that of all their directions the first update moves each equally far."""
-    adapter = {"adapter": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}}
-    plain, muon = (
-        _weights(make_recipe, tmp_path / name, **adapter, **more) for name, more in (("plain", {}), ("muon", MUON))
-    )
-
-    def spread(weights: dict[str, torch.Tensor]) -> float:
-        values = [torch.linalg.svdvals(weight) for name, weight in weights.items() if "lora_B" in name]
-        return float(torch.stack([value[3] / value[0] for value in values]).mean())
-
-    assert spread(muon) > 1.5 * spread(plain)
-
-
 def test_a_model_whose_layers_do_not_train_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:
     frozen = {"model": {"path": str(tiny_model), "freeze": ["*.layers.*"]}}
     with pytest.raises(InputError, match=r"techniques\.muon: no matrix inside the layers trains\. Remove the line"):

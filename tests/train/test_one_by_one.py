@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,35 +107,6 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
     result = train(make_recipe(trainer=options, run_dir=str(run), **sections), resume=True)
     resumed = load_file(Path(result.model_dir) / "model.safetensors")
     assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
-
-
-_RANK = """
-import sys, torch
-from kinject.process import rank
-from kinject.recipe import read_recipe
-from kinject.train.setup import make_trainer
-trainer = make_trainer(read_recipe(sys.argv[1], verb="train"))
-step = trainer.training_step
-trainer.training_step = lambda *a, **k: (torch.rand(1 + rank()), step(*a, **k))[1]
-trainer.train()
-torch.save({n: w.detach() for n, w in trainer.model.named_parameters()}, f"{sys.argv[2]}/{rank()}.pt")
-"""
-
-
-def test_liger_gets_the_model_and_leaves_the_head_to_trl(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for the package, whose kernels need a GPU: what it is given, and that the loss stays the same."""
-    calls: list[dict[str, Any]] = []
-    stand_in = types.ModuleType("liger_kernel.transformers")
-    stand_in._apply_liger_kernel_to_instance = lambda **options: calls.append(options)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stand_in)
-    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: True)
-    monkeypatch.setattr("kinject.train.config.find_problems", lambda *_: [])
-    train(make_recipe(trainer={"use_liger_kernel": True, "max_steps": 1}))
-    assert calls[0].pop("model").config.model_type == "llama"
-    assert calls == [{"fused_linear_cross_entropy": False}]
 
 
 def test_four_bits_have_quantised_scales_and_are_stored_so_that_fsdp_shards_them(

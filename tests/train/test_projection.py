@@ -174,15 +174,6 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecip
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-def test_another_text_to_keep_is_another_run(make_recipe: MakeRecipe, kept: Path) -> None:
-    recipe = make_recipe(trainer={"max_steps": 1}, **_section(kept))
-    assert not train(recipe).already_done
-    assert train(recipe).already_done
-    kept.write_text(json.dumps({"text": "The mill at Kelm."}) + "\n")
-    with pytest.raises(Exception, match="holds a run of another recipe, corpus or model"):
-        train(recipe)
-
-
 def test_a_model_of_which_no_matrix_trains_is_refused(make_recipe: MakeRecipe, tiny_model: Path, kept: Path) -> None:
     model = {"path": str(tiny_model), "freeze": ["*proj*", "*embed*"]}
     with pytest.raises(Exception, match=r"regularization\.projection: no matrix of a layer trains\. Remove the line"):

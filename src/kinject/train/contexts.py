@@ -88,10 +88,9 @@ class TeacherRows:
         return np.where(learned, self.starts[index] + np.cumsum(learned) - 1, NO_TEACHER)
 
     def count_read(self) -> int:
-        """Return the tokens that the teacher reads once, a head that rows share counted once."""
+        """Return the tokens that the teacher reads."""
         read = [index for index in range(len(self)) if self.has_teacher(index)]
-        heads = {np.asarray(self.heads[index].input_ids).tobytes(): len(self.heads[index].input_ids) for index in read}
-        return sum(self.heads[index].n_left_out for index in read) + sum(heads.values())
+        return sum(len(self.heads[index].input_ids) + self.heads[index].n_left_out for index in read)
 
     def head(self, index: int) -> list[int]:
         """Return the tokens that only the teacher reads."""

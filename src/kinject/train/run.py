@@ -28,7 +28,7 @@ from kinject.disk import (
 )
 from kinject.errors import TrainingError
 from kinject.hub import find_source
-from kinject.models import check_files, check_model, model_hash
+from kinject.models import check_files, model_hash
 from kinject.process import is_first_process, made_by_first_process, work_seconds
 from kinject.recipe import TrainRecipe
 from kinject.terminal import rate_text
@@ -165,9 +165,8 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)
-            check = check_model if name == "model" else check_files
             if folder.exists():
-                check(Path(find_source(path, name)))
+                check_files(Path(find_source(path, name)))
             digest = model_hash(folder) if folder.exists() else ""
             inputs[name] = digest or f"hub:{path}@{model.revision or 'main'}"
     return {**inputs, "fingerprint": content_id(inputs, recipe.training_values())}

@@ -1,7 +1,7 @@
 """Context distillation: the loss, and its teacher, the model before training (arXiv 2209.15189, 2412.14964).
 
 It is frozen, so each of its predictions is made once, before training, and kept in corpus.cache_dir by the content of
-weights, head and text. Rows with one head (the paraphrases of a document) share its pass.
+weights, head and text.
 
 An entry of that cache is a folder: ``starts.bin`` (int64, the first prediction of each row, and their number),
 ``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`, and ``cost.json`` (the tokens that the teacher read
@@ -11,9 +11,6 @@ and the seconds of that, by `work_seconds`).
 from __future__ import annotations
 
 import contextlib
-import copy
-import hashlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +36,6 @@ _BATCH_TOKENS = 8192
 """Tokens of one pass of the teacher, padding included, at most."""
 _BATCH_LOGITS = 1 << 26
 """Logits of one pass at most (256 MiB in float32)."""
-_TOLERANCE, _COARSE = {torch.float32: 1e-3}, 0.1
-"""Most difference of a log-prob between a pass that shares its head and one over the whole; in half precision."""
 
 
 class Distillation(Objective):
@@ -178,32 +173,15 @@ def _write_predictions(
 
 
 def read_rows(model: Any, read: TeacherRows) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of rows with a teacher.
-
-    Rows with the same head share a pass over it, where the model's cache of keys and values gives the same log-probs as a
-    pass over the whole; otherwise each is read whole.
-    """
-    groups: dict[bytes, list[int]] = defaultdict(list)
-    for index in range(len(read)):
-        if read.has_teacher(index):
-            groups[hashlib.sha256(np.asarray(read.heads[index].input_ids, dtype=np.int64).tobytes()).digest()].append(
-                index
-            )
-    shared = [members for members in groups.values() if len(members) > 1]
-    if shared and not _can_share(model, read, shared[0]):
-        shared = []
+    """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of rows with a teacher."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
-    for members in shared:
-        head = read.head(members[0])
-        cache = _cache_of(model, head)
-        for batch in _batches([(read.heads[index].n_left_out, index) for index in members], most):
-            yield batch, _read_tails(model, read, batch, head, cache)
-    grouped = {index for members in shared for index in members}
-    alone = [index for members in groups.values() for index in members if index not in grouped]
-    lengths = [(len(read.heads[index].input_ids) + read.heads[index].n_left_out - 1, index) for index in alone]
+    lengths = [
+        (len(read.heads[index].input_ids) + read.heads[index].n_left_out - 1, index)
+        for index in range(len(read)) if read.has_teacher(index)
+    ]  # fmt: skip
     for batch in _batches(lengths, most):
-        yield batch, _read_whole(model, read, batch)
+        yield batch, _read(model, read, batch)
 
 
 def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int]]:
@@ -220,55 +198,16 @@ def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int
         yield batch
 
 
-def _cache_of(model: Any, head: Sequence[int]) -> Any:
-    """Return the keys and values of all tokens of a head but the last."""
-    return model(input_ids=torch.tensor([head[:-1]], device=model.device), use_cache=True).past_key_values
-
-
-def _read_tails(model: Any, read: TeacherRows, batch: Sequence[int], head: Sequence[int], cache: Any) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] of the learned tokens of rows with one head, whose keys and values are `cache`."""
-    past = copy.deepcopy(cache)
-    past.batch_repeat_interleave(len(batch))
-    texts = [[head[-1], *read.tail(index)[:-1]] for index in batch]
-    logits = _logits(model, texts, len(head) - 1, past_key_values=past, use_cache=True)
-    return _picked(logits, [read.learned_in_tail(index) for index in batch])
-
-
-def _read_whole(model: Any, read: TeacherRows, batch: Sequence[int]) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] of the learned tokens of rows that are read with their heads."""
-    heads = [read.head(index) for index in batch]
-    texts = [[*head, *read.tail(index)[:-1]] for head, index in zip(heads, batch, strict=True)]
-    logits = _logits(model, texts, 0, use_cache=False)
-    positions = ([len(head) - 1 + position for position in read.learned_in_tail(index)]
-              for head, index in zip(heads, batch, strict=True))  # fmt: skip
-    return _picked(logits, list(positions))
-
-
-def _picked(logits: torch.Tensor, positions: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] in float32 at the `positions` of each row, row after row."""
-    rows = [number for number, of_row in enumerate(positions) for _ in of_row]
-    return logits[rows, [position for of_row in positions for position in of_row]].float()
-
-
-def _logits(model: Any, texts: Sequence[Sequence[int]], start: int, **options: Any) -> torch.Tensor:
-    """Return the logits [texts, longest, vocabulary] after each token of `texts`, whose positions begin at `start`."""
+def _read(model: Any, read: TeacherRows, batch: Sequence[int]) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] in float32 of the learned tokens of rows behind their heads, row after row."""
+    texts = [[*read.head(index), *read.tail(index)[:-1]] for index in batch]
     width = max(map(len, texts))
     ids = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=model.device)
-    positions = torch.arange(start, start + width, device=model.device).expand(len(texts), width)
-    logits: torch.Tensor = model(input_ids=ids, position_ids=positions, **options).logits
-    return logits
-
-
-def _can_share(model: Any, read: TeacherRows, members: Sequence[int]) -> bool:
-    """Return whether rows with one head get from a shared pass over it the predictions of passes over the whole."""
-    head = read.head(members[0])
-    if len(head) < 2:
-        return False
-    some = members[:2]
-    try:
-        shared = _read_tails(model, read, some, head, _cache_of(model, head))
-    except (AttributeError, TypeError, ValueError, NotImplementedError):  # a model without such a cache
-        return False
-    separate = _read_whole(model, read, some)
-    tolerance = _TOLERANCE.get(model.dtype, _COARSE) if not torch.is_autocast_enabled(model.device.type) else _COARSE
-    return bool((shared.log_softmax(-1) - separate.log_softmax(-1)).abs().max() < tolerance)
+    positions = torch.arange(width, device=model.device).expand(len(texts), width)
+    logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    places = [
+        (number, len(read.head(index)) - 1 + place)
+        for number, index in enumerate(batch) for place in read.learned_in_tail(index)
+    ]  # fmt: skip
+    rows, columns = zip(*places, strict=True)
+    return logits[list(rows), list(columns)].float()
