@@ -17,7 +17,7 @@ from kinject.errors import InputError
 from kinject.plan.estimate import Step, count_flops, estimate, new_config, optimizer_state, read_shapes
 from kinject.plan.ways import GIB, Devices, choose, describe_batch, describe_traffic, find_devices, parse_memory
 from kinject.process import machine_memory
-from kinject.train.updates.muon import add_muon
+from kinject.train.updates.rules import add_muon
 
 LLAMA = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kinject.disk import read_json, read_jsonl
+from kinject.disk import content_id, read_json, read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import TrainRecipe
 from kinject.train import train
@@ -116,9 +116,8 @@ def test_documents_held_out_are_validated_and_not_learned(
     corpus = {"path": str(documents), "validation_fraction": 0.2}
     result = train(make_recipe(run_dir=str(tmp_path / "split"), corpus=corpus, trainer=trainer, **sections))
     assert any("4 of 20 documents (12 rows) are held out" in note for note in result.notes)
-    exposures = json.loads((tmp_path / "split" / "exposures.json").read_text())
-    learned = exposures.keys() & {f"d{i}" for i in range(20)}
-    assert len(learned) == 16
+    names = sorted((f"d{i}" for i in range(20)), key=lambda name: content_id("validation", name))
+    learned = set(names[4:])
     parts: dict[bool, list[str]] = {True: [], False: []}
     for line in documents.read_text().splitlines():
         parts[json.loads(line)["document_id"] in learned].append(line + "\n")
@@ -159,11 +158,6 @@ def test_the_manifest_counts_the_exposures_of_each_document(make_recipe: MakeRec
     counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
     assert counts["exposures"]["documents"] == 31
     assert counts["exposures"]["rows"] == {"min": 2, "median": 12, "max": 12}
-    tokens = counts["exposures"]["tokens"]
-    assert tokens["min"] < tokens["median"] <= tokens["max"]
-    by_document = read_json(Path(result.run_dir) / "exposures.json", "")
-    assert by_document == {**{f"d{d}": 12.0 for d in range(30)}, "once": 2.0}
-    assert 30 * tokens["median"] == pytest.approx(2 * counts["tokens"]["trained"], rel=0.1)
 
 
 def test_a_spread_epoch_takes_round_after_round_and_another_order_each_epoch() -> None:

@@ -31,13 +31,23 @@ from kinject.models.folder import (
     weight_files,
 )
 from kinject.models.hardware import (
+    Sharding,
     attention_fault,
     choose_attention,
     choose_device,
     choose_precision,
+    copy_weights,
     emulated_bf16,
     fastest_attention,
+    full_tensor,
     has_fast_bf16,
+    own_part,
+    read_sharding,
+    shape_of,
+    shard,
+    sharded_by_transformers,
+    size_of,
+    whole_weights,
 )
 from kinject.models.load import (
     LoadedModel,
@@ -48,18 +58,6 @@ from kinject.models.load import (
     load_tokenizer,
     new_model,
     train_tokenizer,
-)
-from kinject.models.sharded import (
-    Sharding,
-    copy_weights,
-    full_tensor,
-    own_part,
-    read_sharding,
-    shape_of,
-    shard,
-    sharded_by_transformers,
-    size_of,
-    whole_weights,
 )
 
 __all__ = [

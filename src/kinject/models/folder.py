@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kinject.disk import check_regular, file_hash, parse_json, read_bytes, verified_hashes
 from kinject.errors import InputError
 from kinject.gguf import gguf_file
-from kinject.models.sharded import own_part
+from kinject.models.hardware import own_part
 
 if TYPE_CHECKING:
     import torch

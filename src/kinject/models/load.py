@@ -32,8 +32,18 @@ from kinject.models.folder import (
     saved_tensors,
     weight_files,
 )
-from kinject.models.hardware import choose_attention, choose_device, choose_dtype, emulated_bf16, quantization_config
-from kinject.models.sharded import Sharding, release_whole, shape_of, size_of, zero3_dtype
+from kinject.models.hardware import (
+    Sharding,
+    choose_attention,
+    choose_device,
+    choose_dtype,
+    emulated_bf16,
+    quantization_config,
+    release_whole,
+    shape_of,
+    size_of,
+    zero3_dtype,
+)
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:

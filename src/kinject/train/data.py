@@ -34,9 +34,9 @@ from kinject.models import window_of
 from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
-from kinject.train.contexts import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
 from kinject.train.load import set_chat_template
 from kinject.train.objectives import RowWeights
+from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -136,41 +136,29 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
 class TrainingData:
     """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed in.
 
-    `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch.
+    `exposures` is, for each document that is not replay, the number of its corpus rows in one epoch.
     """
 
     rows: PackedRows
     account: TokenAccount
     fractions: dict[str, float]
-    exposures: dict[str, tuple[int, int]]
+    exposures: dict[str, int]
 
 
-def count_exposures(rows: Iterable[TokenRow]) -> dict[str, tuple[int, int]]:
-    """Return (texts, learned tokens) of each document of `rows`; a row without a document is one of its own."""
-    n_rows: Counter[str] = Counter()
-    n_tokens: Counter[str] = Counter()
-    for index, row in enumerate(rows):
-        name = row.document_id or f"row {index}"
-        n_rows[name] += 1
-        n_tokens[name] += int(np.count_nonzero(np.asarray(row.learned)))
-    return {name: (n_rows[name], n_tokens[name]) for name in n_rows}
+def count_exposures(rows: Iterable[TokenRow]) -> dict[str, int]:
+    """Return the number of texts of each document of `rows`; a row without a document is one of its own."""
+    return dict(Counter(row.document_id or f"row {index}" for index, row in enumerate(rows)))
 
 
-def summarize_exposures(exposures: Mapping[str, tuple[int, int]], epochs: float) -> dict[str, Any]:
-    """Return how often a run of `epochs` shows each document: least, median and most rows and tokens."""
-    if not exposures:
+def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> dict[str, Any]:
+    """Return how often a run of `epochs` reads each document: the least, the median and the most rows."""
+    counts = list(exposures.values())
+    if not counts:
         return {"documents": 0}
-    counts = {"rows": [n for n, _ in exposures.values()], "tokens": [n for _, n in exposures.values()]}
     functions: dict[str, Callable[[list[int]], float]] = {"min": min, "median": statistics.median, "max": max}
-    return {"documents": len(exposures)} | {
-        name: {key: round(function(values) * epochs, 2) for key, function in functions.items()}
-        for name, values in counts.items()
-    }
-
-
-def exposures_by_document(exposures: Mapping[str, tuple[int, int]], epochs: float) -> dict[str, float]:
-    """Return how many rows (paraphrases) of each document a run of `epochs` reads, repeats counted."""
-    return {name: round(n_rows * epochs, 3) for name, (n_rows, _) in exposures.items()}
+    return {
+        "documents": len(counts), "rows": {key: round(find(counts) * epochs, 2) for key, find in functions.items()}
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from kinject.models.generate import ends_of, generate
 from kinject.process import work_seconds
 from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
 from kinject.terminal import Progress
-from kinject.train.contexts import document_inputs, document_texts
 from kinject.train.load import set_chat_template
+from kinject.train.objectives.distillation import document_inputs, document_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

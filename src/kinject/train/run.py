@@ -21,7 +21,6 @@ from kinject.disk import (
     file_hash,
     lock_dir,
     read_manifest,
-    write_json,
     write_manifest,
     write_sha256sums,
     write_text,
@@ -33,8 +32,8 @@ from kinject.process import is_first_process, made_by_first_process, work_second
 from kinject.recipe import TrainRecipe
 from kinject.terminal import rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
-from kinject.train.contexts import document_inputs, teacher_documents
-from kinject.train.data import exposures_by_document, summarize_exposures
+from kinject.train.data import summarize_exposures
+from kinject.train.objectives.distillation import document_inputs, teacher_documents
 from kinject.types import TrainResult
 
 if TYPE_CHECKING:
@@ -104,8 +103,6 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         "ended_above_start": ended_above,
     }  # fmt: skip
     if is_first_process():
-        exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
-        write_json(recipe.run_dir / "exposures.json", exposures)
         for _, path in checkpoints(recipe.run_dir) if trainer.args.save_strategy == "no" else ():
             shutil.rmtree(path)  # a signal's
     _write_manifest(recipe, inputs, counts)

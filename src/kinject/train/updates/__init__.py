@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kinject.train.updates.muon import Muon
 from kinject.train.updates.regularization import Projection, Regularizer
 from kinject.train.updates.rules import (
     FreezeWarmup,
     LayerwiseRates,
+    Muon,
     SharpnessAware,
     StochasticRounding,
     UpdateInputs,
