@@ -113,7 +113,7 @@ def test_a_batch_finds_its_documents_once(
     searches = []
     nonzero = torch.Tensor.nonzero
     monkeypatch.setattr(torch.Tensor, "nonzero", lambda tensor: searches.append(1) or nonzero(tensor))
-    for positions in (POSITIONS, POSITIONS.flip(0)):
+    for positions in (POSITIONS.clone(), POSITIONS.flip(0)):
         model(input_ids=IDS, position_ids=positions, use_cache=False)
     assert len(searches) == 2
     assert len(kernel) == 4  # two layers
