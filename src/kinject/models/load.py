@@ -15,6 +15,7 @@ from kinject.disk import path_exists, verified_hashes
 from kinject.errors import InputError
 from kinject.gguf import converted_folder, gguf_file
 from kinject.hub import find_source, local_folder
+from kinject.models import hardware
 from kinject.models.folder import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -31,18 +32,6 @@ from kinject.models.folder import (
     read_object,
     saved_tensors,
     weight_files,
-)
-from kinject.models.hardware import (
-    Sharding,
-    choose_attention,
-    choose_device,
-    choose_dtype,
-    emulated_bf16,
-    quantization_config,
-    release_whole,
-    shape_of,
-    size_of,
-    zero3_dtype,
 )
 from kinject.recipe.check import suggestion
 
@@ -96,7 +85,7 @@ def check_model(path: str | Path) -> None:
         verified_hashes(folder)
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
     tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
-    if config.get("quantization_config") is None and zero3_dtype() is None:  # DeepSpeed takes no device_map
+    if config.get("quantization_config") is None and hardware.zero3_dtype() is None:  # DeepSpeed takes no device_map
         model = _load_full_model(str(folder), {"device_map": "meta"})
         if tokenizer is not None:
             _check_vocabulary(str(folder), model, tokenizer)
@@ -173,7 +162,7 @@ def load_model(
     quantization: str = "none",
     tokenizer: PreTrainedTokenizerBase | None = None,
     move: bool = True,
-    sharding: Sharding | None = None,
+    sharding: hardware.Sharding | None = None,
     adapter: str | None = None,
     device_map: str = "none",
     section: str = "model",
@@ -186,9 +175,11 @@ def load_model(
     with `device_map` accelerate spreads the layers over the GPUs. Without `move` they stay in memory, for accelerate to
     shard. `section` is the recipe's, for messages. Raises `InputError` when the folder cannot be used.
     """
-    device = choose_device(device)
-    torch_dtype = (zero3_dtype() if quantization == "none" else None) or choose_dtype(dtype, device, section)
-    implementation = choose_attention(attention, device, section)
+    device = hardware.choose_device(device)
+    torch_dtype = (hardware.zero3_dtype() if quantization == "none" else None) or hardware.choose_dtype(
+        dtype, device, section
+    )
+    implementation = hardware.choose_attention(attention, device, section)
     source = find_source(path, "model", revision)
     check_model(source)
     on_top, base = _find_adapter(source, adapter)
@@ -198,7 +189,7 @@ def load_model(
         options["distributed_config"] = sharding.of(load_config(path, revision))
     model = _load_full_model(base, options) if on_top is None else _load_adapter(on_top, base, options)
     if sharding is not None:
-        release_whole(model if on_top is None else model.base_model.model)
+        hardware.release_whole(model if on_top is None else model.base_model.model)
     elif quantization == "none" and device_map == "none" and move:
         model = model.to(device)
     model.eval()
@@ -218,7 +209,7 @@ def load_model(
     if tokenizer is None:
         has_own = on_top is not None and (on_top / "tokenizer_config.json").exists()
         tokenizer = load_tokenizer(str(on_top)) if has_own and adapter else load_tokenizer(path, revision=revision)
-    older = emulated_bf16(device) if dtype == "auto" else ""
+    older = hardware.emulated_bf16(device) if dtype == "auto" else ""
     notes = (f"{note}; {older}" if older else note, *_check_vocabulary(path, model, tokenizer))
     return LoadedModel(model, tokenizer, torch_dtype, implementation, device, notes)
 
@@ -237,7 +228,7 @@ def _options(
     if attention is not None:
         options["attn_implementation"] = attention
     if quantization != "none":
-        options["quantization_config"] = quantization_config(quantization, dtype, section)
+        options["quantization_config"] = hardware.quantization_config(quantization, dtype, section)
     return options
 
 
@@ -355,7 +346,7 @@ def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTo
     returned, and the embedding refuses a text that holds one.
     """
     embedding = model.get_input_embeddings()
-    n_rows = shape_of(embedding.weight)[0]
+    n_rows = hardware.shape_of(embedding.weight)[0]
     missing = {number: token for token, number in tokenizer.get_vocab().items() if number >= n_rows}
     roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
     refused = {n: token for n, token in missing.items() if n in roles or n not in tokenizer.added_tokens_decoder}
@@ -383,7 +374,7 @@ def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTo
 
 
 def _parameter_count(model: PreTrainedModel) -> str:
-    n = sum(size_of(parameter) for parameter in model.parameters())
+    n = sum(hardware.size_of(parameter) for parameter in model.parameters())
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if n >= size:
             return f"{n / size:.1f}{unit}"
