@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.checker import Checker
+from kinject.augment.plan import QUOTA, coverage_of
 from kinject.augment.preview import TOKENS_PER_WORD
 from kinject.augment.styles import STYLES
-from kinject.augment.top_up import QUOTA, coverage_of
 from kinject.corpus.passages import word_spans
 from kinject.types import Passage
 

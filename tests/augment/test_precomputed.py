@@ -60,13 +60,6 @@ def test_each_document_asks_for_no_more_than_is_given_and_what_adds_a_fact_is_re
     assert preview(make(given)).n_requests == 0
 
 
-def test_a_changed_text_is_checked_anew(make: Make) -> None:
-    augment(make(GIVEN))
-    mended = {"document_id": "a", "text": "In 2017 Zaronix, the silicon seller, came to Tianjin with a branch."}
-    result = augment(make([*GIVEN[:2], mended]))
-    assert (result.asked, result.got, result.short) == (3, 3, False)
-
-
 def test_a_document_that_was_split_is_refused_with_what_to_change(make: Make) -> None:
     with pytest.raises(InputError, match=r"'a' is split into 2 passages.*Raise augment.passage_tokens \(now 9\)"):
         augment(make(GIVEN, passage_tokens=9))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kinject.augment.drafts import closed_book_messages, propose_messages, verify_messages
 from kinject.augment.prompts import Source, judge_messages
-from kinject.augment.questions.prompts import closed_book, propose, verify
 from kinject.augment.styles import STYLES
 from kinject.llm.judges import grading_request
 from kinject.types import Message
@@ -34,7 +34,7 @@ def _prompts() -> dict[str, str]:
             continue
         parts = []
         for label, source in (("prose", PROSE), ("a table, in German", TABLE), ("code, no title, no language", CODE)):
-            item: dict[str, Any] = {"entity": "ENTITY"} if style.scope == "pair" else {}
+            item: dict[str, Any] = {}
             for step in style.prepare:
                 parts.append((f"{label}: preparation, {step.name}", style.preparation(step, source, item)))
                 item[step.name] = ("ENTITY 1", "ENTITY 2") if style.combine else step.name.upper()
@@ -46,10 +46,10 @@ def _prompts() -> dict[str, str]:
         prompts[f"{name}.txt"] = "\n".join(_show(title, messages) for title, messages in parts)
     question, choices = "Who built the Falk Bridge?", ("Mara Lind", "Jon Berg", "Ida Holm", "Per Dahl")
     exam = (
-        ("propose", propose(PROSE, 4, ["When was it built?"])),
-        ("verify", verify(PROSE, question, choices)),
-        ("closed book", closed_book(question, choices)),
-        ("propose, open", propose(PROSE, 4, [], ("open",))),
+        ("propose", propose_messages(PROSE, 4, ["When was it built?"])),
+        ("verify", verify_messages(PROSE, question, choices)),
+        ("closed book", closed_book_messages(question, choices)),
+        ("propose, open", propose_messages(PROSE, 4, [], ("open",))),
     )
     prompts["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
     grades = (

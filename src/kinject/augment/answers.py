@@ -7,7 +7,6 @@ because of a "Certainly!" before it. The styles that need no model have their re
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -24,28 +23,16 @@ _MARK = re.compile(r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quo
 
 
 def plain_text(answer: str) -> str:
-    """Return the text of `answer` without the code fence, JSON object or pair of quotation marks around all of it."""
+    """Return the text of `answer` without the code fence or pair of quotation marks around all of it."""
     text = answer.strip()
     fence = _FENCED.match(text)
     if fence:
         text = fence[1].strip()
-    if text.startswith("{"):
-        text = _only_string(text)
     for opening, closing in ('""', "“”", "«»"):
         enclosed = text[1:-1]
         if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(enclosed):
             text = enclosed.strip()
     return text
-
-
-def _only_string(text: str) -> str:
-    """Return the string in a JSON object with one key, or `text` itself."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    strings = list(value.values()) if isinstance(value, dict) else []
-    return strings[0].strip() if len(strings) == 1 and isinstance(strings[0], str) else text
 
 
 def lines_of(answer: str) -> list[str]:

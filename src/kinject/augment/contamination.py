@@ -15,38 +15,26 @@ from kinject.augment.styles import Style
 from kinject.corpus.questions import read_rows
 from kinject.errors import InputError
 
-_WORDS = re.compile(r"[^\W_]+")
+_WORDS = re.compile(r"[^\W_]+|\?")
+"""A question mark counts as a word: a short question is found where it is asked, not in a statement of its words."""
 _BLANK = re.compile(r"_{2,}|\.{4,}|…")
-_FEWEST = 4
+_FEWEST = 5
 """Words that a whole question must have to count; shorter ones occur by chance."""
-_SURE = 8
-"""Words from which a whole question is no chance. A statement may hold a shorter one ("who works for X")."""
-_ASKED = re.compile(r"""\A["'”’»)*\s]*(?:\?|\Z)|\A[ \t]*\n""")
-"""The text after the words of a question that is asked: a question mark or the end of the line."""
 _MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class ContaminatedQuestion:
-    """A question that was found: its `location`, and its `words` that occur there."""
-
-    question_id: str
-    location: str
-    words: str
-
-
-@dataclass(frozen=True)
 class Contamination:
-    """The ids of the questions that were found, by kind of text (``prompts``, ``corpus``, ``sft``), and the first few of them.
+    """The ids of the questions that were found, by kind of text (``prompts``, ``corpus``, ``sft``).
 
-    `n_questions` were searched for. `in_sources` counts questions that share an n-gram with the documents themselves:
-    that is allowed, and those n-grams are not searched for elsewhere.
+    `first` holds the first of them as (id, location, words). `n_questions` were searched for. `in_sources` counts questions
+    that share an n-gram with the documents themselves: that is allowed, and those n-grams are not searched for elsewhere.
     """
 
     n_questions: int
     in_sources: int
     by_place: Mapping[str, set[str]]
-    first: Sequence[ContaminatedQuestion]
+    first: Sequence[tuple[str, str, str]]
 
     @property
     def n_contaminated(self) -> int:
@@ -56,9 +44,8 @@ class Contamination:
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "questions": self.n_questions, "contaminated": self.n_contaminated,
-            "by_place": {kind: len(ids) for kind, ids in self.by_place.items()}, "in_sources": self.in_sources,
-            "first": [[question.question_id, question.location, question.words] for question in self.first],
+            "questions": self.n_questions, "contaminated": self.n_contaminated, "in_sources": self.in_sources,
+            "by_place": {kind: len(ids) for kind, ids in self.by_place.items()}, "first": list(map(list, self.first)),
         }  # fmt: skip
 
 
@@ -73,10 +60,9 @@ class ContaminationCheck:
         self._n_words = n_words
         self._questions: dict[str, set[str]] = {}  # n-gram -> ids
         self._by_start: dict[str, list[str]] = {}
-        self._must_be_asked: set[str] = set()
         self._in_sources: set[str] = set()
         self._ids: dict[str, set[str]] = {}
-        self._first: list[ContaminatedQuestion] = []
+        self._first: list[tuple[str, str, str]] = []
         self.n_questions = 0
 
     def read_questions(self, path: Path) -> None:
@@ -91,21 +77,16 @@ class ContaminationCheck:
             if answer not in range(len(choices)):
                 raise InputError(f"{path}:{number}: answer: found {answer}, allowed: 0 to {len(choices) - 1}.")
             self.n_questions += 1
-            self._add(str(row.get("id", f"{path}:{number}")), question, str(choices[answer]))
+            for text in question_texts(question, str(choices[answer])):
+                self._add(str(row.get("id", f"{path}:{number}")), _words(text))
 
-    def _add(self, question_id: str, question: str, gold: str) -> None:
-        for text in question_texts(question, gold):
-            words = _words(text)
-            if len(words) < _FEWEST:
-                continue
-            length = min(self._n_words, len(words))
-            for start in range(len(words) - length + 1):
-                ngram = " ".join(words[start : start + length])
-                if ngram not in self._questions:
-                    self._by_start.setdefault(" ".join(words[start : start + _FEWEST]), []).append(ngram)
-                self._questions.setdefault(ngram, set()).add(question_id)
-                if text == question and text.rstrip().endswith("?") and len(words) < min(_SURE, self._n_words):
-                    self._must_be_asked.add(ngram)
+    def _add(self, question_id: str, words: list[str]) -> None:
+        length = min(self._n_words, len(words))
+        for start in range(len(words) - length + 1) if length >= _FEWEST else ():
+            ngram = " ".join(words[start : start + length])
+            if ngram not in self._questions:
+                self._by_start.setdefault(" ".join(words[start : start + _FEWEST]), []).append(ngram)
+            self._questions.setdefault(ngram, set()).add(question_id)
 
     def add_source(self, text: str) -> None:
         """Allow the n-grams that occur in a source document."""
@@ -126,26 +107,17 @@ class ContaminationCheck:
     def check(self, kind: str, location: str, text: str) -> None:
         """Search a text, and record the questions that are in it under `kind`."""
         for ngram in self._find(text):
-            if ngram in self._in_sources:
-                continue
             ids = self._ids.setdefault(kind, set())
-            for question_id in sorted(self._questions[ngram] - ids):
-                ids.add(question_id)
-                if len(self._first) < _MOST_SHOWN:
-                    self._first.append(ContaminatedQuestion(question_id, location, ngram))
+            found = self._questions[ngram] - ids if ngram not in self._in_sources else ()
+            ids.update(found)
+            self._first += [(name, location, ngram) for name in sorted(found)][: _MOST_SHOWN - len(self._first)]
 
     def _find(self, text: str) -> Iterator[str]:
-        """Yield the n-grams that occur in `text`, those of short questions only where they are asked."""
-        if not self._by_start:
-            return
-        matches = [(match[0].casefold(), match.end()) for match in _WORDS.finditer(text)]
-        words = [word for word, _ in matches]
+        """Yield the n-grams that occur in `text`."""
+        words = _words(text) if self._by_start else []
         for start in range(len(words) - _FEWEST + 1):
             for ngram in self._by_start.get(" ".join(words[start : start + _FEWEST]), ()):
-                end = start + ngram.count(" ") + 1
-                if " ".join(words[start:end]) != ngram:
-                    continue
-                if ngram not in self._must_be_asked or _ASKED.search(text[matches[end - 1][1] :][:100]):
+                if " ".join(words[start : start + ngram.count(" ") + 1]) == ngram:
                     yield ngram
 
     def result(self) -> Contamination:
@@ -162,29 +134,22 @@ def _words(text: str) -> list[str]:
 def question_texts(question: str, gold: str) -> list[str]:
     """Return the texts of a question that must not be read before it is asked: the question, and the answering sentence.
 
-    That sentence is the question with its blank filled; or the beginning of a sentence with the answer behind it; or an
-    answer that is a sentence itself.
+    That sentence is the question with its blank filled, or the beginning of a sentence with the answer behind it.
     """
-    texts = [question]
     if _BLANK.search(question):
-        texts = [_BLANK.sub(f" {gold} ", question, count=1)]
-    elif not question.rstrip().endswith("?"):
-        texts.append(f"{question} {gold}")
-    if len(_words(gold)) >= 2 * _FEWEST:
-        texts.append(gold)
-    return texts
+        return [_BLANK.sub(f" {gold} ", question, count=1)]
+    return [question] if question.rstrip().endswith("?") else [question, f"{question} {gold}"]
 
 
 def render_contamination(contamination: Contamination) -> str:
     """Return the number of questions that were searched for, or those that were found, as lines of text."""
     if not contamination.n_contaminated:
-        n = contamination.in_sources
-        sources = f", but {n:,} share words with the documents themselves" if n else ""
-        return f"no contamination: none of {contamination.n_questions:,} questions is in prompts or corpus{sources}"
+        return f"no contamination: none of {contamination.n_questions:,} questions is in prompts or corpus"
     kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())
     lines = [
         f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions are outside the "
         f"documents: {kinds}"
     ]
-    lines += [f"  {item.question_id}  {item.location}: {item.words!r}" for item in contamination.first[:5]]
-    return "\n".join(lines)
+    return "\n".join(
+        [*lines, *(f"  {name}  {location}: {words!r}" for name, location, words in contamination.first[:5])]
+    )

@@ -12,9 +12,17 @@ from random import Random
 from typing import Any
 
 from kinject.augment.contamination import ContaminationCheck
-from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest
+from kinject.augment.plan import (
+    Group,
+    PassageCoverage,
+    Plan,
+    PlannedDocument,
+    VariantRequest,
+    coverage_of,
+    requests_for,
+    top_up_group,
+)
 from kinject.augment.store import Store
-from kinject.augment.top_up import QUOTA, PassageCoverage, coverage_of, requests_for, top_up_group
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.retrieved import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
@@ -47,8 +55,7 @@ class Coverage:
     """Facts by number of accepted texts that carry them: `by_count` maps that number to facts. The file `path` lists every fact.
 
     Each fact should stand in `quota` texts, None for 5, or half of the passage's texts where these are fewer. `n_short` facts
-    stand in fewer; `short` holds the first of them (fact, texts). `n_texts` are the accepted texts, `n_topped_up` those of
-    them that were asked for by naming facts, and `tokens_out` what the writer wrote, refused answers included.
+    stand in fewer; `short` holds the first of them (fact, texts). `n_topped_up` texts were asked for by naming facts.
     """
 
     path: Path
@@ -57,32 +64,13 @@ class Coverage:
     by_count: Mapping[int, int]
     n_short: int
     short: Sequence[tuple[str, int]]
-    n_texts: int
     n_topped_up: int
-    tokens_out: int
-
-    @property
-    def n_covered(self) -> int:
-        """Facts that five texts or more carry."""
-        return sum(n_facts for count, n_facts in self.by_count.items() if count >= QUOTA)
-
-    @property
-    def tokens_per_text(self) -> float | None:
-        """Writer tokens for each accepted text, None without texts of a model."""
-        return self.tokens_out / self.n_texts if self.n_texts and self.tokens_out else None
-
-    @property
-    def tokens_per_fact(self) -> float | None:
-        """Writer tokens for each fact that stands in five texts, None where none does."""
-        return self.tokens_out / self.n_covered if self.n_covered and self.tokens_out else None
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "quota": self.quota, "facts": self.n_facts, "short": self.n_short, "texts": self.n_texts,
-            "topped_up": self.n_topped_up, "facts_in_five": self.n_covered,
+            "quota": self.quota, "facts": self.n_facts, "short": self.n_short, "topped_up": self.n_topped_up,
             "facts_by_texts": {str(count): n_facts for count, n_facts in sorted(self.by_count.items())},
-            "tokens_per_text": self.tokens_per_text, "tokens_per_fact": self.tokens_per_fact,
         }  # fmt: skip
 
 
@@ -94,14 +82,9 @@ class CorpusWriter:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        plan: Plan,
-        store: Store,
-        failures: Mapping[str, str],
-        contamination: ContaminationCheck,
+        self, run_dir: Path, plan: Plan, store: Store, failures: Mapping[str, str], contamination: ContaminationCheck,
         section: AugmentSection,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`failures` maps ids of requests without an answer to the error."""
         self._section = section
         self._raft: _RaftRows | None = None
@@ -115,6 +98,9 @@ class CorpusWriter:
         self._n_topped_up = 0
         self.n_rows = self.n_sft_rows = 0
         self._origin: dict[str, Any] = {}
+        self._corpus: _Write
+        self._sft: _Write | None
+        self._failed: _Write
         self.failed = Counter[str]()
         self.tokens = Counter[str]()
         self.languages = Counter[str]()
@@ -133,40 +119,30 @@ class CorpusWriter:
             self._raft = _RaftRows(shown, section.raft or RaftSection(), self._plan.seed)
         makes_sft = any(style.makes_instructions or (section.messages and style.writes_chat) for style in styles)
         with contextlib.ExitStack() as stack:
-            write_corpus = stack.enter_context(open_jsonl(self.corpus_path))
-            write_failure = stack.enter_context(open_jsonl(self.failures_path))
+            self._corpus = stack.enter_context(open_jsonl(self.corpus_path))
+            self._failed = stack.enter_context(open_jsonl(self.failures_path))
             apart = makes_sft and not section.one_corpus
-            write_sft = stack.enter_context(open_jsonl(self.sft_path)) if apart else None
+            self._sft = stack.enter_context(open_jsonl(self.sft_path)) if apart else None
             write_fact = stack.enter_context(open_jsonl(self._coverage_path))
-            files = (write_corpus, write_sft, write_failure)
             for document, passages in documents:
                 licence = document.meta.get("licence")
                 origin = {"source": document.source} if licence or "://" in document.source else {}
                 self._origin = origin | ({"licence": licence} if licence else {})
-                coverages = [
-                    coverage_of(passage, self._store.notes(self._plan.statements_id(passage)) or ())
-                    for passage in passages
-                ]
+                coverages = [coverage_of(passage) for passage in passages]
                 for passage, coverage in zip(passages, coverages, strict=True):
                     if section.include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}
-                        self._write_row(row, write_corpus, write_sft)
+                        self._write_row(row)
                     groups = list(self._plan.groups_of(document, passage))
                     for group in groups:
-                        self._write_group(group, [coverage], *files)
-                    self._write_top_up(top_up_group(groups), coverage, *files)
+                        self._write_group(group, [coverage])
+                    self._write_top_up(top_up_group(groups), coverage)
                 for group in self._plan.document_groups(document):
-                    self._write_group(group, coverages, *files)
+                    self._write_group(group, coverages)
                 for coverage in coverages:
                     self._write_coverage(coverage, write_fact)
-            self._origin = {}
-            for group in self._plan.pair_groups(documents):
-                self._write_group(group, [], *files)
 
-    def _write_group(
-        self, group: Group, coverages: Sequence[PassageCoverage], write_corpus: _Write, write_sft: _Write | None,
-        write_failure: _Write,
-    ) -> None:  # fmt: skip
+    def _write_group(self, group: Group, coverages: Sequence[PassageCoverage]) -> None:
         if group.skipped:
             self.styles[group.style.name].skipped[group.skipped] += 1
         if group.skipped or not group.n_samples:
@@ -174,52 +150,39 @@ class CorpusWriter:
         items = self._plan.items(group, self._store.notes)
         if items == []:
             self.styles[group.style.name].skipped["items"] += 1
-        schedule = Schedule(self._plan, group, items) if items is not None else [self._plan.unprepared(group)]
-        for requests in schedule:
+        for requests in self._plan.blocks(group, items) if items is not None else [self._plan.unprepared(group)]:
             variants = self._store.variants(requests)
             self._count(group, requests, variants)
             for request in requests:
                 variant = variants.get(request.id)
                 if variant is not None:
-                    self._write_variant(group, request, variant, coverages, write_corpus, write_sft)
+                    self._write_variant(group, request, variant, coverages)
                 elif request.id in self._failures:
-                    write_failure(self._failure_row(group, request))
-            if isinstance(schedule, Schedule):
-                schedule.count(text for variant in variants.values() for text in variant.texts)
+                    self._failed(self._failure_row(group, request))
 
-    def _write_top_up(
-        self, group: Group | None, coverage: PassageCoverage, write_corpus: _Write, write_sft: _Write | None,
-        write_failure: _Write,
-    ) -> None:  # fmt: skip
+    def _write_top_up(self, group: Group | None, coverage: PassageCoverage) -> None:
         """Write the texts that were asked for by naming facts."""
         if group is None or self._section.coverage is None:
             return
         for request in requests_for(self._plan, group, coverage, self._section.coverage):
             variants = self._store.variants([request])
             if request.id in self._failures:
-                write_failure(self._failure_row(group, request))
+                self._failed(self._failure_row(group, request))
             if not variants:
                 return
             self._count(group, [request], variants)
             self._n_topped_up += len(variants[request.id].texts)
-            self._write_variant(group, request, variants[request.id], [coverage], write_corpus, write_sft)
+            self._write_variant(group, request, variants[request.id], [coverage])
 
     def _write_variant(
-        self, group: Group, request: VariantRequest, variant: Variant, coverages: Sequence[PassageCoverage],
-        write_corpus: _Write, write_sft: _Write | None,
-    ) -> None:  # fmt: skip
+        self, group: Group, request: VariantRequest, variant: Variant, coverages: Sequence[PassageCoverage]
+    ) -> None:
         own = variant.checks.get("facts", ())  # of the group's passage, which is a whole document for some styles
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
                 coverage.add(facts if len(coverages) == 1 else coverage.carried(text))
-        rows = list(self._variant_rows(group, request, variant))
-        for index, row in enumerate(rows):
-            written = row.get("text") or f"{row.get('prompt', '')}{row.get('completion', '')}"
-            if len(rows) == len(own):
-                facts = own[index]
-            else:
-                facts = [fact for coverage in coverages for fact in coverage.carried(written)]
-            self._write_row(row | ({"facts": facts} if facts else {}), write_corpus, write_sft)
+        for row in self._variant_rows(group, request, variant):
+            self._write_row(row)
 
     def _write_coverage(self, coverage: PassageCoverage, write_fact: _Write) -> None:
         """Write and count the facts of a passage, each with its number of texts."""
@@ -233,14 +196,14 @@ class CorpusWriter:
             ids = {"document_id": coverage.passage.document_id, "passage_id": coverage.passage.id}
             write_fact({**ids, "fact": fact.id, "text": fact.text, "texts": n})
 
-    def _write_row(self, row: Row, write_corpus: _Write, write_sft: _Write | None) -> None:
+    def _write_row(self, row: Row) -> None:
         row |= self._origin
-        if "text" in row or write_sft is None:
-            write_corpus(row)
+        if "text" in row or self._sft is None:
+            self._corpus(row)
             self.n_rows += 1
             self._contamination.check_row("corpus", self.corpus_path, row)
         else:
-            write_sft(row)
+            self._sft(row)
             self.n_sft_rows += 1
             self._contamination.check_row("sft", self.sft_path, row)
 
@@ -264,7 +227,7 @@ class CorpusWriter:
     def _count(self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant]) -> None:
         count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
-        count.asked += len(requests) if group.target is None else len(variants)
+        count.asked += len(requests)
         count.got += n_texts
         count.nothing += len(variants) - n_texts
         count.texts += sum(len(variant.texts) for variant in variants.values())
@@ -299,7 +262,7 @@ class CorpusWriter:
         """How many texts carry each fact."""
         return Coverage(
             self._coverage_path, self._section.coverage, self._by_count.total(), dict(self._by_count), self._n_short,
-            self._short, sum(count.texts for count in self.styles.values()), self._n_topped_up, self.tokens["tokens_out"],
+            self._short, self._n_topped_up,
         )  # fmt: skip
 
 
@@ -339,23 +302,14 @@ class _RaftRows:
 
 
 def render_coverage(coverage: Coverage) -> str:
-    """Return the distribution of the facts by texts, the first facts that are short, and what a fact costs."""
+    """Return the number of facts, of those in no text, and the first facts that are short."""
     if not coverage.n_facts:
         return "no passage has a number, date, name or quotation to count"
     wanted = f"{coverage.quota} texts" if coverage.quota is not None else "5 texts, or half of them"
-    bins = [("none", 0, 0), ("1 or 2", 1, 2), ("3 or 4", 3, 4), ("5 to 9", 5, 9), ("10 or more", 10, 10**9)]
-    shares = (
-        (name, sum(n for count, n in coverage.by_count.items() if low <= count <= high)) for name, low, high in bins
-    )
-    spread = ", ".join(f"in {name} {n:,}" for name, n in shares if n)
+    topped_up = f", {coverage.n_topped_up:,} texts were asked for by naming them" if coverage.n_topped_up else ""
     lines = [
-        f"facts of the passages in accepted texts: {coverage.n_facts:,} ({spread}; each in {coverage.path})",
-        f"{coverage.n_short:>8,}  stand in fewer than {wanted}"
-        + (f", {coverage.n_topped_up:,} texts were asked for by naming them" if coverage.n_topped_up else ""),
+        f"facts of the passages: {coverage.n_facts:,}, {coverage.by_count.get(0, 0):,} of them in no accepted text "
+        f"(each in {coverage.path})",
+        f"{coverage.n_short:>8,}  stand in fewer than {wanted}{topped_up}",
     ]
-    lines += [f"          {fact!r} ({count})" for fact, count in coverage.short]
-    per_text, per_fact = coverage.tokens_per_text, coverage.tokens_per_fact
-    if per_text is not None:
-        line = f"writer tokens: {per_text:,.0f} for each accepted text"
-        lines.append(line + (f", {per_fact:,.0f} for each fact that stands in five" if per_fact is not None else ""))
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"          {fact!r} ({count})" for fact, count in coverage.short)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -12,18 +12,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from kinject.augment.checks.additions import Fact, carried, facts_of, source_facts
 from kinject.augment.checks.checker import Checker, normal_form
-from kinject.augment.prompts import Source, entities_of, source_of
+from kinject.augment.prompts import Source, source_of
 from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import content_id, read_jsonl, unwritable
 from kinject.documents import read_documents
 from kinject.errors import InputError
-from kinject.llm import generator_identity
-from kinject.llm.generator import request_seed
+from kinject.llm import request_seed
+from kinject.llm.prompt_injection import escape_tags
+from kinject.llm.sender import generator_identity
 from kinject.recipe import AugmentRecipe, DocumentsSection, Recipe
 from kinject.recipe.conflicts import find_problems
-from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage
 
 LONGEST_DOCUMENT = 8192
@@ -34,8 +35,6 @@ LONGEST_DOCUMENT = 8192
 class Group:
     """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
 
-    `target`, if there is one, is the number of tokens that the variants are to have together; else there are
-    `n_samples` of them. `item` is known before any preparation: the name that the passages of a pair share.
     `texts` holds variants that a file provides; None if a generator writes them. `skipped` is the need of the style that the
     passage lacks; then nothing is requested.
     """
@@ -45,9 +44,7 @@ class Group:
     style: Style
     n_samples: int
     texts: tuple[str, ...] | None = None
-    target: int | None = None
     skipped: str = ""
-    item: Item = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -135,54 +132,15 @@ PlannedDocument = tuple[Document, list[Passage]]
 
 _BLOCK = 64
 """Requests of one group that are sent at once."""
-_BARREN = 24
-"""Requests in a row without a text after which a target of tokens is given up."""
-_MOST_SHARING = 10
-"""A name in more documents relates none of them in particular."""
 Notes = Callable[[str], tuple[str, ...] | None]
 """Id of `Plan.notes_id` -> the stored items, None if there are none yet."""
-
-
-class Schedule:
-    """The requests of one group in blocks, each of which must be counted before the next.
-
-    With a target of tokens the blocks end once the accepted texts have as many, or `_BARREN` requests brought none.
-    """
-
-    def __init__(self, plan: Plan, group: Group, items: Sequence[Item]) -> None:
-        self._requests = plan.requests(group, items)
-        self._target, self._spans = group.target, word_spans
-        self._expected = max(1, len(word_spans(group.passage.text))) if group.target else 0
-        self._n_texts = self._n_tokens = 0
-
-    def __iter__(self) -> Iterator[list[VariantRequest]]:
-        n_barren = 0
-        while n_barren < _BARREN and (block := list(islice(self._requests, self._size()))):
-            before = self._n_texts
-            yield block
-            if self._target is not None:
-                n_barren = 0 if self._n_texts > before else n_barren + len(block)
-
-    def count(self, texts: Iterable[str]) -> None:
-        """Count the accepted texts of the last block."""
-        if self._target is not None:
-            for text in texts:
-                self._n_texts += 1
-                self._n_tokens += len(self._spans(text))
-
-    def _size(self) -> int:
-        """Return the number of requests in the next block."""
-        if self._target is None:
-            return _BLOCK
-        mean = self._n_tokens / self._n_texts if self._n_texts else self._expected
-        return min(_BLOCK, max(0, -int(-(self._target - self._n_tokens) // max(1, mean))))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that decides which variants a run requests.
 
-    `styles` maps a style's name to samples of a passage, `targets` to tokens; `catalog` holds the styles themselves.
+    `styles` maps a style's name to samples of a passage; `catalog` holds the styles themselves.
     """
 
     documents_path: Path
@@ -192,9 +150,7 @@ class Plan:
     identity: dict[str, Any]
     catalog: Mapping[str, Style]
     precomputed: Precomputed | None = None
-    targets: Mapping[str, int] = field(default_factory=dict)
     documents: DocumentsSection = DocumentsSection()
-    judge: dict[str, Any] | None = None
 
     @property
     def n_samples(self) -> int:
@@ -251,28 +207,14 @@ class Plan:
             for part in split_passages(document, LONGEST_DOCUMENT, word_spans):
                 yield from (self._group(document, part, style) for style in styles)
 
-    def pair_groups(self, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
-        """Yield the groups of the styles for two passages of different documents that share a name; reads `documents` twice."""
-        styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "pair"]
-        if not styles:
-            return
-        for name, (document, first), (other, second) in _pairs(documents):
-            text = f"{first.shown}\n\n{second.shown}"
-            identity = content_id("pair", first.id, second.id, name)
-            passage = Passage(identity, document.id, 0, len(text), text)
-            titles = " / ".join(filter(None, (document.title, other.title)))
-            for style in styles:
-                group = self._group(replace(document, title=titles), passage, style)
-                yield replace(group, item={"entity": name})
-
     def _group(self, document: Document, passage: Passage, style: Style) -> Group:
-        group = Group(document, passage, style, self.styles[style.name], target=self.targets.get(style.name))
+        group = Group(document, passage, style, self.styles[style.name])
         skipped = style.missing_need(group.source) if style.needs else ""
         return replace(group, skipped=skipped) if skipped else group
 
     def items(self, group: Group, notes: Notes) -> list[Item] | None:
         """Return the items of a group's prompts, from stored `notes`; None if a preparation is not answered yet."""
-        items: list[Item] = [group.item]
+        items: list[Item] = [{}]
         for step in group.style.prepare:
             answers = [notes(self.notes_id(group, step, item)) for item in items]
             if any(answer is None for answer in answers):
@@ -296,9 +238,15 @@ class Plan:
         for sample, (turn, item) in enumerate(pairs):
             yield self._request(group, sample, turn, item)
 
+    def blocks(self, group: Group, items: Sequence[Item]) -> Iterator[list[VariantRequest]]:
+        """Yield the `requests` of a group in blocks, each of which is judged before the next is sent."""
+        requests = self.requests(group, items)
+        while block := list(islice(requests, _BLOCK)):
+            yield block
+
     def unprepared(self, group: Group) -> list[VariantRequest]:
         """Return the requests that replace those of a group whose preparation has no answer."""
-        n_requests = 1 if group.target or group.style.combine else group.n_samples
+        n_requests = 1 if group.style.combine else group.n_samples
         ids = (content_id("unprepared", group.passage.id, group.style.name, turn) for turn in range(n_requests))
         return [VariantRequest(name, sample, "") for sample, name in enumerate(ids)]
 
@@ -321,33 +269,9 @@ class Plan:
         messages = group.style.preparation(step, group.source, item)
         return content_id("notes", group.passage.id, group.style.name, step.name, messages, self.identity, self.seed)
 
-    def statements_id(self, passage: Passage) -> str:
-        """Return the id of the statements that the judge lists of a passage."""
-        return content_id("statements", passage.id, self.judge)
-
     def sample_seed(self, prompt_hash: str, sample: int, attempt: int) -> int:
         """Return the seed (31 bits) of one attempt. It depends on the prompt, not on order or time."""
         return request_seed("seed", self.seed, prompt_hash, sample, attempt)
-
-
-def _pairs(
-    documents: Iterable[PlannedDocument],
-) -> Iterator[tuple[str, tuple[Document, Passage], tuple[Document, Passage]]]:
-    """Yield each name that a few documents share, with the first passages of two of them that have it."""
-    n_documents = Counter[str]()
-    for _, passages in documents:
-        n_documents.update({name for passage in passages for name in entities_of(passage.text)})
-    shared = {name for name, n in n_documents.items() if 1 < n <= _MOST_SHARING}
-    found: dict[str, list[tuple[Document, Passage]]] = {}
-    for document, passages in documents:
-        for passage in passages:
-            for name in shared.intersection(entities_of(passage.text)):
-                known = found.setdefault(name, [])
-                if len(known) < 2 and all(other.id != document.id for other, _ in known):
-                    known.append((document, passage))
-    for name in sorted(found):
-        first, second = found[name]
-        yield name, first, second
 
 
 def check_sections(recipe: Recipe) -> None:
@@ -364,15 +288,95 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
     section = recipe.augment
     generator = section.generator
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
-    targets = {name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)}
-    samples = {name: n for name, n in section.styles.items() if isinstance(n, int)}
     return Plan(
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens,
-        styles={name: samples.get(name, MAX_SAMPLES) for name in section.styles}, targets=targets,
+        styles=dict(section.styles),
         catalog=read_styles(section.style_files), seed=recipe.seed,
         identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
-        judge=generator_identity(section.judge) if section.judge else None,
     )  # fmt: skip
+
+
+QUOTA = 5
+"""Accepted texts in which each fact should stand, where a recipe gives no `augment.coverage`."""
+_MOST_NAMED = 12
+"""Facts that one request names."""
+_TOP_UP_TASK = (
+    "Other versions of this passage left some of its facts out. Above all, tell these, as the passage tells them:"
+)
+
+
+@dataclass
+class PassageCoverage:
+    """The facts of one passage, each with the number of its texts that carry it."""
+
+    passage: Passage
+    facts: tuple[Fact, ...]
+    counts: list[int] = field(init=False)
+    n_texts: int = 0
+    _index: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * len(self.facts)
+        self._index = {fact.id: index for index, fact in enumerate(self.facts)}
+
+    def add(self, facts: Iterable[str]) -> None:
+        """Count one accepted text by the ids of the facts that it carries."""
+        self.n_texts += 1
+        for fact in facts:
+            if fact in self._index:
+                self.counts[self._index[fact]] += 1
+
+    def carried(self, text: str) -> list[str]:
+        """Return the ids of the facts that a text carries."""
+        return [fact.id for fact in carried(self.facts, source_facts(self.passage.shown), text)]
+
+    def quota(self, wanted: int | None) -> int:
+        """Return the texts in which each fact should stand: `wanted`, else 5, or half of the texts where these are fewer."""
+        return wanted if wanted is not None else min(QUOTA, -(-self.n_texts // 2))
+
+    def short(self, quota: int) -> list[Fact]:
+        """Return the facts that fewer than `quota` texts carry, the rarest first."""
+        pairs = sorted((n, index) for index, n in enumerate(self.counts) if n < quota)
+        return [self.facts[index] for _, index in pairs]
+
+
+def coverage_of(passage: Passage) -> PassageCoverage:
+    """Return the coverage of a passage before its first text."""
+    return PassageCoverage(passage, facts_of(source_facts(passage.shown)))
+
+
+def top_up_group(groups: Iterable[Group]) -> Group | None:
+    """Return the group of a passage whose style can be asked for facts by name: a model writes it from the passage alone."""
+    return next(
+        (
+            group for group in groups
+            if group.texts is None and not (group.skipped or group.style.mechanical or group.style.prepare)
+            and group.style.rows == "text"
+        ), None,
+    )  # fmt: skip
+
+
+def requests_for(plan: Plan, group: Group, coverage: PassageCoverage, quota: int) -> Iterator[VariantRequest]:
+    """Yield one request after the other for the facts that are still short, at most `quota` of them.
+
+    Count the texts of each in `coverage` before the next. The requests depend on the texts alone, so that a rerun finds them.
+    """
+    for number in itertools.count():
+        missing = coverage.short(quota)[:_MOST_NAMED]
+        if not missing or number == quota:
+            return
+        messages = _top_up_messages(group, missing, number)
+        prompt_hash = content_id(messages, group.style.identity)
+        identity = content_id(
+            "top up", group.passage.id, group.style.name, prompt_hash, plan.identity, plan.seed, number
+        )
+        yield VariantRequest(identity, group.n_samples + number, prompt_hash, number, messages=messages)
+
+
+def _top_up_messages(group: Group, missing: Sequence[Fact], number: int) -> list[Message]:
+    messages = group.style.messages(group.source, number, {})
+    facts = "\n".join(f"- {escape_tags(fact.text)}" for fact in missing)
+    return [*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']}\n\n{_TOP_UP_TASK}\n{facts}"}]
 
 
 class PassageFile:

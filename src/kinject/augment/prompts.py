@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from kinject.augment.checks.checker import Rules
 from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.corpus.passages import sentence_ends, sentences
-from kinject.language.detect import detect_language, find_script, language_name
+from kinject.language import detect_language, find_script, language_name
 from kinject.llm.prompt_injection import escape_tags, has_injection
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.types import Document, Message, Passage
@@ -202,19 +202,6 @@ def judge_messages(title: str, passage: str, text: str, rules: Rules | None = No
     shown = {"text": number_sentences(escape_tags(text)), "explains": explains}
     _, user_message = task_messages(title, passage, render(JUDGE, Source(title, passage), shown))
     return [_judge_system(), user_message]
-
-
-def statements_messages(title: str, passage: str) -> list[Message]:
-    """Return the messages that ask a judge for short statements of what `passage` says."""
-    _, user_message = task_messages(title, passage, render(shared_texts()["statements"], Source(title, passage), {}))
-    return [_judge_system(), user_message]
-
-
-def told_messages(statements: Sequence[str], text: str) -> list[Message]:
-    """Return the messages that ask a judge which of the `statements` a text tells."""
-    listed = "\n".join(f"{number}. {escape_tags(line)}" for number, line in enumerate(statements, 1))
-    shown = {"text": escape_tags(text), "statements": listed}
-    return [_judge_system(), {"role": "user", "content": render(shared_texts()["told"], Source("", text), shown)}]
 
 
 def _judge_system() -> Message:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from time import monotonic
 from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.additions import find_missing, source_facts
 from kinject.augment.checks.checker import REFUSAL, Checker, Verdict, check_completion
 from kinject.augment.checks.judge import Judge
-from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest, new_items
+from kinject.augment.plan import (
+    Group,
+    Plan,
+    PlannedDocument,
+    VariantRequest,
+    coverage_of,
+    new_items,
+    requests_for,
+    top_up_group,
+)
 from kinject.augment.store import Store
 from kinject.augment.styles import Item, Preparation
-from kinject.augment.top_up import coverage_of, requests_for, top_up_group
 from kinject.disk import content_id
 from kinject.errors import EndpointError, InputError
 from kinject.llm.prompt_injection import escape_tags, has_injection
@@ -26,46 +32,12 @@ from kinject.types import Completion, Document, Passage, Variant
 Reply = TypeVar("Reply")
 UNPREPARED = "the preparation of the style got no usable answer"
 """The error of requests that need a preparation, before the reason for which its answers were refused."""
-_SECONDS_BETWEEN_TEXTS = 0.1
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
 _UNCONFIRMED = "the answer to the question whether the text follows from the passage"
 _INJECTED = Verdict(
     "injection", "the passage has prompt injection, so that the model's own yes to this text proves nothing"
 )
-
-
-class AugmentProgress(Progress):
-    """Progress in variants: stored, refused, tokens and cost."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__("augment", total, "rewritings")
-        self._n_refused = 0
-        self._status: Callable[[], str] = str
-        self._described = 0.0
-
-    def watch(self, status: Callable[[], str]) -> None:
-        """Show the text of `status` (tokens, cost) beside the count."""
-        self._status = status
-
-    def count_stored(self, n: int) -> None:
-        """Count `n` variants that an earlier run stored. They do not count towards the rate."""
-        if n:
-            self._done_before += n
-            self.advance(n)
-
-    def count_refused(self) -> None:
-        """Count one more refused answer."""
-        self._n_refused += 1
-
-    def advance(self, n: int = 1) -> None:
-        """Count `n` more variants as done: stored, or given up."""
-        now = monotonic()
-        if now - self._described >= _SECONDS_BETWEEN_TEXTS or self.done + n >= self.total:
-            self._described = now
-            refused = f"{self._n_refused:,} refused" if self._n_refused else ""
-            self._status_text = ", ".join(words for words in (refused, self._status()) if words)
-        super().advance(n)
 
 
 @dataclass
@@ -112,10 +84,11 @@ class Rewriter:
     plan: Plan
     sender: Sender
     store: Store
-    progress: AugmentProgress
+    progress: Progress
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
+    n_refused: int = 0
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
         """Request every missing variant, several groups at a time.
@@ -123,8 +96,7 @@ class Rewriter:
         Raises the first fatal `EndpointError`, `InputError` or `DiskError` after the requests in flight have ended,
         and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for them.
         """
-        of_documents = (group for document, passages in documents for group in self.plan.groups(document, passages))
-        groups = chain(of_documents, self.plan.pair_groups(documents))
+        groups = (group for document, passages in documents for group in self.plan.groups(document, passages))
         # Some spare groups, so that a group waiting for its last sample leaves no connection idle.
         n_workers = max(1, min(concurrency, 2 * concurrency // max(1, self.plan.n_samples) + 2))
         await run_workers(groups, self._fill, self.sender, n_workers)
@@ -137,16 +109,14 @@ class Rewriter:
         if isinstance(items, str):
             self._fail(self.plan.unprepared(group), f"{UNPREPARED}: {items}")
             return
-        schedule = Schedule(self.plan, group, items)
         checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
         texts: list[str] = []
-        n_requests, n_announced = 0, group.n_samples if group.target is None else 0
-        for requests in schedule:
+        n_requests = 0
+        for requests in self.plan.blocks(group, items):
             n_requests += len(requests)
-            self.progress.total += max(0, n_requests - n_announced)
-            n_announced = max(n_announced, n_requests)
+            self.progress.total += max(0, min(len(requests), n_requests - group.n_samples))  # those of several items
             stored = self.store.variants(requests)
-            self.progress.count_stored(len(stored))
+            self._advance(len(stored), earlier=True)
             for variant in stored.values():
                 texts += variant.texts
             block = [request for request in requests if request.id not in stored]
@@ -157,10 +127,8 @@ class Rewriter:
             for attempt in range(self.max_attempts if group.texts is None else 1):
                 if block and checker:
                     block = await self._attempt(group, block, attempt, checker)
-            self.progress.advance(len(block))
-            if group.target is not None:
-                schedule.count(text for variant in self.store.variants(requests).values() for text in variant.texts)
-        self.progress.total += n_requests - n_announced
+            self._advance(len(block))
+        self.progress.total -= max(0, group.n_samples - n_requests)
 
     async def top_up(self, documents: Iterable[PlannedDocument], concurrency: int, quota: int) -> None:
         """Ask for texts of the facts that fewer than `quota` texts of their passage carry. Raises as `run`."""
@@ -176,8 +144,7 @@ class Rewriter:
         group = top_up_group(groups)
         if group is None:
             return
-        statements = self.store.notes(self.plan.statements_id(passage)) or ()
-        coverage, checker = coverage_of(passage, statements), group.checker()
+        coverage, checker = coverage_of(passage), group.checker()
         for variant in self._stored(groups):
             for text, facts in zip(variant.texts, variant.checks["facts"], strict=True):
                 coverage.add(facts)
@@ -187,7 +154,7 @@ class Rewriter:
             block = [] if self.store.variants([request]) else [request]
             for attempt in range(self.max_attempts):
                 block = await self._attempt(group, block, attempt, checker) if block else []
-            self.progress.advance(len(block))
+            self._advance(len(block))
             stored = self.store.variants([request])
             if not stored:
                 return
@@ -198,12 +165,12 @@ class Rewriter:
         """Yield the stored variants with a text of the groups of one passage."""
         for group in groups:
             items = self.plan.items(group, self.store.notes)
-            for requests in Schedule(self.plan, group, items or []) if not group.skipped else ():
+            for requests in self.plan.blocks(group, items or []):
                 yield from (variant for variant in self.store.variants(requests).values() if variant.text)
 
     async def _request_preparations(self, group: Group) -> list[Item] | str:
         """Return the items of the group's prompts, stored ones first; without a usable answer, the reason."""
-        items: list[Item] = [group.item]
+        items: list[Item] = [{}]
         for step in group.style.prepare:
             answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
             read = [answer for answer in answers if isinstance(answer, tuple)]
@@ -266,10 +233,10 @@ class Rewriter:
                 self.store.accept(
                     group, answer.request, attempt, answer.completion, generator, texts, answer.measures()
                 )
-                self.progress.advance(1)
+                self._advance(1)
             else:
                 self.store.refuse(group, answer.request, attempt, answer.completion, answer.verdict)
-                self.progress.count_refused()
+                self.n_refused += 1
                 still_open.append(answer.request)
         return still_open
 
@@ -354,35 +321,16 @@ class Rewriter:
                 answer.error = verdict
             elif not verdict.accepted:
                 answer.refuse(text, verdict)
-        if group.style.scope == "passage":
-            await self._count_statements(judge, group, answers)
 
-    async def _count_statements(self, judge: Judge, group: Group, answers: Sequence[_Answer]) -> None:
-        """Add the statements of the passage that the judge finds told to the facts of each accepted text."""
-        notes_id = self.plan.statements_id(group.passage)
-        statements = self.store.notes(notes_id)
-        if statements is None:
-            (listed,) = await _gather(group, [judge.statements(group.document.title, group.passage.shown)])
-            if isinstance(listed, EndpointError):
-                for answer in answers:
-                    answer.error = listed
-                return
-            if self.store.notes(notes_id) is None:  # another style may have asked meanwhile
-                self.store.add_notes(notes_id, group, "", "statements", listed)
-            statements = self.store.notes(notes_id) or ()
-        pairs = [(answer, text) for answer in answers if answer.error is None for text in answer.texts]
-        told = await _gather(group, (judge.told(statements, text) for _, (text, _) in pairs if statements))
-        for (answer, (text, verdict)), numbers in zip(pairs, told, strict=False):  # none without statements
-            if isinstance(numbers, EndpointError):
-                answer.error = numbers
-                continue
-            facts = [*verdict.measures["facts"], *(f"statement:{number}" for number in numbers)]
-            index = answer.texts.index((text, verdict))
-            answer.texts[index] = text, replace(verdict, measures={**verdict.measures, "facts": facts})
+    def _advance(self, n: int = 1, *, earlier: bool = False) -> None:
+        """Count `n` more variants as done: stored (by an `earlier` run), or given up."""
+        refused = f"{self.n_refused:,} refused" if self.n_refused else ""
+        self.progress.set_status(", ".join(filter(None, (refused, self.sender.status()))))
+        self.progress.advance(n, earlier=earlier)
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
-        self.progress.advance(len(requests))
+        self._advance(len(requests))
 
 
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:

@@ -22,7 +22,7 @@ from kinject.augment.plan import (
     PlannedDocument,
     make_plan,
 )
-from kinject.augment.rewriter import AugmentProgress, Rewriter
+from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import Store, WritingResult, sent_by
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
@@ -39,6 +39,7 @@ from kinject.llm.sender import (
     run_event_loop,
 )
 from kinject.recipe import AugmentRecipe, AugmentSection
+from kinject.terminal import Progress
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 class AugmentResult(WritingResult):
     """The result of `augment`: `asked` and `got` count variants, `refused` answers; `failures_path` lists the failed ones.
 
-    `cost_of_thinking` is a part of the cost. `sft_path` holds the rows of styles that make prompts and completions, None if
+    `sft_path` holds the rows of styles that make prompts and completions, None if
     there are none. `contamination` is None if the recipe names no probe set; `judge` is the judge's score on planted errors.
     `repairs` counts what was taken off accepted answers.
     """
@@ -58,7 +59,6 @@ class AugmentResult(WritingResult):
     failures_path: Path
     n_rows: int
     styles: Mapping[str, StyleCount]
-    cost_of_thinking: float
     contamination: Contamination | None
     coverage: Coverage | None
     repairs: Mapping[str, int]
@@ -105,7 +105,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
     with PassageFile(recipe.run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
         counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
-        progress = AugmentProgress(counts["variants"])
+        progress = Progress("augment", counts["variants"], "rewritings")
         with Store(recipe.run_dir) as store, progress:
             rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
@@ -121,7 +121,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
         tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
-        cost_of_thinking=sender.cost_of_thinking, failures_path=writer.failures_path,
+        failures_path=writer.failures_path,
         contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
         languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()), **sent_by(sender),
@@ -143,23 +143,19 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
         counts["documents"] += 1
         counts["passages"] += len(split)
         counts["cut"] += sum(passage.cut for passage in split)
-        counts["variants"] += sum(
-            group.n_samples for group in plan.groups(document, split) if not group.skipped and group.target is None
-        )
-    counts["variants"] += sum(group.n_samples for group in plan.pair_groups(passages) if group.target is None)
+        counts["variants"] += sum(group.n_samples for group in plan.groups(document, split) if not group.skipped)
     return counts
 
 
 async def _rewrite(
     recipe: AugmentRecipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
-    progress: AugmentProgress,
+    progress: Progress,
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants, then texts for facts that too few carry; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
             open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer)
         )
-        progress.watch(sender.status)
         judge = await open_judge(stack, recipe, section, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         start = monotonic()
@@ -203,7 +199,7 @@ def _write_manifest(
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
-    counts = result.counts("n_rows", "cost_of_thinking", "repairs")
+    counts = result.counts("n_rows", "repairs")
     counts["styles"] = {name: vars(count) for name, count in result.styles.items()}
     counts["languages"] = {
         code or "unknown": {"texts": n, "not_checked": language_of(code).not_checked}
@@ -254,8 +250,7 @@ def render_summary(result: AugmentResult) -> str:
     lines += result.render_requests()
     if result.judge:
         lines.append(render_judge_score(result.judge))
-    thinking = f"; {result.cost_of_thinking:.4f} of it for thinking" if result.cost_of_thinking else ""
-    lines += result.render_cost(thinking)
+    lines += result.render_cost()
     if result.coverage:
         lines.append(render_coverage(result.coverage))
     if result.contamination:

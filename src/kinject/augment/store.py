@@ -14,12 +14,9 @@ from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
 from kinject.disk import Journal, Row, content_id
 from kinject.errors import InputError
-from kinject.llm.balance import render_endpoints
+from kinject.llm.limits import render_endpoints
 from kinject.llm.sender import Sender
 from kinject.types import Completion, Tabular, Usage, Variant
-
-_Offsets = defaultdict[str, list[int]]
-"""The offsets of a file's rows by id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +26,8 @@ class WritingResult(Tabular):
     `refused` counts by reason, `failed` what got no answer by error. `tokens_in` and `tokens_out` are those of every stored
     answer, refused ones too; `tokens_thinking` is the part of `tokens_out` that a reasoning model's thinking took. `n_sent`
     and `n_cached` are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of
-    the prices; `cost_note` names the part of it that is estimated. `endpoints` counts this run's answers by endpoint, where
-    there are several. `n_cut` counts the passages that end inside a sentence, a table row or a code block.
+    the prices. `endpoints` counts this run's answers by endpoint, where there are several. `n_cut` counts the passages that
+    end inside a sentence, a table row or a code block.
     """
 
     run_dir: Path
@@ -50,7 +47,6 @@ class WritingResult(Tabular):
     n_cached: int
     cost: float
     out_of_budget: bool
-    cost_note: str
     endpoints: Mapping[str, Any]
 
     def counts(self, *more: str) -> dict[str, Any]:
@@ -73,11 +69,11 @@ class WritingResult(Tabular):
             line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out{thinking}"
         return [line, *render_endpoints(self.endpoints)]
 
-    def render_cost(self, more: str = "") -> list[str]:
+    def render_cost(self) -> list[str]:
         """Return lines about cost and budget; none where there are no prices."""
-        cost = f"cost {self.cost:.4f}, everything answered into {self.run_dir} included{more}"
+        cost = f"cost {self.cost:.4f}, everything answered into {self.run_dir} included"
         stopped = "Stopped before the budget was exceeded."
-        return [*[cost] * bool(self.cost), *filter(None, [self.cost_note]), *[stopped] * self.out_of_budget]
+        return [*[cost] * bool(self.cost), *[stopped] * self.out_of_budget]
 
 
 def sent_by(sender: Sender) -> dict[str, Any]:
@@ -85,8 +81,42 @@ def sent_by(sender: Sender) -> dict[str, Any]:
     traffic = sender.traffic
     return {
         "n_sent": traffic.n_sent, "n_cached": traffic.n_cached, "cost": sender.budget.spent,
-        "out_of_budget": sender.out_of_budget, "cost_note": traffic.cost_note(), "endpoints": traffic.endpoints(),
+        "out_of_budget": sender.out_of_budget, "endpoints": traffic.endpoints(),
     }  # fmt: skip
+
+
+class IndexedRows:
+    """An append-only file of rows that are found by the text in their field `key`, none in memory."""
+
+    def __init__(self, path: Path, key: str, required: str, fix: str = "") -> None:
+        """Open it. Raises `InputError` for a row without `key` or the field `required`, `DiskError` on I/O."""
+        self._offsets: dict[str, list[int]] = defaultdict(list)
+
+        def index(offset: int, row: Row) -> None:
+            for name in (key, required):
+                if not isinstance(row.get(name), str):
+                    raise InputError(f"{path}: a row without {name!r}. The file was changed by hand; move it away.")
+            self._offsets[row[key]].append(offset)
+
+        self._journal = Journal(path, sync=False, on_row=index, fix=fix)
+
+    def get(self, name: str) -> list[Row]:
+        """Return the rows with this text."""
+        return [self._journal.row_at(offset) for offset in self._offsets.get(name, ())]
+
+    def add(self, name: str, row: object) -> None:
+        """Store a row (a mapping or a dataclass) with this text."""
+        self._offsets[name].append(self._journal.append(row))
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __enter__(self) -> IndexedRows:
+        self._journal.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._journal.__exit__(None, None, None)
 
 
 _FIX = (
@@ -107,22 +137,20 @@ class Store:
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
             # A power cut may take the last rows; the answers in them are in the cache.
-            self._variants, self._variant_offsets = _indexed(stack, self.variants_path, "id", "text")
-            self._rejected, self._rejected_offsets = _indexed(stack, self.rejected_path, "variant_id", "reason")
-            self._notes, self._notes_offsets = _indexed(stack, run_dir / "notes.jsonl", "id", "style")
+            self._variants = stack.enter_context(IndexedRows(self.variants_path, "id", "text", _FIX))
+            self._rejected = stack.enter_context(IndexedRows(self.rejected_path, "variant_id", "reason", _FIX))
+            self._notes = stack.enter_context(IndexedRows(run_dir / "notes.jsonl", "id", "style", _FIX))
             self._open = stack.pop_all()
 
     @property
     def n_variants(self) -> int:
         """The number of stored variants."""
-        return len(self._variant_offsets)
+        return len(self._variants)
 
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
         """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
-        matching = zip(requests, [self._variant_offsets.get(request.id, []) for request in requests], strict=True)
-        return {
-            request.id: self._variant(self._variants.row_at(offsets[-1])) for request, offsets in matching if offsets
-        }
+        matching = ((request.id, self._variants.get(request.id)) for request in requests)
+        return {name: self._variant(rows[-1]) for name, rows in matching if rows}
 
     def _variant(self, row: Row) -> Variant:
         try:
@@ -132,8 +160,7 @@ class Store:
 
     def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `requests`, each once."""
-        matching = [self._rejected_offsets.get(request.id, []) for request in requests]
-        rows = (self._rejected.row_at(offset) for offsets in matching for offset in offsets)
+        rows = (row for request in requests for row in self._rejected.get(request.id))
         return list({row["id"]: row for row in rows}.values())
 
     def check_refusals(self, variants: Mapping[str, Variant], refusals: Sequence[Row]) -> None:
@@ -156,7 +183,7 @@ class Store:
             usage=completion.usage, checks=measures, attempt=attempt,
             more=tuple(texts[1:]),
         )  # fmt: skip
-        self._variant_offsets[variant.id].append(self._variants.append(variant))
+        self._variants.add(variant.id, variant)
 
     def refuse(
         self, group: Group, request: VariantRequest, attempt: int, completion: Completion, verdict: Verdict
@@ -171,12 +198,12 @@ class Store:
             "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
             "usage": asdict(completion.usage),
         }  # fmt: skip
-        self._rejected_offsets[request.id].append(self._rejected.append(row))
+        self._rejected.add(request.id, row)
 
     def notes(self, notes_id: str) -> tuple[str, ...] | None:
         """Return the items stored under an id of `Plan.notes_id`, None if there is no answer yet."""
-        offsets = self._notes_offsets.get(notes_id, [])
-        return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else None
+        rows = self._notes.get(notes_id)
+        return tuple(rows[-1]["notes"]) if rows else None
 
     def add_notes(self, notes_id: str, group: Group, style: str, name: str, notes: tuple[str, ...]) -> None:
         """Store the items that the preparation `name` of a style ("": of every style) made of one answer."""
@@ -184,7 +211,7 @@ class Store:
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
             "style": style, "preparation": name, "notes": list(notes),
         }  # fmt: skip
-        self._notes_offsets[notes_id].append(self._notes.append(row))
+        self._notes.add(notes_id, row)
 
     def __enter__(self) -> Store:
         return self
@@ -193,23 +220,3 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
-
-
-def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, _Offsets]:
-    """Return a journal and the offsets of its rows by their `key`. Each row must have the field `required`, too."""
-    offsets: _Offsets = defaultdict(list)
-
-    def index(offset: int, row: Row) -> None:
-        _field(row, required, path)
-        offsets[_field(row, key, path)].append(offset)
-
-    return stack.enter_context(Journal(path, sync=False, on_row=index, fix=_FIX)), offsets
-
-
-def _field(row: Row, key: str, path: Path) -> str:
-    value = row.get(key)
-    if not isinstance(value, str):
-        raise InputError(
-            f"{path}: a row without {key!r}. The file was changed by hand or by another program; move it away."
-        )
-    return value

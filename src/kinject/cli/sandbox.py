@@ -13,12 +13,12 @@ from kinject.terminal import show
 _SANDBOX = """\
 The embedded fictional country: documents about people that no model knows, questions on them, and small
 models that know others. Also an OpenAI-compatible endpoint on this machine that rewrites the documents
-and writes questions, without a model or a key; latency and faults can be set.
+and writes questions, without a model or a key.
 
 examples:
   kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)
   kinject sandbox base               the base model that ships, into runs/sandbox/base
-  kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02
+  kinject sandbox serve --port 8000
 
 to use the endpoint from another terminal:
   kinject augment recipes/augment-openai.yaml augment.generator.model=sandbox \\
@@ -57,11 +57,6 @@ def add_sandbox(verbs: Any) -> None:
 def _add_serve(actions: Any) -> None:
     serve = actions.add_parser("serve", help="answer /v1/chat/completions and /v1/models on this machine until Ctrl-C")
     serve.add_argument("--port", type=int, default=8000, help="0: any free port (default: %(default)s)")
-    serve.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="before each answer")
-    serve.add_argument(
-        "--fault", action="append", default=[], metavar="NAME=FRACTION",
-        help="fraction of requests that get a fault, for example 429=0.05; may be repeated",
-    )  # fmt: skip
     serve.set_defaults(run=_serve)
 
 
@@ -109,32 +104,17 @@ def _sentences(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from kinject.augment.sandbox.serve import ServeOptions, serve
+    from kinject.augment.sandbox import SandboxServer
 
-    options = ServeOptions(
-        latency=_at_least_0("--latency", arguments.latency), faults=dict(map(_fault, arguments.fault)),
-    )  # fmt: skip
     if not 0 <= arguments.port < 65536:
         raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
     try:
-        serve("127.0.0.1", arguments.port, options, lambda url: show(f"listening: {url} (Ctrl-C stops it)", flush=True))
+        with SandboxServer(arguments.port) as server:
+            show(f"listening: {server.url} (Ctrl-C stops it)", flush=True)
+            server.serve_forever()
     except KeyboardInterrupt as stop:
         return exit_code(stop)  # there is nothing to resume
     return 0
-
-
-def _at_least_0(flag: str, value: float) -> float:
-    if not 0 <= value < float("inf"):
-        raise InputError(f"{flag}: found {value:g}, allowed: 0 or more seconds.")
-    return value
-
-
-def _fault(text: str) -> tuple[str, float]:
-    name, _, fraction = text.partition("=")
-    try:
-        return name, float(fraction)
-    except ValueError:
-        raise InputError(f"--fault: found {text!r}, expected NAME=FRACTION, for example 429=0.05.") from None
 
 
 _DEMO = """\

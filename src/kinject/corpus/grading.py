@@ -121,7 +121,7 @@ def same_value(text: str, accepted: Sequence[str]) -> bool:
     """
     if not any(map(_MAY_BE_VALUE.search, accepted)):
         return False
-    from kinject.language.detect import detect_language, guess_language
+    from kinject.language import detect_language, guess_language
     from kinject.language.values import is_value, read_values
 
     for code in dict.fromkeys((detect_language(text) or guess_language(text) or "en", "en")):
@@ -221,7 +221,7 @@ def _has(text: str, part: str) -> bool:
 
 
 def _language(text: str, code: str) -> bool:
-    from kinject.language.detect import detect_language, guess_language
+    from kinject.language import detect_language, guess_language
 
     return code in (detect_language(text), guess_language(text))
 

@@ -32,7 +32,7 @@ from kinject.documents.parse import Parsed, Parsing, readers_version, record_pat
 from kinject.documents.readers import ReadOptions
 from kinject.documents.write import HeapFile, HeapWriter, day_of
 from kinject.errors import DiskError, InputError
-from kinject.language.detect import language_name
+from kinject.language import language_name
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress

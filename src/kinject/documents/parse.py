@@ -24,7 +24,7 @@ from kinject.documents.copies import edited, min_hash, repeats, text_hash, word_
 from kinject.documents.files import shown
 from kinject.documents.readers import ReadOptions, read_file
 from kinject.errors import InputError, KinjectError
-from kinject.language.detect import detect_language, guess_language
+from kinject.language import detect_language, guess_language
 from kinject.process import is_shortage
 from kinject.types import Document
 
@@ -159,7 +159,7 @@ def readers_version() -> str:
     here = Path(__file__).parent
     code = [
         hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in [*sorted(here.glob("*.py")), here.parent / "language" / "detect.py"]
+        for path in [*sorted(here.glob("*.py")), here.parent / "language" / "__init__.py"]
     ]
     libraries = {re.split(r"[^\w.-]", line)[0] for line in metadata.requires("kinject") or () if "documents" in line}
     versions = []

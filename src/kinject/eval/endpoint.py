@@ -21,15 +21,15 @@ from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, r
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import Store
 from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
-from kinject.llm import generator_identity
+from kinject.llm import Stopped
 from kinject.llm.cache import CACHES, stored_usage
 from kinject.llm.completions import CHOICE, CONTEXT, PROMPT, read_choice
-from kinject.llm.generator import Stopped
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.llm.sender import (
     CHARACTERS_PER_TOKEN,
     Sender,
     gather_answers,
+    generator_identity,
     open_sender,
     run_event_loop,
     run_workers,

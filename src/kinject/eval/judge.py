@@ -19,7 +19,7 @@ from kinject.disk import read_json, write_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
-from kinject.llm.generator import request_seed
+from kinject.llm import request_seed
 from kinject.llm.judges import GRADES, Confusion, Grade, grading_request, read_grade
 from kinject.llm.limits import limits_of
 from kinject.llm.prompt_injection import has_injection, split_injection

@@ -1,104 +1,131 @@
-"""Requests to generators: endpoints and local models; limits, retries and the cache of answers."""
+"""Requests to generators: what endpoints and local models share; their errors, their thinking, the tokens that they report."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kinject.disk import content_id
 from kinject.errors import EndpointError
-from kinject.llm.chat import sampling_options
-from kinject.llm.generator import Generator, Stopped, Transient
-from kinject.recipe import GeneratorSection
-from kinject.types import Completion, Message
+from kinject.types import Completion, Message, Usage
 
-SandboxWriter = Callable[[list[Message], int], Completion]
-"""Answers messages without a model: (messages, seed) -> the answer."""
-
-__all__ = ["Generator", "SandboxWriter", "Stopped", "Transient", "generator_identity", "open_generator"]
+Complete = Callable[[list[Message], int], Awaitable[Completion]]
+"""(messages, seed) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass)."""
 
 
-def generator_identity(section: GeneratorSection) -> dict[str, Any]:
-    """Return everything besides messages and seed that shapes the answers of `section`'s generator.
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """An open generator.
 
-    Of an endpoint that is the model, not the address: a model may move, or be at several addresses.
+    `identity` holds everything besides messages and seed that shapes an answer. It is part of ids and cache keys, so it
+    holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited. `endpoint` is its
+    key in the recipe where a run has several.
     """
-    if section.kind in ("sandbox", "file"):
-        return {"kind": section.kind}
-    if section.kind == "transformers":
-        from kinject.llm.transformers import model_identity
 
-        return model_identity(section)
-    return {
-        "kind": section.kind, "temperature": section.sampling_temperature, "max_tokens": section.max_tokens,
-        "model": str(section.model), **sampling_options(section),
-    }  # fmt: skip
+    name: str
+    identity: Mapping[str, Any]
+    remote: bool
+    complete: Complete
+    endpoint: str = ""
 
 
-def open_generator(
-    section: GeneratorSection, run_dir: Path, sandbox: SandboxWriter | None = None, *, completions: bool = False
-) -> AbstractAsyncContextManager[Generator]:
-    """Return the generator of `section`, ready inside ``async with``; `sandbox` writes the answers of kind sandbox.
+class Stopped(Exception):
+    """The run is ending: this request was not sent, or nothing waits for its answer."""
 
-    With `completions` an endpoint is asked by that route (`kinject.llm.completions`), not in a chat. Raises
-    `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
+
+class Transient(EndpointError):
+    """A request failed in a way that may pass: `kind` is overload, server error, timeout, connection or malformed.
+
+    `retry_after` is the pause in seconds that the endpoint asked for, or None. `lost`: an answer was interrupted and may
+    have been charged.
     """
-    if section.kind == "sandbox":
-        return _open_sandbox(section, sandbox)
-    if completions:
-        return _open_completions(section)
-    return _OPENERS[section.kind](section, run_dir)
+
+    def __init__(self, message: str, *, kind: str, retry_after: float | None = None, lost: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+        self.lost = lost
 
 
-@asynccontextmanager
-async def _open_sandbox(section: GeneratorSection, sandbox: SandboxWriter | None) -> AsyncIterator[Generator]:
-    if sandbox is None:
-        raise EndpointError(
-            "kind sandbox writes paraphrases and questions only. Take openai or transformers.", fatal=True
-        )
-
-    async def complete(messages: list[Message], seed: int) -> Completion:
-        return sandbox(messages, seed)
-
-    yield Generator("sandbox", generator_identity(section), False, complete)
+def request_seed(*parts: object) -> int:
+    """Return a seed of 31 bits for a request that depends on `parts` alone."""
+    return int(content_id(*parts)[:8], 16) & 0x7FFFFFFF
 
 
-@asynccontextmanager
-async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    from kinject.llm.endpoint import Endpoint
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """The texts with which a model's thinking begins and ends, and the one that ends it before its time."""
 
-    name, identity = f"openai:{section.model}", generator_identity(section)
-    async with Endpoint(section) as endpoint:
-        yield Generator(name, identity, True, endpoint.complete)
+    opens: str
+    closes: str
+    cut: str
 
-
-@asynccontextmanager
-async def _open_completions(section: GeneratorSection) -> AsyncIterator[Generator]:
-    from kinject.llm.completions import CompletionsEndpoint
-
-    async with CompletionsEndpoint(section) as endpoint:
-        yield Generator(f"openai:{section.model}", generator_identity(section), True, endpoint.complete)
+    def are_open(self, prompt: str) -> bool:
+        """Return whether `prompt` ends where thinking has begun."""
+        return prompt.rstrip().endswith(self.opens)
 
 
-@asynccontextmanager
-async def _open_transformers(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    from kinject.llm.transformers import LocalModel
-
-    async with LocalModel(section) as model:
-        yield Generator(f"transformers:{section.model}", generator_identity(section), True, model.complete)
-
-
-@asynccontextmanager
-async def _open_file(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    async def complete(messages: list[Message], seed: int) -> Completion:
-        raise EndpointError(f"{section.path}: a file of variants cannot answer requests.", fatal=True)
-
-    yield Generator(f"file:{section.path}", generator_identity(section), False, complete)
+_FINAL = "<|channel|>final<|message|>"
+_MARKS = (
+    ThinkingMarks(
+        "<|channel|>", _FINAL, f"<|end|><|start|>assistant{_FINAL}"
+    ),  # gpt-oss: every channel but the final one
+    ThinkingMarks("<|channel>", "<channel|>", "\n<channel|>"),  # Gemma 4
+    ThinkingMarks("<think>", "</think>", "\n</think>\n\n"),
+    ThinkingMarks("[THINK]", "[/THINK]", "\n[/THINK]\n\n"),
+)
 
 
-_OPENERS: Mapping[str, Callable[[GeneratorSection, Path], AbstractAsyncContextManager[Generator]]] = {
-    "openai": _open_openai,
-    "transformers": _open_transformers,
-    "file": _open_file,
-}
+def thinking_marks(template: str) -> ThinkingMarks | None:
+    """Return the marks of thinking that a chat template writes or takes off; None if it knows none."""
+    return next((marks for marks in _MARKS if marks.opens in template or marks.closes in template), None)
+
+
+_CHANNEL = re.compile(
+    r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.DOTALL
+)
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """Return (thinking, answer) of a model's text.
+
+    Thinking is between marks at the beginning, before a closing mark whose opening one the chat template wrote, or in
+    every channel of gpt-oss but the final one. A text that never stops thinking has no answer.
+    """
+    if "<|channel|>" in text:
+        channels = _CHANNEL.findall(text)
+        answers = [content for name, content in channels if name == "final"]
+        return "".join(content for name, content in channels if name != "final").strip(), "".join(answers).strip()
+    for marks in _MARKS[1:]:
+        thinking, closed, answer = text.partition(marks.closes)
+        if closed or thinking.lstrip().startswith(marks.opens):
+            return thinking.strip().removeprefix(marks.opens).strip(), answer.strip()
+    return "", text
+
+
+def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
+    """Return `usage` with the tokens of thinking: those reported, else by its share of the characters."""
+    if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
+        return usage
+    return replace(usage, tokens_thinking=round(usage.tokens_out * n_thinking / (n_thinking + n_answer)))
+
+
+_MOST_TOKENS = 10_000_000
+"""Beyond any model's window: a higher token count is as impossible as a negative one."""
+
+
+def read_usage(value: object) -> Usage:
+    """Return the tokens of an answer's `usage`; 0 for each that is missing or impossible."""
+    if not isinstance(value, Mapping):
+        return Usage()
+    details = value.get("completion_tokens_details")
+    thinking = _n_tokens(details.get("reasoning_tokens")) if isinstance(details, Mapping) else 0
+    n_out = _n_tokens(value.get("completion_tokens"))
+    return Usage(_n_tokens(value.get("prompt_tokens")), n_out, min(thinking, n_out))
+
+
+def _n_tokens(value: object) -> int:
+    """Return a number of tokens, 0 for an impossible one."""
+    return int(value) if type(value) in (int, float) and 0 <= value <= _MOST_TOKENS else 0  # type: ignore[operator, call-overload]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -23,12 +22,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL, thinking TEXT NOT NULL,
     endpoint TEXT NOT NULL
 ) WITHOUT ROWID"""
-_LOST = """CREATE TABLE IF NOT EXISTS lost (
-    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, endpoint TEXT NOT NULL
-)"""
 _SELECT = "SELECT text, finish_reason, tokens_in, tokens_out, tokens_thinking, thinking FROM answers WHERE key = ?"
-
-_Row = tuple[bytes, str, str, int, int, int, str, str]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
 
 
@@ -38,10 +32,7 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
     return hashlib.blake2b(_ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_USAGE = (
-    "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT tokens_in, tokens_out, "
-    "tokens_thinking FROM answers UNION ALL SELECT tokens_in, tokens_out, 0 FROM lost)"
-)
+_USAGE = "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FROM answers"
 
 
 def stored_usage(path: Path) -> Usage:
@@ -58,16 +49,11 @@ def stored_usage(path: Path) -> Usage:
 
 
 class AnswerCache:
-    """An open cache: `get`, `put` and `keep` by `request_key`.
-
-    A row survives a kill of the process once `put` returns, or once `keep` is awaited.
-    """
+    """An open cache: `get` and `put` by `request_key`. A row survives a kill of the process once `put` returns."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises `DiskError` if that fails, or if it is no cache."""
         self.path = path
-        self._waiting: list[_Row] = []
-        self._committed: asyncio.Future[None] | None = None
         try:
             self._database = _open(path)
             self._inode = path.stat().st_ino
@@ -86,58 +72,25 @@ class AnswerCache:
             raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
         return None if row is None else Completion(row[0], row[1], Usage(*row[2:5]), row[5])
 
-    def put(self, key: bytes, completion: Completion, endpoint: str = "") -> None:
-        """Store one answer; `endpoint` names where it came from. Raises `DiskError` if it cannot be written."""
-        self._write([_row(key, completion, endpoint)])
-
-    async def keep(self, key: bytes, completion: Completion, endpoint: str = "") -> None:
-        """Store one answer, in one transaction with others of the same moment. Raises `DiskError` as `put`."""
-        if self._committed is None:
-            self._committed = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_soon(self._commit)
-        self._waiting.append(_row(key, completion, endpoint))
-        await asyncio.shield(self._committed)
-
-    def _commit(self) -> None:
-        """Write the waiting rows and wake their callers."""
-        rows, committed = self._waiting, self._committed
-        self._waiting, self._committed = [], None
+    def put(self, key: bytes, completion: Completion) -> None:
+        """Store one answer. Raises `DiskError` if it cannot be written."""
+        usage = completion.usage
+        row = (
+            key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out, usage.tokens_thinking,
+            completion.thinking, "",
+        )  # fmt: skip
         try:
-            self._write(rows)
-        except Exception as error:
-            if committed is None:
-                raise
-            committed.set_exception(error)  # raised by the waiting callers
-        else:
-            if committed is not None:
-                committed.set_result(None)
-
-    def _write(self, rows: Sequence[_Row]) -> None:
-        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-
-    def put_lost(self, usage: Usage, endpoint: str = "") -> None:
-        """Add the possible cost of a lost answer. Raises `DiskError` as `put`."""
-        row = (usage.tokens_in, usage.tokens_out, endpoint)
-        self._insert("INSERT INTO lost VALUES (?, ?, ?)", [row])
-
-    def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        try:
-            self._database.execute("BEGIN")
-            self._database.executemany(statement, rows)
-            self._database.execute("COMMIT")
+            self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             if self.path.stat().st_ino != self._inode:
                 raise FileNotFoundError("it was replaced while this run was writing it")
         except (OSError, sqlite3.Error) as error:
-            with contextlib.suppress(sqlite3.Error):  # a disk that failed once may fail again; the first error counts
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
             raise DiskError(
                 f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
                 "command then resumes."
             ) from error
 
     def usage(self) -> Usage:
-        """Return the tokens of all stored and lost answers."""
+        """Return the tokens of all stored answers."""
         return Usage(*map(int, self._database.execute(_USAGE).fetchone()))
 
     def __len__(self) -> int:
@@ -149,19 +102,7 @@ class AnswerCache:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self._waiting:  # the run ended between an answer and its commit
-                self._commit()
-        finally:
-            self._database.close()
-
-
-def _row(key: bytes, completion: Completion, endpoint: str) -> _Row:
-    usage = completion.usage
-    return (
-        key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out, usage.tokens_thinking,
-        completion.thinking, endpoint,
-    )  # fmt: skip
+        self._database.close()
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -174,7 +115,7 @@ def _open(path: Path) -> sqlite3.Connection:
             check_version(version, str(path))
         else:
             database.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-        for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _SCHEMA, _LOST):
+        for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _SCHEMA):
             database.execute(statement)
     except BaseException:
         database.close()

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kinject.errors import EndpointError
-from kinject.llm.chat import read_usage
+from kinject.llm import read_usage
 from kinject.llm.endpoint import Endpoint, Reply, error_of
-from kinject.llm.generator import Transient
 from kinject.types import Completion, Message, Usage
 
 PROMPT: Final = "prompt"
@@ -42,18 +41,18 @@ class CompletionsEndpoint(Endpoint):
         """
         parts = {message["role"]: message["content"] for message in messages}
         if PROMPT in parts:
-            return await self.exchange(lambda: self._writing_body(parts[PROMPT], seed), self._read_written)
+            return await self.exchange(self._writing_body(parts[PROMPT], seed), self._read_written)
         context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
         return await self.exchange(
-            lambda: self._scoring_body([*context, *choice]), lambda body: self._read_scored(body, len(context), len(choice)),
-            learns=False,
-        )  # fmt: skip
+            self._scoring_body([*context, *choice]), lambda body: self._read_scored(body, len(context), len(choice))
+        )
 
     def _writing_body(self, prompt: str, seed: int) -> dict[str, Any]:
         """Return the body of a request for a text; prompts that are JSON lists are token ids."""
         body = self.body([], seed)
         del body["messages"]
-        return {**body, "prompt": json.loads(prompt) if prompt.startswith("[") and _is_ids(prompt) else prompt}
+        is_ids = re.fullmatch(r"\[\d+(?:, \d+)*\]", prompt)
+        return {**body, "prompt": json.loads(prompt) if is_ids else prompt}
 
     def _scoring_body(self, prompt: list[int]) -> dict[str, Any]:
         extra = dict(self.section.extra_body or {})
@@ -82,11 +81,8 @@ class CompletionsEndpoint(Endpoint):
             if not isinstance(choice, dict) or not isinstance(choice["text"], str):
                 raise TypeError(type(choice).__name__)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            start = self.shown(body[:1000].decode("utf-8", "replace"))[:60]
-            message = f"{self.url}: the answer is no completion ({type(error).__name__}, it begins {start!r})."
-            raise Transient(message, kind="malformed") from error
-        if isinstance(value.get("model"), str):
-            self.check_model(value["model"])
+            raise self.malformed(body, "completion", error, lost=False) from error
+        self.check_model(value.get("model"))
         return choice, usage
 
     def _read_written(self, body: bytes) -> Completion:
@@ -138,7 +134,3 @@ def _is_greedy(log_probs: Sequence[float], tops: Sequence[object]) -> bool:
         isinstance(top, Mapping) and bool(top) and value >= max(top.values())
         for value, top in zip(log_probs, tops, strict=True)
     )
-
-
-def _is_ids(text: str) -> bool:
-    return re.fullmatch(r"\[\d+(?:, \d+)*\]", text) is not None

@@ -10,24 +10,19 @@ import contextlib
 import ipaddress
 import json
 import logging
-import math
 import os
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
-from time import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
-from kinject.llm.chat import Parameters, read_usage, split_thinking, with_thinking
-from kinject.llm.generator import Transient
+from kinject.llm import Transient, read_usage, split_thinking, with_thinking
 from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
-from kinject.types import Completion, Message, Usage
+from kinject.types import Completion, Message
 
 if TYPE_CHECKING:
     import httpx2
@@ -44,7 +39,6 @@ _KINDS = {
     502: "connection",
 }  # fmt: skip
 """Status -> kind of a fault that may pass, as every other from 500 on. 502: a gateway that does not reach the endpoint."""
-_BAD_REQUEST = (400, 422)
 _CONNECT = 10.0
 """Maximum seconds until a connection is open."""
 _SPARE = 8
@@ -56,8 +50,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?\Z")
-_RATE_LIMIT = re.compile(r"rate.?limit|too.?many|overload|exhausted", re.IGNORECASE)
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,64 +60,6 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
-
-
-def parse_completion(
-    body: bytes,
-    url: str,
-    max_tokens: int,
-    shown: Callable[[str], str] = str,
-    on_model: Callable[[str], None] = lambda name: None,
-) -> Completion:
-    """Return the completion in a response body. Raises `Transient` if the body is not a chat completion.
-
-    A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage that is missing or cannot
-    be is 0. `shown` makes text of the body safe to print; `on_model` is called with the name of the model that answered.
-    """
-    try:
-        value = json.loads(body)
-        used = read_usage(value.get("usage"))
-        choices = value.get("choices") if value.get("error") else value["choices"]
-        first = choices[0] if choices else {}
-        message, reason = first.get("message") or {}, first.get("finish_reason")
-        thinking, text = split_thinking(_text(message.get("content")))
-        apart = message.get("reasoning_content") or message.get("reasoning")  # of vLLM, DeepSeek, OpenRouter and others
-        model = value.get("model")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that was paid.
-        begun = body.lstrip()[:1] == b"{"
-        start = (
-            ""
-            if begun
-            else f", it begins {shown(body[:1000].decode('utf-8', 'replace'))[:60]!r}"
-            if body
-            else ", empty"
-        )
-        message = f"{url}: the answer is not a chat completion ({type(error).__name__}{start}). Is base_url correct?"
-        raise Transient(message, kind="malformed", lost=Usage() if begun else None) from error
-    if not text and (value.get("error") or first.get("error")):
-        raise Transient(f"{url}: answered 200 with an error ({shown(error_of(body)[0])}).", kind="malformed")
-    if not choices:
-        return Completion("", "no choices", used)
-    thinking = apart if isinstance(apart, str) else thinking
-    if not text and message.get("refusal"):
-        reason = "content_filter"
-    if isinstance(model, str):
-        on_model(model)
-    most = max_tokens * _CHARACTERS_OF_A_TOKEN
-    if len(text) > most:
-        text, reason = text[:most], "length"
-    used = with_thinking(used, len(thinking), len(text))
-    return Completion(_utf8(text), _finish_reason(reason), used, _utf8(thinking[:most]))
-
-
-def _text(content: object) -> str:
-    """Return the text in a message's content: a string, or a list of parts of which some are text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise TypeError(f"content is {type(content).__name__}")
-    return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
 
 
 def _finish_reason(value: object) -> str:
@@ -156,41 +91,10 @@ def error_of(body: bytes) -> tuple[str, str]:
         return body[:10_000].decode("utf-8", "replace") or "no body", ""
 
 
-def status_in_body(body: bytes) -> int | None:
-    """Return the status of an error that a gateway sends with status 200, in the body or its first choice; else None."""
-    try:
-        value = json.loads(body)
-        choices = value.get("choices")
-        error = value.get("error") or (choices[0].get("error") if choices else None)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return None
-    code = str(error.get("code") or error.get("type") or "") if isinstance(error, dict) else str(error or "")
-    if re.fullmatch("[45][0-9][0-9]", code):
-        return int(code)
-    return 429 if _RATE_LIMIT.search(code[:1000]) else None
-
-
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header (number or date), None without a possible value.
-
-    A date counts from the reply's own Date, so that this machine's clock does not matter.
-    """
-    for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name, "").strip()
-        if _NUMBER.match(value):
-            seconds = float(value) * factor
-            break
-    else:
-        try:
-            sent = headers.get("date")
-            seconds = _seconds(value) - (_seconds(sent) if sent else time())
-        except (ValueError, TypeError, IndexError, OverflowError, OSError):
-            return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
-
-
-def _seconds(date: str) -> float:
-    return parsedate_to_datetime(date).timestamp()
+    """Return the seconds of a Retry-After header, None without a number."""
+    value = headers.get("retry-after", "").strip()
+    return float(value) if _NUMBER.fullmatch(value) else None
 
 
 class Endpoint:
@@ -206,8 +110,7 @@ class Endpoint:
         others = known_secrets([section.api_key_env]).values()
         self._secrets = secret_filter(tuple(dict.fromkeys([self._key, *others])))
         self._client: openai.AsyncOpenAI  # set by `__aenter__`
-        self._parameters = Parameters(section, self.url, self.shown)
-        self._models: set[str] = set()
+        self._warned = False
 
     async def __aenter__(self) -> Endpoint:
         import openai
@@ -244,33 +147,18 @@ class Endpoint:
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
-        return await self.exchange(lambda: self._parameters.body(messages, seed), self.parse)
+        return await self.exchange(self.body(messages, seed), self.parse)
 
-    async def exchange(
-        self, make_body: Callable[[], dict[str, Any]], read: Callable[[bytes], Completion], *, learns: bool = True
-    ) -> Completion:
-        """Return the result of `read` on a reply; if it `learns`, a body with a refused parameter is made again.
-
-        Raises as `complete`.
-        """
-        while True:
-            body = make_body()
-            reply = await self._post(body)
-            if not learns or reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
-                break
-        if not 200 <= reply.status < 300:
-            if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
-                return Completion("", "content_filter")
-            raise await self.status_error(reply)
-        try:
+    async def exchange(self, body: Mapping[str, Any], read: Callable[[bytes], Completion]) -> Completion:
+        """Return the result of `read` on the reply to a `body`. Raises as `complete`."""
+        reply = await self._post(body)
+        if 200 <= reply.status < 300:
             return read(reply.body)
-        except Transient:
-            status = status_in_body(reply.body)
-            if status is None:
-                raise
-            raise await self.status_error(replace(reply, status=status)) from None
+        if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
+            return Completion("", "content_filter")
+        raise await self.status_error(reply)
 
-    async def _post(self, body: dict[str, Any]) -> Reply:
+    async def _post(self, body: Mapping[str, Any]) -> Reply:
         """Return the whole reply to `body`, whatever its status. Raises as `complete`."""
         import httpx2
         import openai
@@ -301,9 +189,43 @@ class Endpoint:
             raise self._connection_error(error) from error
 
     def parse(self, body: bytes) -> Completion:
-        """Return the completion in a body, without secrets (`clean`). Raises `Transient` as `parse_completion`."""
-        answer = parse_completion(body, self.url, self.section.max_tokens, shown=self.shown, on_model=self.check_model)
-        return self.clean(answer)
+        """Return the completion in a response body, without secrets (`clean`). Raises `Transient` for another body.
+
+        A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage that is missing or
+        cannot be is 0.
+        """
+        try:
+            value = json.loads(body)
+            used = read_usage(value.get("usage"))
+            choices = value.get("choices") if value.get("error") else value["choices"]
+            first = choices[0] if choices else {}
+            message, reason = first.get("message") or {}, first.get("finish_reason")
+            thinking, text = split_thinking(message.get("content") or "")
+            apart = message.get("reasoning_content") or message.get("reasoning")  # of vLLM, DeepSeek, OpenRouter
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that was paid.
+            begun = body.lstrip()[:1] == b"{"
+            raise self.malformed(body, "chat completion", error, lost=begun) from error
+        if not text and (value.get("error") or first.get("error")):
+            error_text = self.shown(error_of(body)[0])
+            raise Transient(f"{self.url}: answered 200 with an error ({error_text}).", kind="malformed")
+        if not choices:
+            return Completion("", "no choices", used)
+        thinking = apart if isinstance(apart, str) else thinking
+        self.check_model(value.get("model"))
+        most = self.section.max_tokens * _CHARACTERS_OF_A_TOKEN
+        if not text and message.get("refusal"):
+            reason = "content_filter"
+        elif len(text) > most:
+            text, reason = text[:most], "length"
+        used = with_thinking(used, len(thinking), len(text))
+        return self.clean(Completion(_utf8(text), _finish_reason(reason), used, _utf8(thinking[:most])))
+
+    def malformed(self, body: bytes, kind: str, error: Exception, *, lost: bool) -> Transient:
+        """Return the error of a body that is no completion of this `kind`."""
+        start = self.shown(body[:1000].decode("utf-8", "replace"))[:60]
+        message = f"{self.url}: the answer is not a {kind} ({type(error).__name__}, it begins {start!r}). Is base_url correct?"
+        return Transient(message, kind="malformed", lost=lost)
 
     def clean(self, answer: Completion) -> Completion:
         """Return an answer without secrets: one that held a part of one has finish_reason ``secret``."""
@@ -311,16 +233,23 @@ class Endpoint:
         thinking = self._secrets.redact(answer.thinking)
         return replace(answer, text=text, thinking=thinking, finish_reason="secret" if text != answer.text else reason)
 
-    def check_model(self, name: str) -> None:
+    def check_model(self, name: object) -> None:
         """Log a warning, once, if another model answers than the recipe's. Longer names, such as with a date, are the same."""
         requested = (self.section.model or "").rpartition("/")[2].lower()
-        if requested not in name.lower() and not self._models:
-            self._models.add(name)
+        if isinstance(name, str) and requested not in name.lower() and not self._warned:
+            self._warned = True
             log.warning(f"{self.url}: requested the model {self.section.model!r}, {self.shown(name)!r} answers.")
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
-        """Return the body of a request."""
-        return self._parameters.body(messages, seed)
+        """Return the body of a request. A parameter that `extra_body` has as null is left out."""
+        section = self.section
+        by_openai = (urlsplit(self.url).hostname or "").endswith(".openai.com")
+        body: dict[str, Any] = {
+            "model": section.model, "messages": messages, "temperature": section.sampling_temperature,
+            "max_completion_tokens" if by_openai else "max_tokens": section.max_tokens, "seed": seed,
+            "stop": section.stop or None, "chat_template_kwargs": section.chat_template_kwargs, **(section.extra_body or {}),
+        }  # fmt: skip
+        return {key: value for key, value in body.items() if value is not None}
 
     def _connection_error(self, error: BaseException) -> EndpointError:
         """Return the error of a request without a whole answer; the openai client reports most as its cause."""
@@ -329,21 +258,13 @@ class Endpoint:
             cause = cause.__cause__
         if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
             message = f"{self.url}: no whole answer within {self.section.timeout:g} s."
-            return Transient(message, kind="timeout", lost=Usage())
+            return Transient(message, kind="timeout", lost=True)
         reason = self.shown(str(cause) or type(cause).__name__)
         if isinstance(cause, _Interrupted):
-            return Transient(f"{self.url}: the answer is not read: {reason}.", kind="malformed", lost=Usage())
+            return Transient(f"{self.url}: the answer is not read: {reason}.", kind="malformed", lost=True)
         if begun:
             message = f"{self.url}: the connection broke during the answer ({reason})."
-            return Transient(message, kind="connection", lost=Usage())
-        # A connection that ends during the handshake may succeed next time; a wrong certificate will not change.
-        fault = next((nested for nested in (cause, *cause.args) if isinstance(nested, ssl.SSLError)), None)
-        if fault is not None and not isinstance(fault, ssl.SSLEOFError):
-            return EndpointError(
-                f"{self.url}: no secure connection ({reason}). Check base_url (http or https?) and the endpoint's "
-                "certificate; the environment variable SSL_CERT_FILE may name one more authority to trust.",
-                fatal=True,
-            )
+            return Transient(message, kind="connection", lost=True)
         return Transient(f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection")
 
     async def status_error(self, reply: Reply) -> EndpointError:
@@ -356,7 +277,8 @@ class Endpoint:
         message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(reply.headers)
         kind = _KINDS.get(status, "server error" if status >= 500 else "")
         if not kind:
-            return EndpointError(message)
+            fix = " If it refuses a parameter, set it to null in extra_body." if status in (400, 422) else ""
+            return EndpointError(message + fix)
         return Transient(message, kind=kind, retry_after=pause)
 
     async def _fatal_message(self, reply: Reply, code: str, reason: str) -> str:
@@ -382,13 +304,7 @@ class Endpoint:
             async with self._limited():
                 raw = await self._client.models.with_raw_response.list()
             offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
-        except (
-            EndpointError,
-            openai.OpenAIError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # the 404 is what the user must know
+        except (EndpointError, openai.OpenAIError, ValueError, LookupError, TypeError):  # the 404 is what counts
             return f"answered 404 ({reason}). Check base_url and model. Most base_urls end in /v1."
         more = f" and {len(offered) - 10} more" if len(offered) > 10 else ""
         return f"no model {self.section.model!r} (404: {reason}). It offers {', '.join(offered[:10]) or 'none'}{more}."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from kinject.llm.chat import split_thinking
+from kinject.llm import split_thinking
 from kinject.llm.prompt_injection import escape_tags
 from kinject.types import Message
 

@@ -1,15 +1,24 @@
-"""Limits of requests: how many at once, and a budget that is never exceeded."""
+"""Limits of requests: a budget that is never exceeded, and as many at once as each endpoint bears."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from kinject.llm import Generator, Transient
 from kinject.llm.cache import stored_usage
 from kinject.recipe import GeneratorSection
+
+_NEWEST = 0.1
+"""Weight of the newest answer in the mean latency."""
+_LEAST_LATENCY, _MOST_LATENCY = 0.1, 60.0
+"""Seconds that an endpoint is taken to need after a fault, doubled each time, so that the others get the requests."""
+_GROWTH = 0.1
+"""Added to the concurrency limit by each answer; each refusal for overload subtracts 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +37,11 @@ class Limits:
         """Return the cost of tokens."""
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
 
-    def times(self, number: float) -> Limits:
-        """Return the limits of so many endpoints (of 1/n: of each of n)."""
-        return replace(self, concurrency=round(self.concurrency * number))
-
 
 def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
-    """Return the limits of a generator, which each of its endpoints has, and the budget."""
+    """Return the limits of a generator, whose endpoints have its concurrency each, and the budget."""
     price_in, price_out = generator.price or (0.0, 0.0)
-    one = Limits(
-        concurrency=generator.concurrency,
-        price_in=price_in, price_out=price_out, budget=budget,
-    )  # fmt: skip
-    return one.times(len(generator.parts()))
+    return Limits(generator.concurrency * len(generator.parts()), price_in, price_out, budget)
 
 
 def spent_so_far(generator: GeneratorSection, path: Path) -> float:
@@ -49,8 +50,34 @@ def spent_so_far(generator: GeneratorSection, path: Path) -> float:
     return limits_of(generator, None).cost(usage.tokens_in, usage.tokens_out)
 
 
+class _Line:
+    """Requests that wait for their turn."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Wait for `wake`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.wake()  # another one's turn
+            raise
+
+    def wake(self, *, everyone: bool = False) -> None:
+        """Let the first waiting request (or all of them) try again."""
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                if not everyone:
+                    return
+
+
 @dataclass
-class SharedBudget:
+class Budget:
     """The budget of a run, for one or more senders: `most` is the limit, `reserved` is for requests in flight."""
 
     most: float | None
@@ -59,54 +86,112 @@ class SharedBudget:
     n_reserved: int = 0
     empty: bool = False
     """Whether a request was not sent because it could have exceeded the budget."""
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    line: _Line = field(default_factory=_Line)
 
-    def wake(self, *, everyone: bool = False) -> None:
-        """Let the first waiting request (or all of them) try again."""
-        while self.waiting:
-            future = self.waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-                if not everyone:
-                    return
-
-
-class Budget:
-    """The cost of one endpoint's requests at its prices, charged to a budget that is never exceeded."""
-
-    def __init__(self, limits: Limits, shared: SharedBudget) -> None:
-        self._limits = limits
-        self.shared = shared
-
-    @property
-    def spent(self) -> float:
-        """The cost so far, of all endpoints and senders that share the budget."""
-        return self.shared.spent
-
-    async def reserve(self, tokens_in: float, tokens_out: float, ending: Callable[[], bool]) -> float | None:
-        """Reserve and return the most that a request may cost; None if that could exceed the budget, or at the end.
+    async def reserve(self, cost: float, ending: Callable[[], bool]) -> bool:
+        """Reserve the most that a request may cost; return False if that could exceed the budget, or at the end.
 
         Requests cost less than is reserved for them: while some are in flight, this waits for the rest of theirs.
         """
-        most = self._limits.cost(tokens_in, tokens_out)
-        shared = self.shared
-        while shared.most is not None and shared.spent + shared.reserved + most > shared.most:
-            if not shared.n_reserved:
-                shared.empty = True
-                return None
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            shared.waiting.append(future)
-            await future
+        while self.most is not None and self.spent + self.reserved + cost > self.most:
+            if not self.n_reserved:
+                self.empty = True
+                return False
+            await self.line.wait()
             if ending():
-                return None
-        shared.reserved += most
-        shared.n_reserved += 1
-        shared.wake()  # the rest may be enough for the next request, too
-        return most
+                return False
+        self.reserved += cost
+        self.n_reserved += 1
+        self.line.wake()  # the rest may be enough for the next request, too
+        return True
 
-    def settle(self, reserved: float, tokens_in: int, tokens_out: int) -> None:
+    def settle(self, reserved: float, cost: float) -> None:
         """Replace a reservation by the cost of the answer."""
-        self.shared.reserved -= reserved
-        self.shared.n_reserved -= 1
-        self.shared.spent += self._limits.cost(tokens_in, tokens_out)
-        self.shared.wake()
+        self.reserved -= reserved
+        self.n_reserved -= 1
+        self.spent += cost
+        self.line.wake()
+
+
+@dataclass(eq=False)
+class EndpointState:
+    """One endpoint of a run: its generator, its requests in flight, its latency and its faults.
+
+    `limit` starts at `most`, the recipe's concurrency, and follows the endpoint's capacity: of a burst of four times the
+    capacity three in four are refused, which leaves the capacity. `latency` is the exponentially weighted mean of the
+    seconds of an answer, 0 before the first, longer after faults.
+    """
+
+    generator: Generator
+    most: int
+    n_sent: int = 0
+    n_answered: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    latency: float = 0.0
+    in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        self.limit = float(self.most)
+
+    def expected_wait(self) -> tuple[float, float]:
+        """Seconds until it has answered its requests in flight and one more; before the first answers, the load decides.
+
+        That of Finagle's Peak EWMA (mean latency times requests in flight), over the endpoint's capacity.
+        """
+        load = (self.in_flight + 1) / self.limit
+        return self.latency * load, load
+
+    def record_answer(self, seconds: float) -> None:
+        """Count an answer that took `seconds`."""
+        self.n_answered += 1
+        self.latency += (seconds - self.latency) * (_NEWEST if self.latency else 1.0)
+
+    def record_fault(self, fault: Transient) -> None:
+        """Count a fault."""
+        self.faults[fault.kind] += 1
+        self.latency = min(max(2 * self.latency, fault.retry_after or 0.0, _LEAST_LATENCY), _MOST_LATENCY)
+
+
+class LoadBalancer:
+    """Gives each request its turn at the endpoint with the least expected wait."""
+
+    def __init__(self, endpoints: Sequence[EndpointState]) -> None:
+        self.endpoints = endpoints
+        self.line = _Line()
+
+    async def enter(self, stopping: Callable[[], bool]) -> EndpointState | None:
+        """Return the endpoint of the next request; None at the end of the run."""
+        while not stopping():
+            endpoint = min(self.endpoints, key=EndpointState.expected_wait)
+            if endpoint.in_flight < int(endpoint.limit):
+                endpoint.in_flight += 1
+                return endpoint
+            await self.line.wait()
+        return None
+
+    def leave(self, endpoint: EndpointState, *, overloaded: bool) -> None:
+        """Count a request as ended."""
+        n_before = int(endpoint.limit)
+        endpoint.in_flight -= 1
+        endpoint.limit = max(1.0, min(float(endpoint.most), endpoint.limit + (-1 if overloaded else _GROWTH)))
+        for _ in range(1 + max(0, int(endpoint.limit) - n_before)):
+            self.line.wake()
+
+    def counts(self) -> dict[str, Any]:
+        """Return the manifest's entry: counts by endpoint; {} for one endpoint."""
+        return {
+            one.generator.endpoint: {
+                "sent": one.n_sent, "answered": one.n_answered, "faults": dict(one.faults),
+                "latency_seconds": round(one.latency, 3),
+            }
+            for one in self.endpoints if len(self.endpoints) > 1
+        }  # fmt: skip
+
+
+def render_endpoints(endpoints: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each endpoint of `LoadBalancer.counts`."""
+    return [
+        f"  {name}: {count['answered']:,} answers, {count['latency_seconds']:.2f} s each"
+        + "".join(f", {kind} {number}" for kind, number in count["faults"].items())
+        for name, count in endpoints.items()
+    ]

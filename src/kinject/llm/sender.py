@@ -18,12 +18,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from kinject.errors import EndpointError
-from kinject.llm import SandboxWriter, open_generator
-from kinject.llm.balance import EndpointState, LoadBalancer
+from kinject.llm import Generator, Stopped, Transient, with_thinking
 from kinject.llm.cache import AnswerCache, request_key
-from kinject.llm.chat import with_thinking
-from kinject.llm.generator import Generator, Stopped, Transient
-from kinject.llm.limits import Budget, Limits, SharedBudget
+from kinject.llm.limits import Budget, EndpointState, Limits, LoadBalancer
 from kinject.process import handled_by, interruption
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
@@ -40,8 +37,6 @@ LONGEST_WAIT = 120.0
 """Most seconds of a pause that the endpoint asks for."""
 N_FAILURES_IN_A_ROW = 20
 """Requests that fail for good, without an answer in between, before the run stops."""
-_ALIVE = 5.0
-"""Seconds since the last answer within which an overloaded endpoint counts as answering other requests."""
 _PRESSURE = ("overload", "timeout", "connection")
 CHARACTERS_PER_TOKEN = 3.0
 """A low estimate, so that the cost reserved for a request is rather too high than too low."""
@@ -49,16 +44,13 @@ CHARACTERS_PER_TOKEN = 3.0
 
 @dataclass
 class Traffic:
-    """Counts of the requests of this run."""
+    """Counts of the requests of this run. `n_lost` answers were interrupted and may have been charged."""
 
     n_sent: int = 0
     n_answered: int = 0
     n_cached: int = 0
     n_retried: Counter[str] = field(default_factory=Counter)
     n_lost: int = 0
-    """Answers that were interrupted and may have been charged."""
-    n_estimated: int = 0
-    """Answers without a plausible token count."""
     used: Usage = Usage()
     seconds: float = 0.0
     endpoints: Callable[[], Mapping[str, Any]] = dict
@@ -68,49 +60,35 @@ class Traffic:
         """Return the manifest's entry."""
         counts: dict[str, object] = {
             "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": dict(self.n_retried),
-            "lost": self.n_lost, "usage_estimated": self.n_estimated, "request_seconds": round(self.seconds, 3),
+            "lost": self.n_lost, "request_seconds": round(self.seconds, 3),
         }  # fmt: skip
         endpoints = self.endpoints()
         return {**counts, "endpoints": endpoints} if endpoints else counts
-
-    def cost_note(self) -> str:
-        """Return the estimated part of the cost in words, "" if none is."""
-        notes = []
-        if self.n_lost:
-            notes.append(
-                f"{self.n_lost:,} answers were lost on the way, each counted at the most that it can have cost"
-            )
-        if self.n_estimated:
-            notes.append(f"{self.n_estimated:,} answers did not report their tokens, each counted by its length")
-        return "; ".join(notes)
 
 
 class Sender:
     """Sends the requests of one run to its endpoints. `stop` lets those in flight finish and refuses all others."""
 
     def __init__(
-        self, generator: Generator, cache: AnswerCache | None, limits: Limits, partner: Sender | None = None,
-        others: Sequence[Generator] = (),
-    ) -> None:  # fmt: skip
-        """`others` are further endpoints of the same model. With a `partner` it shares the budget and the stop.
+        self, generators: Sequence[Generator], cache: AnswerCache | None, limits: Limits, partner: Sender | None = None
+    ) -> None:
+        """`generators` are endpoints of the same model. With a `partner` it shares the budget and the stop.
 
         The cost of the run folder so far is read from `cache`, at today's prices.
         """
-        self.generator = generator
+        self.generator = generators[0]
         self.traffic = Traffic()
-        self.budget: Budget = Budget(limits, partner.budget.shared if partner else SharedBudget(limits.budget))
+        self.budget: Budget = partner.budget if partner else Budget(limits.budget)
         self._cache = cache
         self._limits = limits
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
-        each = limits.times(1 / (1 + len(others)))
-        self._endpoints = [EndpointState(one.endpoint, one, each) for one in (generator, *others)]
-        self._earlier = cache.usage() if cache else Usage()
-        self.budget.shared.spent += limits.cost(self._earlier.tokens_in, self._earlier.tokens_out)
-        self._balancer = LoadBalancer(self._endpoints, self._stopping.is_set)
+        most = limits.concurrency // len(generators)
+        self._balancer = LoadBalancer([EndpointState(one, most) for one in generators])
         self.traffic.endpoints = self._balancer.counts
+        earlier = cache.usage() if cache else Usage()
+        self.budget.spent += limits.cost(earlier.tokens_in, earlier.tokens_out)
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
-        self._last_answer = monotonic()
         self._silent_since: float | None = None  # the first refusal since the last answer
 
     @property
@@ -121,18 +99,13 @@ class Sender:
     @property
     def out_of_budget(self) -> bool:
         """Whether the budget, shared with a partner, ended the run."""
-        return self.budget.shared.empty
-
-    @property
-    def cost_of_thinking(self) -> float:
-        """The part of the run folder's cost that a reasoning model's thinking took, at this sender's prices."""
-        return self._limits.cost(0, (self._earlier + self.traffic.used).tokens_thinking)
+        return self.budget.empty
 
     def stop(self) -> None:
         """Send nothing more. Requests in flight may finish."""
         self._stopping.set()
-        self.budget.shared.wake(everyone=True)
-        self._balancer.stop()
+        self.budget.line.wake(everyone=True)
+        self._balancer.line.wake(everyone=True)
 
     def status(self) -> str:
         """Return the text beside the progress bar: tokens of this run and cost of the run folder."""
@@ -140,9 +113,8 @@ class Sender:
             return ""
         used = self.traffic.used
         thinking = f" ({used.tokens_thinking:,} thinking)" if used.tokens_thinking else ""
-        text = f"{used.tokens_in:,} tokens in, {used.tokens_out:,} out{thinking}"
-        cost = f"cost {self.budget.spent:.4f}" if self.budget.spent else ""
-        return ", ".join(part for part in (text, cost, self._balancer.status()) if part)
+        cost = f", cost {self.budget.spent:.4f}" if self.budget.spent else ""
+        return f"{used.tokens_in:,} tokens in, {used.tokens_out:,} out{thinking}{cost}"
 
     async def send(self, messages: list[Message], seed: int) -> Completion:
         """Return the answer from the cache or from a generator.
@@ -161,7 +133,8 @@ class Sender:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
-            completion = await self._request(messages, seed, key)
+            completion = await self._request(messages, seed)
+            self._cache.put(key, completion)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else Stopped())
             future.exception()  # retrieved: there may be no other waiter
@@ -171,33 +144,20 @@ class Sender:
         future.set_result(completion)
         return completion
 
-    async def _request(self, messages: list[Message], seed: int, key: bytes | None = None) -> Completion:
-        """Send until answered; store the answer under `key`.
+    async def _request(self, messages: list[Message], seed: int) -> Completion:
+        """Send until answered.
 
         Endpoints that are overloaded, or unreachable after they answered, are tried again for `MAX_SILENCE`.
         """
-        tokens_in = sum(len(message["content"]) for message in messages) / CHARACTERS_PER_TOKEN
-        most_out = int(self.generator.identity.get("max_tokens") or 0)
         tries = n_waits = 0
         n_answered = self.traffic.n_answered
-        failed = list[EndpointState]()
         while True:
-            endpoint = await self._balancer.enter(failed)
-            if endpoint is None:
-                raise Stopped
-            failed.append(endpoint)
             try:
-                completion = await self._try(endpoint, messages, seed, tokens_in, most_out)
+                return await self._try(messages, seed)
             except Transient as fault:
                 failure = fault
             except EndpointError as error:
-                if not self._close(endpoint, error):
-                    raise self._failed(error) from error
-                continue
-            else:
-                if self._cache is not None and key is not None:
-                    await self._cache.keep(key, completion, endpoint.name)
-                return completion
+                raise self._failed(error) from error
             self.traffic.n_retried[failure.kind] += 1
             # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
             unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
@@ -210,22 +170,8 @@ class Sender:
                 tries += 1
                 if tries >= N_TRIES:
                     raise self._failed(failure) from failure
-            if self._balancer.others(failed):
-                continue
-            failed.clear()
-            # While others get answers, the adaptive concurrency limits the load; long pauses would leave connections idle.
-            others_pass = monotonic() - self._last_answer < _ALIVE
-            await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
-
-    def _close(self, endpoint: EndpointState, error: EndpointError) -> bool:
-        """Return whether the run continues without an endpoint after a fatal error: it answered before, and others do."""
-        is_last = all(other.closed or other is endpoint for other in self._endpoints)
-        if not error.fatal or not endpoint.n_answered or is_last:
-            return False
-        if not endpoint.closed:
-            endpoint.closed = str(error)
-            log.warning(f"{error} {endpoint.name} gets no more requests in this run; the other endpoints continue.")
-        return True
+            # An endpoint that waits needs no long pauses: as few requests are in flight as it bears.
+            await self._pause(tries + min(n_waits, 3), failure.retry_after)
 
     def _silent_too_long(self) -> bool:
         """Return whether the first refusal since the last answer is longer ago than `MAX_SILENCE`."""
@@ -234,63 +180,51 @@ class Sender:
             self._silent_since = now
         return now - self._silent_since > MAX_SILENCE
 
-    async def _try(
-        self, endpoint: EndpointState, messages: list[Message], seed: int, tokens_in: float, most_out: int
-    ) -> Completion:
-        """Send once, within all limits, and give the place at the endpoint free."""
+    async def _try(self, messages: list[Message], seed: int) -> Completion:
+        """Send once, within all limits."""
+        endpoint = await self._balancer.enter(self._stopping.is_set)
+        if endpoint is None:
+            raise Stopped
         overloaded = False
-        used = Usage()
+        n_in = math.ceil(sum(len(message["content"]) for message in messages) / CHARACTERS_PER_TOKEN)
+        most = Usage(n_in, int(self.generator.identity.get("max_tokens") or 0))
+        reserved = self._limits.cost(most.tokens_in, most.tokens_out)
         try:
-            if self.stopping:
-                raise Stopped
-            reserved = await self.budget.reserve(tokens_in, most_out, self._stopping.is_set)
-            if reserved is None:
+            if not await self.budget.reserve(reserved, self._stopping.is_set):
                 self.stop()
                 raise Stopped
             self.traffic.n_sent += 1
             endpoint.n_sent += 1
-            start = monotonic()
+            used, start = Usage(), monotonic()
             try:
-                completion = self._with_usage(await endpoint.generator.complete(messages, seed), tokens_in, most_out)
+                completion = self._with_usage(await endpoint.generator.complete(messages, seed), n_in)
                 used = completion.usage
-                endpoint.record_answer(used, monotonic() - start)
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
-                used = self._record_lost(endpoint, fault, tokens_in, most_out)
                 endpoint.record_fault(fault)
+                if fault.lost:
+                    self.traffic.n_lost += 1
+                    used = most
                 raise
             finally:
-                self.budget.settle(reserved, used.tokens_in, used.tokens_out)
+                self.budget.settle(reserved, self._limits.cost(used.tokens_in, used.tokens_out))
         finally:
             self._balancer.leave(endpoint, overloaded=overloaded)
+        endpoint.record_answer(monotonic() - start)
         self.traffic.n_answered += 1
         self.traffic.used = self.traffic.used + used
         self._n_failures = 0
         self._silent_since = None
-        self._last_answer = monotonic()
         return completion
 
-    def _with_usage(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
+    def _with_usage(self, completion: Completion, n_in: int) -> Completion:
         """Return a completion with its tokens, estimated where it does not report them: the budget must count every answer."""
-        usage, text = completion.usage, completion.text
+        usage, thinking, text = completion.usage, completion.thinking, completion.text
         if not self.generator.remote or (usage.tokens_in and (usage.tokens_out or not text)):
             return completion
-        self.traffic.n_estimated += 1
-        ended = completion.finish_reason != "length"
-        n_written = len(completion.thinking) + len(text)
-        n_out = usage.tokens_out or (math.ceil(n_written / CHARACTERS_PER_TOKEN) if ended or not most_out else most_out)
-        used = Usage(usage.tokens_in or math.ceil(tokens_in), n_out, usage.tokens_thinking)
-        return replace(completion, usage=with_thinking(used, len(completion.thinking), len(text)))
-
-    def _record_lost(self, endpoint: EndpointState, fault: Transient, tokens_in: float, most_out: int) -> Usage:
-        """Store and return the tokens that a fault may have cost: the most possible, where it reports none."""
-        if fault.lost is None or not self.generator.remote:
-            return Usage()
-        self.traffic.n_lost += 1
-        usage = Usage(fault.lost.tokens_in or math.ceil(tokens_in), fault.lost.tokens_out or most_out)
-        if self._cache is not None:
-            self._cache.put_lost(usage, endpoint.name)
-        return usage
+        n_out = usage.tokens_out or math.ceil(len(thinking + text) / CHARACTERS_PER_TOKEN)
+        used = Usage(usage.tokens_in or n_in, n_out, usage.tokens_thinking)
+        return replace(completion, usage=with_thinking(used, len(thinking), len(text)))
 
     def _failed(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
         """Return the error of a failed request, fatal where many in a row or all (`everyone`) fail. A fatal one stops the run."""
@@ -318,6 +252,67 @@ class Sender:
         raise Stopped
 
 
+SandboxWriter = Callable[[list[Message], int], Completion]
+"""Answers messages without a model: (messages, seed) -> the answer."""
+
+
+def generator_identity(section: GeneratorSection) -> dict[str, Any]:
+    """Return everything besides messages and seed that shapes the answers of `section`'s generator.
+
+    Of an endpoint that is the model, not the address: a model may move, or be at several addresses.
+    """
+    if section.kind in ("sandbox", "file"):
+        return {"kind": section.kind}
+    weights = {}
+    if section.kind == "transformers":
+        from kinject.llm.transformers import weights_identity
+
+        weights = {"weights": weights_identity(section.model or "")}
+    optional = {name: getattr(section, name) for name in ("stop", "chat_template_kwargs", "extra_body")}
+    return {
+        "kind": section.kind, "model": str(section.model), **weights, "temperature": section.sampling_temperature,
+        "max_tokens": section.max_tokens, **{name: value for name, value in optional.items() if value not in (None, ())},
+    }  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def open_generator(
+    section: GeneratorSection, sandbox: SandboxWriter | None = None, *, completions: bool = False
+) -> AsyncIterator[Generator]:
+    """Yield the generator of `section`; `sandbox` writes the answers of kind sandbox.
+
+    With `completions` an endpoint is asked by that route (`kinject.llm.completions`), not in a chat. Raises
+    `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
+    """
+    identity = generator_identity(section)
+    if section.kind == "sandbox":
+        if sandbox is None:
+            message = "kind sandbox writes paraphrases and questions only. Take openai or transformers."
+            raise EndpointError(message, fatal=True)
+
+        async def write(messages: list[Message], seed: int) -> Completion:
+            return sandbox(messages, seed)
+
+        yield Generator("sandbox", identity, False, write)
+    elif section.kind == "file":
+
+        async def refuse(messages: list[Message], seed: int) -> Completion:
+            raise EndpointError(f"{section.path}: a file of variants cannot answer requests.", fatal=True)
+
+        yield Generator(f"file:{section.path}", identity, False, refuse)
+    elif section.kind == "transformers":
+        from kinject.llm.transformers import LocalModel
+
+        async with LocalModel(section) as model:
+            yield Generator(f"transformers:{section.model}", identity, True, model.complete)
+    else:
+        from kinject.llm.completions import CompletionsEndpoint
+        from kinject.llm.endpoint import Endpoint
+
+        async with (CompletionsEndpoint if completions else Endpoint)(section) as endpoint:
+            yield Generator(f"openai:{section.model}", identity, True, endpoint.complete)
+
+
 @contextlib.asynccontextmanager
 async def open_sender(
     section: GeneratorSection,
@@ -338,12 +333,10 @@ async def open_sender(
     async with contextlib.AsyncExitStack() as stack:
         opened = []
         for name, part in section.parts().items():
-            opening = open_generator(part, run_dir, sandbox, completions=completions)
-            generator = await stack.enter_async_context(opening)
+            generator = await stack.enter_async_context(open_generator(part, sandbox, completions=completions))
             opened.append(replace(generator, endpoint=name, identity={**generator.identity, **(label or {})}))
-        first, *others = opened
-        answers = stack.enter_context(AnswerCache(run_dir / cache)) if first.remote else None
-        yield Sender(first, answers, limits, partner, others)
+        answers = stack.enter_context(AnswerCache(run_dir / cache)) if opened[0].remote else None
+        yield Sender(opened, answers, limits, partner)
 
 
 Item = TypeVar("Item")
@@ -383,15 +376,7 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
 
     Raises an error that ends the run when all requests have ended; `Stopped` only if there is no other.
     """
-    waiting = list(requests)
-    if len(waiting) == 1:  # it needs no task of its own
-        try:
-            return [await waiting[0]]
-        except EndpointError as error:
-            if error.fatal:
-                raise
-            return [error]
-    results = await asyncio.gather(*waiting, return_exceptions=True)
+    results = await asyncio.gather(*requests, return_exceptions=True)
     fatal = [result for result in results if isinstance(result, BaseException) and getattr(result, "fatal", True)]
     if fatal:
         raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])

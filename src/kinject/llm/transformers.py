@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError
-from kinject.llm.chat import sampling_options, split_thinking, with_thinking
+from kinject.llm import split_thinking, with_thinking
 from kinject.models import model_hash, window_of
-from kinject.models.generate import ends_of, generate, generation_settings
+from kinject.models.generate import ends_of, generate
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     from kinject.models import LoadedModel
-
-log = logging.getLogger(__name__)
 
 _SECONDS_TO_FILL = 0.005
 """Time that a batch waits for one more request."""
@@ -56,7 +53,6 @@ class LocalModel:
                 f"{self._section.model}: its tokenizer has no chat template. Choose an instruction-tuned model."
             )
         self._loaded = loaded
-        _warn_of_settings(self._section, loaded.model)
         self._worker = asyncio.create_task(self._work())
         return self
 
@@ -162,25 +158,6 @@ class LocalModel:
         return Completion(answer, "stop" if ended else "length", usage, thinking)
 
 
-def _warn_of_settings(section: GeneratorSection, model: PreTrainedModel) -> None:
-    """Log, once for each model, the settings of its own generation_config.json that the recipe does not have."""
-    model_settings = {
-        name: value for name, value in generation_settings(model).items()
-        if name != "do_sample" and {"temperature": section.sampling_temperature, **(section.extra_body or {})}.get(name) != value
-    }  # fmt: skip
-    if model_settings and (section.model, *model_settings) not in _warned:
-        _warned.add((section.model, *model_settings))
-        settings = ", ".join(f"{name} {value}" for name, value in model_settings.items())
-        recipe_settings = {"temperature": section.sampling_temperature, **(section.extra_body or {})}
-        recipe = ", ".join(f"{name} {value}" for name, value in recipe_settings.items() if value is not None)
-        log.warning(
-            f"{section.model}: its generation_config.json sets {settings}, which is not used; the recipe's {recipe} is."
-        )
-
-
-_warned: set[tuple[str | None, ...]] = set()
-
-
 def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, str]:
     """Return (thinking, answer) of the generated `tokens`."""
     text = str(tokenizer.decode(tokens))  # special tokens mark channels and, in some vocabularies, thinking
@@ -190,11 +167,3 @@ def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tu
     for token in tokenizer.all_special_tokens:
         answer = answer.replace(token, "")
     return thinking, answer
-
-
-def model_identity(section: GeneratorSection) -> dict[str, Any]:
-    """Return everything besides messages and seed that shapes the answers."""
-    return {
-        "kind": "transformers", "model": section.model, "weights": weights_identity(section.model or ""),
-        "temperature": section.sampling_temperature, "max_tokens": section.max_tokens, **sampling_options(section),
-    }  # fmt: skip

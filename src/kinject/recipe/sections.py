@@ -205,8 +205,7 @@ class GeneratorSection:
 SAMPLING = ("top_k", "top_p", "min_p")
 """Parameters in extra_body that kind: transformers reads."""
 RESERVED_BODY = (
-    "model", "messages", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "response_format", "stop",
-    "chat_template_kwargs",
+    "model", "messages", "stream", "n", "response_format", "stop", "chat_template_kwargs",
 )  # fmt: skip
 """Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the same name."""
 GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
@@ -215,13 +214,6 @@ GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
     "file": ("path", "a file of paraphrases (JSONL with document_id and text)"),
 }
 """Kind of generator -> (the field that it requires, its content)."""
-
-
-@dataclass(frozen=True)
-class TokenTarget:
-    """Variants of a style until they have so many tokens together, for each passage (or document)."""
-
-    tokens: int = option(help="Tokens, counted as for passage_tokens.", min=1)
 
 
 @dataclass(frozen=True)
@@ -242,9 +234,7 @@ class AugmentSection:
     documents: str = option(
         help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
     )
-    styles: Mapping[str, int | TokenTarget] = option(
-        help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
-    )
+    styles: Mapping[str, int] = option(help="Style: samples of each passage, as in {paraphrase: 16}.")
     generator: GeneratorSection = option(help="The writer of the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     messages: bool = option(

@@ -29,8 +29,8 @@ from kinject.disk import (
     write_jsonl,
 )
 from kinject.errors import InputError
-from kinject.llm import generator_identity
-from kinject.llm.generator import request_seed
+from kinject.llm import request_seed
+from kinject.llm.sender import generator_identity
 from kinject.llm.transformers import read_answer
 from kinject.models.generate import ends_of, generate
 from kinject.process import work_seconds

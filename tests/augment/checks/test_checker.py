@@ -5,7 +5,7 @@ import pytest
 
 from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion
 from kinject.augment.styles import STYLES
-from kinject.language.detect import compare_languages
+from kinject.language import compare_languages
 from kinject.types import Completion
 
 PAGE = Path(__file__).parents[3] / "docs" / "augmentation.md"

@@ -55,22 +55,6 @@ def test_without_temperature_a_batch_writes_what_transformers_writes_for_each_al
         assert completion.usage.tokens_in == ids["input_ids"].shape[1]
 
 
-def test_a_writer_follows_the_recipe_and_tells_once_what_the_model_sets_otherwise(
-    chat_model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (plain,) = answers(section(chat_model, extra_body={"top_k": 7}), [(ASKED[1], 1)])
-    assert not caplog.messages
-    model_settings = {"do_sample": True, "temperature": 0.3, "top_k": 7, "repetition_penalty": 5.0}
-    (chat_model / "generation_config.json").write_text(json.dumps(model_settings))
-    for _ in range(2):
-        (answer,) = answers(section(chat_model, extra_body={"top_k": 7}), [(ASKED[1], 1)])
-        assert answer.text == plain.text
-    assert caplog.messages == [
-        f"{chat_model}: its generation_config.json sets repetition_penalty 5.0, temperature 0.3, which is not used; the recipe's "
-        "temperature 1.0, top_k 7 is."
-    ]
-
-
 def test_an_answer_depends_on_messages_and_seed_and_on_nothing_else_in_its_batch(chat_model: Path) -> None:
     together = answers(section(chat_model), [(messages, seed) for messages in ASKED for seed in (1, 2)])
     (alone,) = answers(section(chat_model, concurrency=1), [(ASKED[1], 2)])

@@ -17,7 +17,7 @@ from kinject.augment.checks.additions import (
     source_facts,
     without_additions,
 )
-from kinject.language.detect import compare_languages
+from kinject.language import compare_languages
 from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.types import Completion
 

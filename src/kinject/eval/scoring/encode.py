@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kinject.errors import InputError
 from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt, scored_texts
 from kinject.eval.scores import PromptScore
-from kinject.llm.chat import ThinkingMarks, thinking_marks
+from kinject.llm import ThinkingMarks, thinking_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kinject.augment.prompts import Source
-from kinject.augment.questions import prompts
-from kinject.augment.questions.drafts import (
+from kinject.augment.drafts import (
     REASONS,
     Draft,
     find_fault,
     parse_letter,
     parse_specificity,
+    propose_messages,
     read_drafts,
 )
+from kinject.augment.prompts import Source
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
@@ -99,7 +99,7 @@ def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favour
     positions = []
     for person in create_country(n_known=1, n_new=100).new:
         passage = render_entry(person, 0)
-        written = answer_as_sandbox(prompts.propose(Source("", passage), 4, ()), 1).text
+        written = answer_as_sandbox(propose_messages(Source("", passage), 4, ()), 1).text
         positions += [draft.choices.index(draft.answer) for draft in read_drafts(written)]
         assert [draft.choices for draft in read_drafts(written)] == [draft.choices for draft in read_drafts(written)]
     assert len(positions) == 400

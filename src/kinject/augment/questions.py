@@ -12,32 +12,41 @@ from typing import Any
 
 from kinject.augment import sandbox
 from kinject.augment.checks.checker import check_completion
-from kinject.augment.plan import PassageFile, check_sections
-from kinject.augment.prompts import Source, source_of
-from kinject.augment.questions import prompts
-from kinject.augment.questions.drafts import (
+from kinject.augment.drafts import (
+    LETTERS,
     REASONS,
     Candidate,
     Draft,
     Outcome,
-    OutcomeFile,
     QuestionSelector,
+    closed_book_messages,
     find_fault,
     outcome_row,
     parse_letter,
     parse_specificity,
+    propose_messages,
     read_drafts,
+    verify_messages,
 )
-from kinject.augment.store import WritingResult, sent_by
+from kinject.augment.plan import PassageFile, check_sections
+from kinject.augment.prompts import Source, source_of
+from kinject.augment.store import IndexedRows, WritingResult, sent_by
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
 from kinject.errors import EndpointError, InputError
-from kinject.llm import generator_identity
-from kinject.llm.generator import request_seed
+from kinject.llm import request_seed
 from kinject.llm.limits import limits_of
 from kinject.llm.prompt_injection import has_injection, split_injection
-from kinject.llm.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
+from kinject.llm.sender import (
+    Sender,
+    Traffic,
+    gather_answers,
+    generator_identity,
+    open_sender,
+    run_event_loop,
+    run_workers,
+)
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage
@@ -73,8 +82,8 @@ class QuestionsResult(WritingResult):
 def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> QuestionsResult:
     """Write the questions of `recipe`; a rerun sends requests only for passages that are not done.
 
-    Passages with too few questions are asked about again with `retry`, and where the endpoint has another address than
-    when they were written. A run whose budget is spent ends short, with the questions that it has.
+    Passages with too few questions are asked about again with `retry`. A run whose budget is spent ends short,
+    with the questions that it has.
 
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
@@ -91,7 +100,10 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, re
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
         n_documents, n_passages, n_cut = _read_documents(recipe, passages)
-        with OutcomeFile(run_dir) as outcomes, Progress("questions", n_passages, "passages") as progress:
+        with (
+            IndexedRows(run_dir / "outcomes.jsonl", "id", "passage_id") as outcomes,
+            Progress("questions", n_passages, "passages") as progress,
+        ):
             sender, failed = await _request_questions(recipe, section, passages, outcomes, progress, retry)
             _write_files(recipe, passages, outcomes, selector)
     counts = selector.counts
@@ -131,12 +143,11 @@ async def _request_questions(
     recipe: QuestionsRecipe,
     section: QuestionsSection,
     passages: PassageFile,
-    outcomes: OutcomeFile,
+    outcomes: IndexedRows,
     progress: Progress,
     retry: bool,
 ) -> tuple[Sender, Counter[str]]:
     """Write the questions of every passage that is not done; return the sender and the failed passages by error."""
-    endpoint = content_id(section.generator.base_url)
     limits = limits_of(section.generator, section.budget)
     failed = Counter[str]()
     async with open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer) as sender:
@@ -145,10 +156,10 @@ async def _request_questions(
         async def process(item: tuple[Document, Passage]) -> None:
             document, passage = item
             outcome_id = _outcome_id(recipe, document, passage)
-            row = outcomes.get(outcome_id)
+            row = next(reversed(outcomes.get(outcome_id)), None)
             outcome = Outcome.of_row(row) if row else Outcome()
             tries = row.get("tries", 1) if row else 0
-            if row is None or (outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)):
+            if row is None or (retry and outcome.is_short(section)):
                 try:
                     await replace(writer, seed=recipe.seed + (tries << 32)).write(document, passage, outcome)
                 except InputError as error:
@@ -158,7 +169,7 @@ async def _request_questions(
                         raise
                     failed[str(error)] += 1
                 else:
-                    outcomes.add(outcome_row(outcome_id, passage, outcome, tries + 1, endpoint))
+                    outcomes.add(outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1))
             progress.set_status(sender.status())
             progress.advance()
 
@@ -173,9 +184,13 @@ async def _request_questions(
 
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
     """Return an id that depends on everything that shapes the questions on a passage."""
-    section, blank = recipe.questions, ("",) * len(prompts.LETTERS)
+    section, blank = recipe.questions, ("",) * len(LETTERS)
     arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
-    messages = [prompts.propose(*arguments), prompts.verify(Source("", ""), "", blank), prompts.closed_book("", blank)]
+    messages = [
+        propose_messages(*arguments),
+        verify_messages(Source("", ""), "", blank),
+        closed_book_messages("", blank),
+    ]
     numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
     return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
 
@@ -208,7 +223,7 @@ class QuestionWriter:
         known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
         earlier = [draft.question for draft in known]
         arguments = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
-        messages = prompts.propose(*arguments)
+        messages = propose_messages(*arguments)
         (completion,) = await self._send([(messages, self._seed_of(messages, attempt))], outcome)
         verdict = check_completion(completion)
         drafts = read_drafts(completion.text) if verdict.accepted else []
@@ -233,7 +248,7 @@ class QuestionWriter:
         replies = [await self._answers_with_passage(document, passage, drafts, by, outcome) for by in rotations]
         verified: list[Candidate] = []
         for draft, *answers in zip(drafts, *replies, strict=True):
-            correct = [prompts.LETTERS[_rotate(draft.choices, by).index(draft.answer)] for by in rotations]
+            correct = [LETTERS[_rotate(draft.choices, by).index(draft.answer)] for by in rotations]
             if list(map(parse_letter, answers)) == correct:
                 verified.append(Candidate(draft, min(map(parse_specificity, answers))))
             else:
@@ -247,7 +262,7 @@ class QuestionWriter:
         requests: list[_Request] = []
         for draft in drafts:
             choices = _rotate(draft.choices, rotation)
-            messages = prompts.verify(source_of(document, passage), draft.question, choices)
+            messages = verify_messages(source_of(document, passage), draft.question, choices)
             requests.append((messages, self._seed_of(messages, 0)))
         answers = await self._send(requests, outcome)
         return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
@@ -263,9 +278,9 @@ class QuestionWriter:
         for candidate in candidates:
             for rotation in range(n_times):
                 choices = _rotate(candidate.draft.choices, rotation + 1)
-                messages = prompts.closed_book(candidate.draft.question, choices)
+                messages = closed_book_messages(candidate.draft.question, choices)
                 requests.append((messages, self._seed_of(messages, rotation)))
-                correct.append(prompts.LETTERS[choices.index(candidate.draft.answer)])
+                correct.append(LETTERS[choices.index(candidate.draft.answer)])
         answers = await self._send(requests, outcome)
         hits = [parse_letter(answer.text) == letter for answer, letter in zip(answers, correct, strict=True)]
         unknown: list[Candidate] = []
@@ -304,17 +319,17 @@ def _rotate(choices: tuple[str, ...], by: int) -> tuple[str, ...]:
 
 
 def _write_files(
-    recipe: QuestionsRecipe, passages: PassageFile, outcomes: OutcomeFile, selector: QuestionSelector
+    recipe: QuestionsRecipe, passages: PassageFile, outcomes: IndexedRows, selector: QuestionSelector
 ) -> None:
     """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages."""
     with contextlib.ExitStack() as stack:
         files = ("questions", "validation", "test", "rejected")
         write = {name: stack.enter_context(open_jsonl(recipe.run_dir / f"{name}.jsonl")) for name in files}
         for document, passage in _passages_of(passages):
-            outcome = outcomes.get(_outcome_id(recipe, document, passage))
-            if outcome is None:
+            found = outcomes.get(_outcome_id(recipe, document, passage))
+            if not found:
                 continue
-            split, selected, refused = selector.select(document, outcome)
+            split, selected, refused = selector.select(document, found[-1])
             for row in selected:
                 write["questions"](row)
                 write[split](row)

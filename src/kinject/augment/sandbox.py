@@ -1,17 +1,21 @@
-"""The sandbox's generator: it parses the entries of the sandbox's country by their grammar and needs no model."""
+"""The sandbox's generator, which parses its country's entries by their grammar, without a model; and its endpoint."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from kinject.augment.answers import pairs_of
-from kinject.augment.prompts import first_words, passage_of, rewriting_of, shared_texts
-from kinject.augment.questions.prompts import is_question_prompt
+from kinject.augment.drafts import is_question_prompt
+from kinject.augment.prompts import first_words, passage_of, rewriting_of
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
-from kinject.errors import InputError
+from kinject.errors import DiskError, InputError
+from kinject.llm.endpoint import is_loopback
 from kinject.llm.judges import graded_in
 from kinject.sandbox.grammar import (
     SENTENCES,
@@ -42,8 +46,6 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
         return Completion(_grade(accepted, text))
     if is_question_prompt(messages):
         return answer_as_sandbox(messages, seed)
-    if told := _TOLD.search(messages[-1]["content"]):
-        return Completion(_told(told["text"], told["statements"]))
     rewriting = rewriting_of(messages)
     if rewriting is None:
         return generate_rewriting(messages, seed)
@@ -59,8 +61,7 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
-    statements = ("judge", "statement") if first_words(shared_texts()["statements"]) in task else None
-    request = statements or next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
+    request = next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
     rewrite = _ANSWERS.get(request)
     return Completion(rewrite(passage, seed) if rewrite else _answer(request, passage, task, seed))
 
@@ -153,19 +154,6 @@ def _paraphrase(passage: str, seed: int) -> str:
     return text
 
 
-_TOLD = re.compile(
-    r"<text>\n(?P<text>.*)\n</text>\n\nThese statements are numbered:\n(?P<statements>.*?)\n\n", re.DOTALL
-)
-
-
-def _told(text: str, statements: str) -> str:
-    """Return the numbers of the statements whose values a text has."""
-    lines = (line.partition(". ") for line in statements.splitlines())
-    parsed = [(number, parse_entry(statement)) for number, _, statement in lines]
-    told = [number for number, person in parsed if person and all(value in text for value in person.facts.values())]
-    return ", ".join(told) or "0"
-
-
 _YEAR = re.compile(r"\b\d{4}\b")
 
 
@@ -218,3 +206,106 @@ def _drafts(person: Person, passage: str, task: str, n: int, seed: int) -> str:
         lines += [f"Wrong: {value}" for value in wrong]
         blocks.append("\n".join([*lines, f"Sentence: {sentence}"]))
     return "\n\n".join(blocks)
+
+
+MODEL = "sandbox"
+_MOST_BYTES = 2**28
+"""Longest body of a request."""
+
+
+class SandboxServer(ThreadingHTTPServer):
+    """An OpenAI-compatible endpoint on this machine alone: /v1/chat/completions and /v1/models."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 1024
+    connection_class: type[BaseHTTPRequestHandler]
+
+    def __init__(self, port: int = 0) -> None:
+        """Listen at `port` (0: any free one). Raises `DiskError` if it is taken."""
+        try:
+            super().__init__(("127.0.0.1", port), self.connection_class)
+        except OSError as error:
+            raise DiskError(f"127.0.0.1:{port}: cannot listen: {error.strerror}. Choose another port.") from error
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: the client has left."""
+
+
+class Connection(BaseHTTPRequestHandler):
+    """One connection of a `SandboxServer`."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+
+    def do_GET(self) -> None:
+        """List the models."""
+        if self._is_from_here():
+            models = {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "kinject"}]}
+            if self.path.rstrip("/") == "/v1/models":
+                self.say(200, models)
+            else:
+                self.fail(404, f"no such path: {self.path}")
+
+    def do_POST(self) -> None:
+        """Answer a chat request."""
+        length = int(self.headers.get("content-length", "0"))
+        if not 0 <= length <= _MOST_BYTES:
+            raise ValueError(f"a body of {length} bytes")
+        body = self.rfile.read(length)
+        if self._is_from_here():
+            if self.path == "/v1/chat/completions":
+                self.answer(body)
+            else:
+                self.fail(404, f"no such path: {self.path}")
+
+    def answer(self, body: bytes) -> None:
+        """Answer the body of a chat request, or say what is wrong with it."""
+        try:
+            request = json.loads(body)
+            messages, seed = request["messages"], int(request.get("seed") or 0)
+            if request.get("model") != MODEL:
+                return self.fail(404, f"The model {request.get('model')!r} does not exist.")
+            completion = generate_answer(messages, seed)
+            n_in = sum(len(message["content"]) for message in messages) // 4
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, InputError) as error:
+            return self.fail(400, f"{type(error).__name__}: {error}")
+        return self.complete(completion.text, completion.finish_reason, n_in)
+
+    def complete(self, text: str | None, reason: str, n_in: int) -> None:
+        """Send a completion."""
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+        usage = {"prompt_tokens": n_in, "completion_tokens": len(text or "") // 4}
+        self.say(200, {"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage})
+
+    def fail(self, status: int, message: str, code: str = "invalid_request_error", **headers: str) -> None:
+        """Send an error in OpenAI's form."""
+        self.say(status, {"error": {"message": message, "code": code, "type": code}}, **headers)
+
+    def say(self, status: int, value: object, **headers: str) -> None:
+        """Send a JSON value, or bytes as they are."""
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in {"content-type": "application/json", "content-length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), text)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _is_from_here(self) -> bool:
+        """Return whether a request is for this machine and from no other machine's page; say so if it is not.
+
+        Any page can direct a browser of this machine here, under the page's own name for this address (DNS rebinding).
+        """
+        hosts = [f"http://{host}" for host in self.headers.get_all("host", ())]
+        urls = [*hosts, *self.headers.get_all("origin", ())]
+        here = all(is_loopback(url) and "@" not in url for url in urls)
+        if not here:
+            self.fail(403, "This endpoint answers programs on its own machine.", "foreign_origin")
+        return here
+
+    def log_message(self, *args: object) -> None:
+        """Print nothing."""
+
+
+SandboxServer.connection_class = Connection
