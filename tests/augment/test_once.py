@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from kinject.augment import augment
 from kinject.augment.plan import PassageFile, make_plan
 from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Passage
@@ -28,11 +25,3 @@ def test_the_file_of_passages_holds_what_was_read_and_is_gone_afterwards(make_re
             assert [(replace(document, meta={}), passages) for document, passages in read] == list(file)
         assert next(iter(file)) == next(iter(file))  # one pass does not disturb another
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".passages")]
-
-
-def test_a_run_leaves_no_file_of_passages_whether_it_ends_well_or_not(make_recipe: Make, documents: Path) -> None:
-    folder = augment(make_recipe()).run_dir
-    documents.write_text(documents.read_text() + '{"text": ""}\n')
-    with pytest.raises(Exception, match="empty document"):
-        augment(make_recipe())
-    assert not [path for path in folder.iterdir() if path.suffix == ".part"]

@@ -182,18 +182,6 @@ def test_what_the_model_knows_without_the_passage_is_refused_and_other_facts_are
     )
 
 
-def test_answers_without_questions_are_counted_and_printed(make: Make, question_server: Callable[..., Any]) -> None:
-    def mumble(messages: list[Message], completion: Completion) -> str:
-        return "I do not know." if "four-choice" in messages[-1]["content"] else completion.text
-
-    result = make_questions(make(question_server(mumble).url, max_attempts=1))
-    assert result.refused == {"no answer": 12}
-    shown = render_questions(result)
-    assert "-> 0 of 24 questions" in shown
-    assert "12  no answer: the model gave no complete answer" in shown
-    assert "Short by 24" in shown
-
-
 def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[..., Any]) -> None:
     asked: list[str] = []
 

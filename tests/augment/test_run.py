@@ -46,20 +46,6 @@ def test_a_rerun_asks_for_nothing_and_writes_the_same_corpus(make_recipe: Make, 
     assert again.corpus_path.read_bytes() == before
 
 
-def test_one_changed_document_asks_only_for_its_own_paraphrases(
-    make_recipe: Make, documents: Path, serving: Callable[..., Any]
-) -> None:
-    server = serving()
-    augment(make_recipe(server.url))
-    lines = documents.read_text().splitlines()
-    changed = json.loads(lines[4])
-    changed["text"] = changed["text"].rsplit(". ", 1)[0] + "."
-    lines[4] = json.dumps(changed)
-    documents.write_text("\n".join(lines) + "\n")
-    result = augment(make_recipe(server.url))
-    assert (result.got, result.n_sent) == (36, 3)
-
-
 def test_neither_concurrency_nor_latency_changes_the_corpus(
     make_recipe: Make, serving: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -1,6 +1,9 @@
 """One OpenAI-compatible endpoint, through the openai client: its answer to a request, or its error by kind.
 
-All that it says is untrusted.
+All that it says is untrusted. Beside chats there is the completions route: texts that a model continues, and log-probs of
+given choices. Such a request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the
+sender's cache, limits and retries hold for it, too. Log-probs come from ``echo``: the endpoint repeats the prompt, each
+token with its log-prob, as vLLM and SGLang do. Only ``token_logprobs`` and the numbers of tokens are read, from the end.
 """
 
 from __future__ import annotations
@@ -10,19 +13,20 @@ import contextlib
 import ipaddress
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
 from kinject.llm import Transient, read_usage, split_thinking, with_thinking
 from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
-from kinject.types import Completion, Message
+from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:
     import httpx2
@@ -51,6 +55,16 @@ _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+PROMPT: Final = "prompt"
+"""Role of a text that the model continues; its answer is the text that it writes."""
+CONTEXT, CHOICE = "context", "choice"
+"""Roles of two lists of token ids, as JSON: the answer is the log-prob of the second after the first (`read_choice`)."""
+
+_MOST = 1e30
+"""Size from which a log-prob is none."""
+_ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +327,113 @@ class Endpoint:
         """Return text of the endpoint made safe to print: one short line, no control characters, no secrets."""
         line = _USER.sub(SHOWN, str(text)[:_LONGEST_MESSAGE])
         return printable(self._secrets.redact(line.replace(self._key, SHOWN) if self._key else line))
+
+
+class CompletionsEndpoint(Endpoint):
+    """The completions route of one endpoint, open inside ``async with``."""
+
+    route = "completions"
+
+    async def complete(self, messages: list[Message], seed: int) -> Completion:
+        """Return the text that the model writes, or a choice's log-prob as JSON, by the roles.
+
+        Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a fatal error.
+        """
+        parts = {message["role"]: message["content"] for message in messages}
+        if PROMPT in parts:
+            return await self.exchange(self._writing_body(parts[PROMPT], seed), self._read_written)
+        context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
+        return await self.exchange(
+            self._scoring_body([*context, *choice]), lambda body: self._read_scored(body, len(context), len(choice))
+        )
+
+    def _writing_body(self, prompt: str, seed: int) -> dict[str, Any]:
+        """Return the body of a request for a text; prompts that are JSON lists are token ids."""
+        body = self.body([], seed)
+        del body["messages"]
+        is_ids = re.fullmatch(r"\[\d+(?:, \d+)*\]", prompt)
+        return {**body, "prompt": json.loads(prompt) if is_ids else prompt}
+
+    def _scoring_body(self, prompt: list[int]) -> dict[str, Any]:
+        extra = dict(self.section.extra_body or {})
+        options = {"max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
+        return {"model": self.section.model, "prompt": prompt, **options, **extra}
+
+    async def status_error(self, reply: Reply) -> EndpointError:
+        """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
+        text = error_of(reply.body)[0]
+        if _ABOUT_LOG_PROBS.search(text) and reply.status not in (401, 403, 404, 429):
+            return self._no_log_probs(f"answered {reply.status} ({self.shown(text)})")
+        return await super().status_error(reply)
+
+    def _no_log_probs(self, reason: str) -> EndpointError:
+        return EndpointError(
+            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {reason}. Set eval.formats: [generate], "
+            "or serve the model with one that does (vLLM, SGLang).",
+            fatal=True,
+        )
+
+    def _read(self, body: bytes) -> tuple[dict[str, Any], Usage]:
+        """Return the first choice of a body, and the tokens used. Raises `Transient` for another body."""
+        try:
+            value = json.loads(body)
+            choice, usage = value["choices"][0], read_usage(value.get("usage"))
+            if not isinstance(choice, dict) or not isinstance(choice["text"], str):
+                raise TypeError(type(choice).__name__)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise self.malformed(body, "completion", error, lost=False) from error
+        self.check_model(value.get("model"))
+        return choice, usage
+
+    def _read_written(self, body: bytes) -> Completion:
+        choice, usage = self._read(body)
+        return self.clean(Completion(choice["text"], str(choice.get("finish_reason") or ""), usage))
+
+    def _read_scored(self, body: bytes, n_context: int, n_choice: int) -> Completion:
+        """Return the sum of the log-probs of the tokens of the choice."""
+        choice, usage = self._read(body)
+        log_probs = choice.get("logprobs")
+        values = log_probs.get("token_logprobs") if isinstance(log_probs, Mapping) else None
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise self._no_log_probs("the answer has no token_logprobs")
+        if usage.tokens_in != n_context + n_choice:
+            raise EndpointError(
+                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_context + n_choice} token ids, so the "
+                "tokens of the choice cannot be found.",
+                fatal=True,
+            )
+        # Counted from the end: some leave out the BOS of a prompt, some the written token if it ends the text.
+        end = len(values) - usage.tokens_out
+        if not usage.tokens_in - 1 <= end <= usage.tokens_in:
+            raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
+        part = slice(end - (usage.tokens_in - n_context), end)
+        choice_log_probs = values[part]
+        if not all(type(value) in (int, float) and abs(value) < _MOST for value in choice_log_probs):
+            raise self._no_log_probs("tokens of the choice have none")
+        tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
+        tops = tops[part] if isinstance(tops, list) else []
+        score = {
+            "log_prob": math.fsum(choice_log_probs),
+            "n_tokens": len(choice_log_probs),
+            "greedy": _is_greedy(choice_log_probs, tops),
+        }
+        return Completion(json.dumps(score), usage=usage)
+
+
+def read_choice(completion: Completion) -> tuple[float, int, bool]:
+    """Return the log-prob of a choice, its number of tokens, and whether each was the likeliest."""
+    score = json.loads(completion.text)
+    return float(score["log_prob"]), int(score["n_tokens"]), bool(score["greedy"])
+
+
+def _is_greedy(log_probs: Sequence[float], tops: Sequence[object]) -> bool:
+    """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the answer does not show it."""
+    if len(tops) < len(log_probs) or not log_probs:
+        return False
+    return all(
+        isinstance(top, Mapping) and bool(top) and value >= max(top.values())
+        for value, top in zip(log_probs, tops, strict=True)
+    )
 
 
 class _Interrupted(Exception):

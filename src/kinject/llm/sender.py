@@ -281,7 +281,7 @@ async def open_generator(
 ) -> AsyncIterator[Generator]:
     """Yield the generator of `section`; `sandbox` writes the answers of kind sandbox.
 
-    With `completions` an endpoint is asked by that route (`kinject.llm.completions`), not in a chat. Raises
+    With `completions` an endpoint is asked by that route (`CompletionsEndpoint`), not in a chat. Raises
     `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
     """
     identity = generator_identity(section)
@@ -306,8 +306,7 @@ async def open_generator(
         async with LocalModel(section) as model:
             yield Generator(f"transformers:{section.model}", identity, True, model.complete)
     else:
-        from kinject.llm.completions import CompletionsEndpoint
-        from kinject.llm.endpoint import Endpoint
+        from kinject.llm.endpoint import CompletionsEndpoint, Endpoint
 
         async with (CompletionsEndpoint if completions else Endpoint)(section) as endpoint:
             yield Generator(f"openai:{section.model}", identity, True, endpoint.complete)
