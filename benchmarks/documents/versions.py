@@ -8,6 +8,7 @@ has a later date, in its name, inside, or by its time of change; an odd pair has
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -68,8 +69,7 @@ def main() -> None:
     folders = [Path(word) for word in sys.argv[1:]] or [Path("../shared/data"), Path("/usr/share/doc")]
     sources = texts(folders, rng)
     rng.shuffle(sources)
-    with tempfile.TemporaryDirectory() as name:
-        os.chdir(name)
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         heap = Path("heap")
         heap.mkdir()
         kinds, pairs = {}, []

@@ -13,7 +13,7 @@ from kinject.augment.checks.checker import Checker
 from kinject.augment.prompts import Source
 from kinject.augment.styles import STYLES
 from kinject.corpus.grading import exact_match
-from kinject.corpus.retrieved import BEGIN_QUOTE, END_QUOTE, final_answer
+from kinject.corpus.passages import BEGIN_QUOTE, END_QUOTE, final_answer
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import Row, read_jsonl
 from kinject.documents import read_documents

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from kinds import as_parquet, lines_of, pdf_of
 
+from kinject.corpus.chat import compile_template, render
 from kinject.corpus.passages import sentence_ends
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
-from kinject.corpus.templates import compile_template, render
 from kinject.disk import files
 from kinject.documents import document_hashes, pdf, read_documents
 from kinject.errors import InputError, KinjectError, RecipeError

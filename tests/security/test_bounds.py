@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinject.bounds import check_cost
-from kinject.corpus.templates import read_template
+from kinject.corpus.chat import read_template
 from kinject.errors import InputError
 from kinject.models import load_tokenizer
 

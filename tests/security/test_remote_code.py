@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinject.cli import main
-from kinject.corpus.templates import compile_template
+from kinject.corpus.chat import compile_template
 from kinject.errors import InputError, RecipeError
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe

@@ -23,8 +23,8 @@ from kinject.augment.plan import (
     top_up_group,
 )
 from kinject.augment.store import Store
+from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
 from kinject.corpus.questions import question_prompt
-from kinject.corpus.retrieved import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.recipe import AugmentSection, RaftSection
 from kinject.types import Passage, Variant

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kinject.corpus.retrieved import final_answer
+from kinject.corpus.passages import final_answer
 from kinject.errors import InputError
 from kinject.types import Question
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinject.corpus.passages import with_passages
 from kinject.corpus.questions import question_prompt
-from kinject.corpus.retrieved import with_passages
 from kinject.disk import read_manifest
 from kinject.errors import InputError
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages

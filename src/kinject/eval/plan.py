@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kinject.corpus.chat import read_template
 from kinject.corpus.grading import GoldIndex, check_names
 from kinject.corpus.questions import Layout, read_questions
-from kinject.corpus.templates import read_template
 from kinject.errors import InputError
 from kinject.eval.prompts import (
     GENERATED,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
 from typing import Any
 
+from kinject.corpus.chat import question_variables, render_question
+from kinject.corpus.passages import with_passages
 from kinject.corpus.questions import question_prompt
-from kinject.corpus.retrieved import with_passages
-from kinject.corpus.templates import question_variables, render_question
 from kinject.recipe.eval_section import FORMATS
 from kinject.types import Question
 

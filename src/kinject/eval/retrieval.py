@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.passages import cut_note, sentences, split_passages, word_spans
-from kinject.corpus.retrieved import Bm25, best_of, words_of
+from kinject.corpus.passages import Bm25, best_of, cut_note, sentences, split_passages, word_spans, words_of
 from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError

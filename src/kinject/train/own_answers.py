@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from kinject import models
 from kinject.corpus.chat import prepend_context
 from kinject.corpus.grading import matches
+from kinject.corpus.passages import with_passages
 from kinject.corpus.questions import question_prompt
-from kinject.corpus.retrieved import with_passages
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.corpus.tokenize import begins_with_bos
 from kinject.disk import (

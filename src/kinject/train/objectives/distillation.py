@@ -28,8 +28,7 @@ from peft import PeftModel
 from kinject import models
 from kinject.corpus.chat import conversation_texts, encode_conversation, prepend_context
 from kinject.corpus.packing import PickedRows
-from kinject.corpus.passages import split_passages, word_spans
-from kinject.corpus.retrieved import Bm25, best_of, with_passages
+from kinject.corpus.passages import Bm25, best_of, split_passages, with_passages, word_spans
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.corpus.tokenize import (
     IGNORED,
