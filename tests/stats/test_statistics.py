@@ -307,6 +307,7 @@ def test_against_chance_the_test_is_that_of_wilsons_interval():
     for seed in range(60):
         matrix = guessed(simulated(seed, 1 + seed % 3, 20, 2, 0.35, 0.2))
         bounds = bounded_accuracy(matrix)
+        assert type(bounds.low) is type(bounds.high) is float
         assert (chance_p(matrix) < 0.05) == (not bounds.low <= 0.25 <= bounds.high)
 
 

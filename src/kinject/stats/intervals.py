@@ -242,7 +242,8 @@ def _accuracy_size(matrix: CorrectnessMatrix) -> tuple[float, float]:
         return 0.0, 1.0
     if matrix.is_plain:
         return float(len(matrix.question_ids)), math.inf
-    return _effective(value * (1 - value), variance.documents + variance.seeds, matrix), variance.df
+    n = _effective(value * (1 - value), variance.documents + variance.seeds, matrix)
+    return float(n), variance.df  # a number of numpy would not go into report.json
 
 
 def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[float, float]:
