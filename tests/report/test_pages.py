@@ -56,19 +56,8 @@ def evil(url: str) -> tuple[str, ...]:
 def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
     """Write a run folder of kinject augment with `texts` for every name and text."""
     folder.mkdir()
-    style = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "failed": 1, "nothing": 1, "skipped": {texts[0]: 1},
-             "texts": 2}  # fmt: skip
-    counts = {
-        "n_documents": 2, "n_passages": 2, "n_rows": 3, "asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "failed":
-        {texts[1]: 1}, "tokens_in": 10, "tokens_out": 10, "tokens_thinking": 5, "cost": 1.25,
-        "out_of_budget": True, "paused": {texts[2]: {texts[3]: 1}}, "styles": dict.fromkeys(texts, style),
-        "languages": {texts[4]: {"texts": 1, "not_checked": list(texts)}}, "this_run": {"sent": 4, "answered": 4, "from_cache":
-        0, "retried": {texts[5]: 2}, "lost": 0, "request_seconds": 1.5},
-        "judge": {"planted": dict.fromkeys(texts, 4), "caught": dict.fromkeys(texts, 3), "good": 4, "refused_good": 1,
-                  "precision": 0.75, "recall": 0.75, "recall_of_relations": None, "recall_by_kind": dict.fromkeys(texts, 0.75)},
-        "coverage": {"facts": 9, "short": 2, "quota": 3},
-        "contamination": {"questions": 5, "contaminated": 1},
-    }  # fmt: skip
+    style = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1)}
+    counts = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "styles": dict.fromkeys(texts, style), "cost": 1.25}
     recipe = {"augment": {"documents": texts[0], "generator": {"model": texts[1]}, "judge": {"model": texts[2]}}}
     (folder / "manifest.json").write_text(json.dumps({
         "format_version": 1, "stage": "augment", "written": texts[3], "recipe": recipe, "counts": counts, "inputs": {},
