@@ -283,7 +283,6 @@ class Sweep:
     name: str
     key: str
     model: str
-    log_x: bool
     frontier: bool
     """Whether its points belong on the plot of learning against forgetting."""
     points: tuple[SweepPoint, ...]

@@ -37,20 +37,20 @@ ARMS = {
 WITH_CONTEXT = {"base": (0.94, 0.98, 0.86), "ft-reg": (0.92, 0.93, 0.80), "ft-par": (0.975, 0.95, 0.88)}
 BY_K = {"base": (0.94, 0.71, 0.62, 0.55, 0.52), "ft-reg": (0.92, 0.80, 0.74, 0.7, 0.68),
         "ft-par": (0.975, 0.94, 0.92, 0.9, 0.88)}  # fmt: skip
-CURVES: dict[str, tuple[str, bool, bool, dict[Any, tuple[float, float, float]]]] = {
-    "paraphrases": ("augment.styles", False, False, {
+CURVES: dict[str, tuple[str, bool, dict[Any, tuple[float, float, float]]]] = {
+    "paraphrases": ("augment.styles", False, {
         0: (0.62, 0.93, 0.27), 1: (0.68, 0.93, 0.26), 2: (0.74, 0.94, 0.29), 4: (0.8, 0.95, 0.28),
         8: (0.84, 0.95, 0.3), 16: (0.87, 0.955, 0.31)}),
-    "learning rate": ("trainer.learning_rate", True, True, {
+    "learning rate": ("trainer.learning_rate", True, {
         1e-5: (0.27, 0.985, 0.25), 1e-4: (0.45, 0.98, 0.26), 5e-4: (0.78, 0.97, 0.28), 1e-3: (0.87, 0.955, 0.31),
         3e-3: (0.9, 0.72, 0.3), 1e-2: (0.55, 0.31, 0.25)}),
-    "replay": ("corpus.replay", False, True, {
+    "replay": ("corpus.replay", True, {
         0: (0.93, 0.52, 0.3), 0.1: (0.91, 0.8, 0.3), 0.25: (0.89, 0.92, 0.31), 0.5: (0.84, 0.965, 0.3)}),
-    "alpha": ("alpha", False, True, {
+    "alpha": ("alpha", True, {
         0.25: (0.31, 0.985, 0.25), 0.5: (0.55, 0.98, 0.26), 0.75: (0.79, 0.97, 0.29), 1: (0.87, 0.955, 0.31)}),
-    "LoRA": ("adapter.r", False, True, {
+    "LoRA": ("adapter.r", True, {
         4: (0.41, 0.975, 0.26), 16: (0.58, 0.97, 0.27), 64: (0.7, 0.96, 0.28), "full": (0.87, 0.955, 0.31)}),
-    "style": ("augment.styles", False, False, {
+    "style": ("augment.styles", False, {
         "paraphrase": (0.87, 0.955, 0.31), "permute": (0.74, 0.95, 0.28), "question-answer": (0.9, 0.94, 0.35),
         "reversed": (0.83, 0.95, 0.82), "summary": (0.7, 0.95, 0.27)}),
 }  # fmt: skip
@@ -137,7 +137,7 @@ def _sandbox_scores(n_seeds: int) -> tuple[list[ArmResult], dict[tuple[str, str]
 
 def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[Sweep], list[ArmInfo], list[ArmResult]]:
     curves, arms, scores = [], [], []
-    for number, (name, (key, log_x, frontier, values)) in enumerate(CURVES.items()):
+    for number, (name, (key, frontier, values)) in enumerate(CURVES.items()):
         points = []
         for index, (value, fractions) in enumerate(values.items()):
             same = fractions == ARMS["ft-par"][1]
@@ -151,7 +151,7 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
             for which, (question_set, (_, n)) in enumerate(SETS.items()):
                 arm_right = draw(fractions[which], n, 1000 + 100 * number + 10 * index + which, n_seeds)
                 scores.append(make_score(question_set, arm, arm_right, right[question_set, "base"]))
-        curves.append(Sweep(name, key, "sandbox", log_x, frontier, tuple(points)))
+        curves.append(Sweep(name, key, "sandbox", frontier, tuple(points)))
     return curves, arms, scores
 
 

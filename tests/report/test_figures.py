@@ -15,15 +15,12 @@ from kinject.report.figures import (
     Log,
     accuracy,
     frontier,
-    positions,
     sweep,
-    tick_label,
     training,
 )
 from kinject.report.files import read_training_log
 from kinject.report.formatting import View, arm_label
 from kinject.report.style import render_png, render_svg, series
-from kinject.results import Sweep, SweepPoint
 
 STUDY = make_study()
 VIEW = View(STUDY)
@@ -132,7 +129,8 @@ def test_a_curve_holds_each_points_accuracy_interval_and_control() -> None:
     panel = sweep(VIEW, [curve]).axes[0]
     results = [result for point in curve.points if (result := VIEW.result(curve.model, point.arm, "new")) is not None]
     (drawn,) = [line for line in panel.lines if line.get_label() == "new"]
-    assert list(drawn.get_xdata()) == [0, 1, 2, 4, 8, 16]
+    assert list(drawn.get_xdata()) == [0, 1, 2, 3, 4, 5]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["0", "1", "2", "4", "8", "16"]
     assert list(drawn.get_ydata()) == [result.accuracy for result in results]
     bounds = [(low, high) for (_, low), (_, high) in panel.collections[0].get_segments()]
     assert bounds == [(result.low, result.high) for result in results]
@@ -142,21 +140,10 @@ def test_a_curve_holds_each_points_accuracy_interval_and_control() -> None:
 
 def test_values_that_are_no_numbers_stand_evenly_and_are_not_joined() -> None:
     (curve,) = [curve for curve in STUDY.sweeps if curve.name == "LoRA"]
-    assert positions(curve) == [0, 1, 2, 3]
     panel = sweep(VIEW, [curve]).axes[0]
     (drawn,) = [line for line in panel.lines if line.get_label() == "new"]
     assert drawn.get_linestyle() == "None"
     assert [label.get_text() for label in panel.get_xticklabels()] == ["4", "16", "64", "full"]
-
-
-def test_values_of_a_sweep_that_are_numbers_stand_at_them() -> None:
-    def of(values: list[float], *, log_x: bool = False) -> Sweep:
-        return Sweep("n", "k", "sandbox", log_x, False, tuple(SweepPoint(v, str(v), v, "ft-par") for v in values))
-
-    assert positions(of([0.0, 0.1, 1.0], log_x=True)) == [0, 1, 2]
-    assert positions(of([0.1, 1.0], log_x=True)) == [0.1, 1.0]
-    texts = {1e-5: "1e-5", 5e-4: "5e-4", 0.25: "0.25", 0.0: "0", 16.0: "16", 2.5e6: "2.5e6"}
-    assert {x: tick_label(SweepPoint(x, "long label", x, "a")) for x in texts} == texts
 
 
 def test_the_frontier_has_every_arm_and_marked_sweep_at_what_was_kept_and_learned() -> None:

@@ -57,7 +57,13 @@ def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
     """Write a run folder of kinject augment with `texts` for every name and text."""
     folder.mkdir()
     style = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1)}
-    counts = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "styles": dict.fromkeys(texts, style), "cost": 1.25}
+    counts = {
+        "asked": 3,
+        "got": 2,
+        "refused": dict.fromkeys(texts, 1),
+        "styles": dict.fromkeys(texts, style),
+        "cost": 1.25,
+    }
     recipe = {"augment": {"documents": texts[0], "generator": {"model": texts[1]}, "judge": {"model": texts[2]}}}
     (folder / "manifest.json").write_text(json.dumps({
         "format_version": 1, "stage": "augment", "written": texts[3], "recipe": recipe, "counts": counts, "inputs": {},

@@ -222,7 +222,7 @@ def test_a_claim_may_name_a_point_of_a_sweep() -> None:
     for seed in range(3):
         records.by_run["m", "ft, rate 0.1", seed] = records.by_run.pop(("m", "ft", seed))
     points = (SweepPoint(0.1, "0.1", 0.1, "ft, rate 0.1"), SweepPoint(1, "1", 1.0, "ft"))
-    sweep = Sweep("rate", "trainer.learning_rate", "m", False, False, points)
+    sweep = Sweep("rate", "trainer.learning_rate", "m", False, points)
     evidence = Evidence(records, "m", lambda _: ("generate", 0), {}, {"rate": sweep})
     values = {"test": "difference", "outcome": "abstained", "direction": "lower", "baseline": "base"}
     claim = ClaimSection("claim", question_set="set", arm={"rate": 0.1}, **values)

@@ -30,7 +30,7 @@ from kinject.report.style import (
     series,
     style,
 )
-from kinject.results import ArmResult, PromptFormat, Sweep, SweepPoint
+from kinject.results import ArmResult, PromptFormat, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,11 +139,7 @@ def sweep(view: View, sweeps: Sequence[Sweep]) -> Figure | None:
                 # Learning begins with blue, retention with orange: the colours of their roles.
                 marks |= _draw_curve(panel, view, sweep, name, series(2 * number + (role == "retention")))
             _draw_level(panel, view, sweep.model, names[0])
-            xs = positions(sweep)
-            if sweep.log_x and not _is_even(sweep):
-                panel.set_xscale("log")
-                panel.minorticks_off()
-            panel.set_xticks(xs, [tick_label(point) for point in sweep.points])
+            panel.set_xticks(range(len(sweep.points)), [format_name(point.label, 14) for point in sweep.points])
             title = ROLES[role] + (f", {format_name(sweep.model, LONGEST)}" if view.several_models else "")
             panel.set_title(title, color=_ROLE_MARKS[role][1], fontweight="bold")
             panel.set_xlabel(format_name(f"{sweep.name} ({sweep.key})", 2 * LONGEST))
@@ -153,35 +149,15 @@ def sweep(view: View, sweeps: Sequence[Sweep]) -> Figure | None:
     return figure
 
 
-def positions(sweep: Sweep) -> list[float]:
-    """Return the position of each point: its number, or its index if values are not numbers (or not for a log axis)."""
-    numbers = [point.x for point in sweep.points if point.x is not None]
-    return [float(i) for i in range(len(sweep.points))] if _is_even(sweep) else numbers
-
-
-def _is_even(sweep: Sweep) -> bool:
-    return any(point.x is None or (sweep.log_x and point.x <= 0) for point in sweep.points)
-
-
-def tick_label(point: SweepPoint) -> str:
-    """Return a value as the axis shows it: a number in few characters (``5e-4``), else the point's label."""
-    if point.x is None:
-        return format_name(point.label, 14)
-    if point.x != 0 and not 0.01 <= abs(point.x) < 10_000:
-        digits, power = f"{point.x:.2e}".split("e")
-        return f"{float(digits):g}e{int(power)}"
-    return f"{point.x:g}"
-
-
-def _points(view: View, sweep: Sweep, question_set: str) -> list[tuple[float, ArmResult, ArmResult | None]]:
-    """Return (position, result, its control's result) of the points that have one, by position."""
+def _points(view: View, sweep: Sweep, question_set: str) -> list[tuple[int, ArmResult, ArmResult | None]]:
+    """Return (index, result, its control's result) of the points that have one."""
     drawn = []
-    for x, point in zip(positions(sweep), sweep.points, strict=True):
+    for x, point in enumerate(sweep.points):
         result = view.result(sweep.model, point.arm, question_set)
         control = view.result(sweep.model, point.control, question_set) if point.control else None
         if result is not None:
             drawn.append((x, result, control))
-    return sorted(drawn, key=lambda item: item[0])
+    return drawn
 
 
 def _draw_curve(

@@ -259,14 +259,8 @@ def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
             SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
             for point in points
         )
-        sweeps.append(Sweep(name, item.key, model, _is_wide(item.values), item.frontier, swept))
+        sweeps.append(Sweep(name, item.key, model, item.frontier, swept))
     return sweeps
-
-
-def _is_wide(values: Sequence[Any]) -> bool:
-    """Return whether numbers, all above 0, are so far apart that they are drawn on a logarithmic axis."""
-    numbers = [value for value in values if isinstance(value, int | float) and value > 0]
-    return len(numbers) == len(values) and max(numbers) > 5 * min(numbers)
 
 
 def _number(value: Any) -> float | None:
