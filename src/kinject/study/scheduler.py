@@ -267,7 +267,7 @@ def _split_set(
             raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
         path = folder / f"{file_name(name)}.{part}.jsonl"
         write_jsonl(path, map(_question_row, part_questions))
-        entries[part] = {**entry, "path": str(path), "layout": "native"}
+        entries[part] = {**entry, "path": str(path), "layout": "auto"}
     n_left_out = len(chosen) if fraction is None else 0
     return SplitQuestions(name, item.role, entries["test"], entries.get("validation", validation), n_left_out)
 
