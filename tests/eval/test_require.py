@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from tests.report.study_samples import first, make_evaluation, make_result
 
 from kinject.errors import InputError
-from kinject.eval.run import check_requirements, read_requirements
+from kinject.eval.run import check_requirements, read_requirements, write_checks
 from kinject.stats.comparisons import make_contrast
 from kinject.stats.matrix import CorrectnessMatrix
 
@@ -79,3 +82,13 @@ def test_an_unchanged_model_passes_and_a_loss_of_five_points_does_not() -> None:
 
     assert fraction_met(0.005, 0.005) >= 0.95
     assert fraction_met(0.07, 0.02) <= 0.2
+
+
+def test_ci_reads_the_checks(tmp_path: Path) -> None:
+    write_checks(check_requirements(read_requirements(["new>=0.78", "cpt:new>=0.9"], SETS), REPORT), tmp_path)
+    suite = ElementTree.parse(tmp_path / "requirements.xml").getroot()  # noqa: S314 (our own file)
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert str(failure.get("message")).startswith("not met: cpt:new>=0.9 (cpt, texts: +0.833")
+    assert [row["verdict"] for row in json.loads((tmp_path / "requirements.json").read_text())].count("met") == 1

@@ -57,6 +57,8 @@ def inputs(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPat
         ("eval", EVAL, "eval.retrieval", "{documents: [corpus.jsonl], kind: dense}"),
         ("study", STUDY, "study.models.base.recipe", "tiny"),
         ("train", ADAPTER, "adapter.trainable_token_indices", "[]"),
+        ("train", ADAPTER, "adapter.trainable_token_indices", "[100000]"),
+        ("train", NEW, "model.new.hidden_size", "1000000"),
         ("train", ADAPTER, "adapter.velora_config", "{nope: 1}"),
         ("train", ADAPTER, "adapter.use_bdlora", "true"),
     ],

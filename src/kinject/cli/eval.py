@@ -50,7 +50,7 @@ def add_eval(verbs: Any) -> None:
         action="append",
         metavar="[ARM:]SET>=NUMBER",
         help="an accuracy (0.8) or a change from the base (-0.02) that the 95%% interval must hold, or exit code 1; "
-        "requirements.json has the checks",
+        "requirements.json and .xml (JUnit) have the checks",
     )
     parser.set_defaults(run=_eval)
 

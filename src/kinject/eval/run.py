@@ -15,6 +15,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from time import monotonic
 from typing import Any, Literal
+from xml.etree import ElementTree as Xml
 
 from kinject.disk import (
     FORMAT_VERSION,
@@ -25,6 +26,7 @@ from kinject.disk import (
     write_json,
     write_jsonl,
     write_manifest,
+    write_text,
 )
 from kinject.documents import document_hashes
 from kinject.errors import InputError
@@ -421,5 +423,12 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
 
 
 def write_checks(checks: Sequence[Check], folder: Path) -> None:
-    """Write requirements.json."""
+    """Write requirements.json and, for CI, requirements.xml in JUnit's form, in which every check is a test."""
     write_json(folder / "requirements.json", [asdict(check) for check in checks])
+    failed = [check for check in checks if check.verdict != "met"]
+    suite = Xml.Element("testsuite", name="kinject eval", tests=str(len(checks)), failures=str(len(failed)))
+    for check in checks:
+        case = Xml.SubElement(suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.format})")
+        if check in failed:
+            Xml.SubElement(case, "failure", message=str(check))
+    write_text(folder / "requirements.xml", Xml.tostring(suite, "unicode", xml_declaration=True))

@@ -17,7 +17,7 @@ from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, path_exists, read_bytes
 from kinject.errors import KinjectError, RecipeError, TrainingError
 from kinject.hub import find_source
-from kinject.process import is_fsdp_launch, is_yes
+from kinject.process import is_fsdp_launch, is_yes, machine_memory
 from kinject.recipe import ModelSection, TokenizerSection, TrainRecipe
 from kinject.train.config import adapter_config, build
 from kinject.train.updates.rules import layer_number
@@ -317,7 +317,11 @@ def _new_config(model_type: str, **fields: Any) -> Any:
 
 def _shape(model_type: str, fields: Mapping[str, Any]) -> None:
     """Build a new model without weights. Raises what transformers makes of impossible fields."""
-    empty_model(_new_config(model_type, **fields)).config.validate()  # as saving does
+    model = empty_model(_new_config(model_type, **fields))
+    model.config.validate()  # as saving does
+    n = sum(parameter.numel() for parameter in model.parameters())
+    if n * 4 > machine_memory():
+        raise ValueError(f"{n:.3g} parameters are more than the memory of this machine holds.")
 
 
 def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
@@ -328,6 +332,11 @@ def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
     drawn = {**fields, "init_lora_weights": True} if isinstance(fields.get("init_lora_weights"), str) else fields
     try:
         model = get_peft_model(empty_model(config), adapter_config(drawn))
+        tokens = fields.get("trainable_token_indices") or ()
+        if any(token >= config.get_text_config().vocab_size for token in tokens if isinstance(tokens, list)):
+            raise ValueError(
+                f"trainable_token_indices: the vocabulary has {config.get_text_config().vocab_size:,} tokens."
+            )
         if isinstance(model.get_output_embeddings(), BaseTunerLayer):
             raise ValueError("the trainer computes the loss from lm_head's own weight; it can be in modules_to_save.")
         _check_adapter([name for name, parameter in model.named_parameters() if parameter.requires_grad], fields)
