@@ -47,7 +47,7 @@ def series(index: int) -> tuple[str, str, str]:
     return _SERIES[index % len(_SERIES)][0], _SERIES[marks % len(_SERIES)][1], _SERIES[index % len(_SERIES)][2]
 
 
-LONGEST = 22
+LONGEST = 34
 """Characters of a name in a figure."""
 _WIDTH = 125  # characters of a legend's row
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
