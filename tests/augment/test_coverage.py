@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.additions import carried, facts_of, find_missing, source_facts
+from kinject.augment.preview import preview
 from kinject.augment.prompts import passage_of
 from kinject.disk import read_jsonl, read_manifest
-from kinject.recipe import Recipe
+from kinject.recipe import Recipe, read_recipe
 from kinject.types import Completion, Message, Usage
 
 Make = Callable[..., Recipe]
@@ -71,10 +73,15 @@ def test_the_summary_and_the_manifest_show_which_facts_few_texts_carry(
     assert result.coverage.n_short >= 12
     summary = render_summary(result)
     assert "stand in fewer than 5 texts, or half of them" in summary
+    assert "writer tokens: 100 for each accepted text" in summary
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     counts = manifest["counts"]["coverage"]
-    assert (counts["short"], counts["facts"]) == (result.coverage.n_short, result.coverage.n_facts)
+    assert (counts["short"], counts["facts"], counts["tokens_per_text"]) == (
+        result.coverage.n_short, result.coverage.n_facts, 100.0,
+    )  # fmt: skip
+    variants = [row for row in _rows(result.corpus_path) if row["origin"] == "variant"]
+    assert all(row["facts"] and not any(fact.startswith("number:") for fact in row["facts"]) for row in variants)
 
 
 def test_what_is_short_is_asked_for_by_name_until_the_quota_and_never_twice(
@@ -90,3 +97,45 @@ def test_what_is_short_is_asked_for_by_name_until_the_quota_and_never_twice(
     assert result.n_rows == 12 * 3
     again = augment(recipe)
     assert (again.n_sent, again.n_rows, again.coverage) == (0, result.n_rows, result.coverage)
+
+
+def test_texts_over_two_documents_that_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["Mara Lind built the Falk Bridge.", "Later on, the Falk Bridge burned down.", "Nobody lives in Arvika."]
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps({"id": t[:4], "text": t}) + "\n" for t in texts))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"run_dir: {tmp_path}/run\naugment: {{documents: {tmp_path}/documents.jsonl, styles: {{related: 1}}, "
+        "generator: {kind: sandbox}}\n"
+    )
+    prompts: list[str] = []
+
+    def answer(messages: list[Message], seed: int) -> Completion:
+        prompts.append(messages[-1]["content"])
+        return Completion("What Mara Lind had built, the Falk Bridge, is no more since it burned.")
+
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
+    recipe = read_recipe(path, verb="augment")
+    assert preview(recipe).n_requests == 1
+    result = augment(recipe)
+    (prompt,) = prompts
+    assert f"{texts[0]}\n\n{texts[1]}" in prompt
+    assert "both tell something about Falk Bridge" in prompt
+    assert (result.asked, result.got, result.n_rows) == (1, 1, 4)
+
+
+@pytest.mark.usefixtures("exact_copies_only")
+def test_with_a_judge_the_statements_of_a_passage_are_facts(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    second = serving()
+    model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
+    recipe = make_recipe(styles={"paraphrase": 2, "reversed": 1}, judge=model)
+    result = augment(recipe)
+    rows = [row for row in _rows(result.coverage.path) if row["fact"].startswith("statement:")]
+    texts = {row["text"] for row in rows}
+    assert len(rows) == len(texts) > 24
+    assert all(row["texts"] == 3 for row in rows)  # the sandbox leaves nothing out
+    assert {row["style"] for row in _rows(recipe.run_dir / "notes.jsonl")} == {""}
+    row = next(row for row in _rows(result.corpus_path) if row["origin"] == "variant")
+    assert "statement:1" in row["facts"]
+    n_sent = second.n_requests
+    assert augment(recipe).coverage == result.coverage
+    assert second.n_requests == n_sent

@@ -55,7 +55,7 @@ def test_a_style_that_goes_by_facts_is_expected_to_find_one_in_each_sentence(
 def test_a_judge_is_asked_about_each_rewriting_and_tried_first(make_recipe: Make) -> None:
     judge = {"kind": "sandbox", "price": [1.0, 0]}
     estimate, plain = preview(make_recipe(judge=judge)), preview(make_recipe())
-    assert estimate.n_requests == 36 + 36 + 2 * N_TRIALS
+    assert estimate.n_requests == 36 + 2 * 36 + 12 + 2 * N_TRIALS
     assert estimate.cost == pytest.approx((estimate.tokens_in - plain.tokens_in) / 1e6)
     assert augment(make_recipe(judge=judge)).judge is not None
 
@@ -67,6 +67,14 @@ def test_a_preview_says_whether_the_budget_is_enough(make_recipe: Make) -> None:
     assert "enough, by estimate" in render_preview(estimate)
     short = preview(make_recipe(url, budget=estimate.cost / 2, **prices))
     assert "exceeded: raise augment.budget, or request less" in render_preview(short)
+
+
+def test_a_preview_tells_what_a_fact_costs(make_recipe: Make) -> None:
+    few, many = preview(make_recipe()), preview(make_recipe(styles={"paraphrase": 10}))
+    assert few.n_facts == many.n_facts > 12
+    assert few.tokens_per_fact is None  # three texts hold no fact five times
+    assert many.tokens_per_text is not None
+    assert many.tokens_per_fact == pytest.approx(many.tokens_per_text * 12 * 5 / many.n_facts)
 
 
 def test_a_preview_counts_what_the_run_folder_has_cost(make_recipe: Make, serving: Callable[..., Any]) -> None:

@@ -34,7 +34,7 @@ def _prompts() -> dict[str, str]:
             continue
         parts = []
         for label, source in (("prose", PROSE), ("a table, in German", TABLE), ("code, no title, no language", CODE)):
-            item: dict[str, Any] = {}
+            item: dict[str, Any] = {"entity": "ENTITY"} if style.scope == "pair" else {}
             for step in style.prepare:
                 parts.append((f"{label}: preparation, {step.name}", style.preparation(step, source, item)))
                 item[step.name] = ("ENTITY 1", "ENTITY 2") if style.combine else step.name.upper()

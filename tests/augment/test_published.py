@@ -14,6 +14,7 @@ import pytest
 
 from kinject.augment import augment
 from kinject.augment.prompts import passage_of
+from kinject.corpus.passages import word_spans
 from kinject.disk import read_jsonl
 from kinject.recipe import AugmentRecipe
 from kinject.types import Completion, Message
@@ -92,6 +93,32 @@ def test_entigraph_asks_once_for_entities_then_for_all_pairs_then_for_triples_ea
     beginnings = {prompt.rpartition("</passage>")[0] for _, _, prompt in writer.asked}
     assert len(beginnings) == 1
     assert TEXT in beginnings.pop()
+
+
+def test_entigraph_goes_on_to_a_number_of_tokens_for_each_document_and_resumes_there(
+    make_recipe: Make, write: Callable[..., Writer]
+) -> None:
+    writer = write(entities="\n".join(NAMES))
+    recipe = make_recipe(styles={"entigraph": {"tokens": 200}}, include_originals=False)
+    result = augment(recipe)
+    lengths = [len(word_spans(row["text"])) for _, row in read_jsonl(result.corpus_path)]
+    assert 200 <= sum(lengths) < 200 + 2 * max(lengths)
+    assert (result.short, result.asked) == (False, result.got)
+    first = writer.asked.copy()
+    assert augment(recipe).n_rows == result.n_rows
+    assert writer.asked == first
+    again = augment(make_recipe(styles={"entigraph": {"tokens": 300}}, include_originals=False))
+    assert again.n_rows > result.n_rows
+    assert len(set(groups_of(writer.tasks("relation")))) == len(writer.tasks("relation"))  # none was asked for twice
+
+
+def test_a_target_that_no_answer_comes_nearer_to_is_given_up(make_recipe: Make, write: Callable[..., Writer]) -> None:
+    names = [f"{letter}rden" for letter in "ABCDEFGHJKLM"]
+    text = f"{', '.join(names)} met."
+    writer = write(text, entities="\n".join(names), relation="NONE")
+    result = augment(make_recipe(styles={"entigraph": {"tokens": 300}}))
+    assert result.got == 0
+    assert 24 <= len(writer.tasks("relation")) < 48  # of 66 pairs and 220 triples
 
 
 def test_a_document_above_the_limit_counts_as_several(

@@ -32,7 +32,7 @@ MODELS = {name: style for name, style in STYLES.items() if not style.mechanical}
 
 def prompts_of(style: Style, source: Source) -> dict[str, list[Message]]:
     """Every prompt of a style about one passage, by name, with made-up items."""
-    item: dict[str, Any] = {}
+    item: dict[str, Any] = {"entity": "Mara Lind"} if style.scope == "pair" else {}
     prompts = {}
     for step in style.prepare:
         prompts[f"preparation {step.name}"] = style.preparation(step, source, item)

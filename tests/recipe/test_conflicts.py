@@ -169,6 +169,7 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("eval", {"budget": 1.0}, "eval.budget", "without prices"),
     ("augment", {"styles": {"paraphras": 1}}, "augment.styles.paraphras", "Did you mean paraphrase?"),
     ("augment", {"styles": {"paraphrase": 10_001}}, "augment.styles.paraphrase", "allowed: 0 to 10,000"),
+    ("augment", {"styles": {"permuted": {"tokens": 9}}}, "augment.styles.permuted", "needs a number"),
     ("augment", {"messages": True}, "augment.messages", "none of the styles writes conversations"),
     ("augment", {"one_corpus": True}, "augment.one_corpus", "other rows than text"),
     ("augment", {"raft": {}}, "augment.raft", "is for the style raft"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.plan import (
+    QUOTA,
     Group,
     PassageCoverage,
     Plan,
@@ -55,7 +56,8 @@ class Coverage:
     """Facts by number of accepted texts that carry them: `by_count` maps that number to facts. The file `path` lists every fact.
 
     Each fact should stand in `quota` texts, None for 5, or half of the passage's texts where these are fewer. `n_short` facts
-    stand in fewer; `short` holds the first of them (fact, texts). `n_topped_up` texts were asked for by naming facts.
+    stand in fewer; `short` holds the first of them (fact, texts). `n_texts` are the accepted texts, `n_topped_up` those of
+    them that were asked for by naming facts, and `tokens_out` what the writer wrote, refused answers included.
     """
 
     path: Path
@@ -64,13 +66,32 @@ class Coverage:
     by_count: Mapping[int, int]
     n_short: int
     short: Sequence[tuple[str, int]]
+    n_texts: int
     n_topped_up: int
+    tokens_out: int
+
+    @property
+    def n_covered(self) -> int:
+        """Facts that five texts or more carry."""
+        return sum(n_facts for count, n_facts in self.by_count.items() if count >= QUOTA)
+
+    @property
+    def tokens_per_text(self) -> float | None:
+        """Writer tokens for each accepted text, None without texts of a model."""
+        return self.tokens_out / self.n_texts if self.n_texts and self.tokens_out else None
+
+    @property
+    def tokens_per_fact(self) -> float | None:
+        """Writer tokens for each fact that stands in five texts, None where none does."""
+        return self.tokens_out / self.n_covered if self.n_covered and self.tokens_out else None
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "quota": self.quota, "facts": self.n_facts, "short": self.n_short, "topped_up": self.n_topped_up,
+            "quota": self.quota, "facts": self.n_facts, "short": self.n_short, "texts": self.n_texts,
+            "topped_up": self.n_topped_up, "facts_in_five": self.n_covered,
             "facts_by_texts": {str(count): n_facts for count, n_facts in sorted(self.by_count.items())},
+            "tokens_per_text": self.tokens_per_text, "tokens_per_fact": self.tokens_per_fact,
         }  # fmt: skip
 
 
@@ -128,7 +149,8 @@ class CorpusWriter:
                 licence = document.meta.get("licence")
                 origin = {"source": document.source} if licence or "://" in document.source else {}
                 self._origin = origin | ({"licence": licence} if licence else {})
-                coverages = [coverage_of(passage) for passage in passages]
+                notes = (self._store.notes(self._plan.statements_id(passage)) or () for passage in passages)
+                coverages = [coverage_of(*pair) for pair in zip(passages, notes, strict=True)]
                 for passage, coverage in zip(passages, coverages, strict=True):
                     if section.include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}
@@ -141,6 +163,9 @@ class CorpusWriter:
                     self._write_group(group, coverages)
                 for coverage in coverages:
                     self._write_coverage(coverage, write_fact)
+            self._origin = {}
+            for group in self._plan.pair_groups(documents):
+                self._write_group(group, [])
 
     def _write_group(self, group: Group, coverages: Sequence[PassageCoverage]) -> None:
         if group.skipped:
@@ -150,7 +175,8 @@ class CorpusWriter:
         items = self._plan.items(group, self._store.notes)
         if items == []:
             self.styles[group.style.name].skipped["items"] += 1
-        for requests in self._plan.blocks(group, items) if items is not None else [self._plan.unprepared(group)]:
+        blocks = self._plan.blocks(group, items or [], self._store.variants)
+        for requests in blocks if items is not None else [self._plan.unprepared(group)]:
             variants = self._store.variants(requests)
             self._count(group, requests, variants)
             for request in requests:
@@ -181,8 +207,14 @@ class CorpusWriter:
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
                 coverage.add(facts if len(coverages) == 1 else coverage.carried(text))
-        for row in self._variant_rows(group, request, variant):
-            self._write_row(row)
+        rows = list(self._variant_rows(group, request, variant))
+        for index, row in enumerate(rows):
+            if len(rows) == len(own):
+                facts = own[index]
+            else:
+                written = row.get("text") or f"{row.get('prompt', '')}{row.get('completion', '')}"
+                facts = [fact for coverage in coverages for fact in coverage.carried(written)]
+            self._write_row(row | ({"facts": facts} if facts else {}))
 
     def _write_coverage(self, coverage: PassageCoverage, write_fact: _Write) -> None:
         """Write and count the facts of a passage, each with its number of texts."""
@@ -227,7 +259,7 @@ class CorpusWriter:
     def _count(self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant]) -> None:
         count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
-        count.asked += len(requests)
+        count.asked += len(requests) if group.target is None else len(variants)
         count.got += n_texts
         count.nothing += len(variants) - n_texts
         count.texts += sum(len(variant.texts) for variant in variants.values())
@@ -262,7 +294,7 @@ class CorpusWriter:
         """How many texts carry each fact."""
         return Coverage(
             self._coverage_path, self._section.coverage, self._by_count.total(), dict(self._by_count), self._n_short,
-            self._short, self._n_topped_up,
+            self._short, sum(count.texts for count in self.styles.values()), self._n_topped_up, self.tokens["tokens_out"],
         )  # fmt: skip
 
 
@@ -302,7 +334,7 @@ class _RaftRows:
 
 
 def render_coverage(coverage: Coverage) -> str:
-    """Return the number of facts, of those in no text, and the first facts that are short."""
+    """Return the number of facts, of those in no text, the first facts that are short, and what a fact costs."""
     if not coverage.n_facts:
         return "no passage has a number, date, name or quotation to count"
     wanted = f"{coverage.quota} texts" if coverage.quota is not None else "5 texts, or half of them"
@@ -312,4 +344,9 @@ def render_coverage(coverage: Coverage) -> str:
         f"(each in {coverage.path})",
         f"{coverage.n_short:>8,}  stand in fewer than {wanted}{topped_up}",
     ]
-    return "\n".join([*lines, *(f"          {fact!r} ({count})" for fact, count in coverage.short)])
+    lines += [f"          {fact!r} ({count})" for fact, count in coverage.short]
+    per_text, per_fact = coverage.tokens_per_text, coverage.tokens_per_fact
+    if per_text is not None:
+        in_five = f", {per_fact:,.0f} for each fact that stands in five" if per_fact is not None else ""
+        lines.append(f"writer tokens: {per_text:,.0f} for each accepted text{in_five}")
+    return "\n".join(lines)

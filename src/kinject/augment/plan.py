@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -14,7 +15,7 @@ from typing import IO, Any
 
 from kinject.augment.checks.additions import Fact, carried, facts_of, source_facts
 from kinject.augment.checks.checker import Checker, normal_form
-from kinject.augment.prompts import Source, source_of
+from kinject.augment.prompts import Source, entities_of, source_of
 from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import content_id, read_jsonl, unwritable
@@ -25,7 +26,8 @@ from kinject.llm.prompt_injection import escape_tags
 from kinject.llm.sender import generator_identity
 from kinject.recipe import AugmentRecipe, DocumentsSection, Recipe
 from kinject.recipe.conflicts import find_problems
-from kinject.types import Document, Message, Passage
+from kinject.recipe.sections import MAX_SAMPLES
+from kinject.types import Document, Message, Passage, Variant
 
 LONGEST_DOCUMENT = 8192
 """Most tokens of a document that styles of whole documents see at once; a longer one counts as several."""
@@ -35,6 +37,8 @@ LONGEST_DOCUMENT = 8192
 class Group:
     """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
 
+    `target`, if there is one, is the number of tokens that the variants are to have together; else there are
+    `n_samples` of them. `item` is known before any preparation: the name that the passages of a pair share.
     `texts` holds variants that a file provides; None if a generator writes them. `skipped` is the need of the style that the
     passage lacks; then nothing is requested.
     """
@@ -44,7 +48,9 @@ class Group:
     style: Style
     n_samples: int
     texts: tuple[str, ...] | None = None
+    target: int | None = None
     skipped: str = ""
+    item: Item = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -132,15 +138,21 @@ PlannedDocument = tuple[Document, list[Passage]]
 
 _BLOCK = 64
 """Requests of one group that are sent at once."""
+_BARREN = 24
+"""Requests in a row without a text after which a target of tokens is given up."""
+_MOST_SHARING = 10
+"""A name in more documents relates none of them in particular."""
 Notes = Callable[[str], tuple[str, ...] | None]
 """Id of `Plan.notes_id` -> the stored items, None if there are none yet."""
+Stored = Callable[[Sequence[VariantRequest]], Mapping[str, Variant]]
+"""Requests -> their stored variants by id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that decides which variants a run requests.
 
-    `styles` maps a style's name to samples of a passage; `catalog` holds the styles themselves.
+    `styles` maps a style's name to samples of a passage, `targets` to tokens; `catalog` holds the styles themselves.
     """
 
     documents_path: Path
@@ -150,7 +162,9 @@ class Plan:
     identity: dict[str, Any]
     catalog: Mapping[str, Style]
     precomputed: Precomputed | None = None
+    targets: Mapping[str, int] = field(default_factory=dict)
     documents: DocumentsSection = DocumentsSection()
+    judge: dict[str, Any] | None = None
 
     @property
     def n_samples(self) -> int:
@@ -207,14 +221,24 @@ class Plan:
             for part in split_passages(document, LONGEST_DOCUMENT, word_spans):
                 yield from (self._group(document, part, style) for style in styles)
 
+    def pair_groups(self, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
+        """Yield the groups of the styles for two passages of different documents that share a name; reads `documents` twice."""
+        styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "pair"]
+        for name, (document, first), (other, second) in _pairs(documents) if styles else ():
+            text = f"{first.shown}\n\n{second.shown}"
+            passage = Passage(content_id("pair", first.id, second.id, name), document.id, 0, len(text), text)
+            titles = " / ".join(filter(None, (document.title, other.title)))
+            for style in styles:
+                yield replace(self._group(replace(document, title=titles), passage, style), item={"entity": name})
+
     def _group(self, document: Document, passage: Passage, style: Style) -> Group:
-        group = Group(document, passage, style, self.styles[style.name])
+        group = Group(document, passage, style, self.styles[style.name], target=self.targets.get(style.name))
         skipped = style.missing_need(group.source) if style.needs else ""
         return replace(group, skipped=skipped) if skipped else group
 
     def items(self, group: Group, notes: Notes) -> list[Item] | None:
         """Return the items of a group's prompts, from stored `notes`; None if a preparation is not answered yet."""
-        items: list[Item] = [{}]
+        items: list[Item] = [group.item]
         for step in group.style.prepare:
             answers = [notes(self.notes_id(group, step, item)) for item in items]
             if any(answer is None for answer in answers):
@@ -238,15 +262,31 @@ class Plan:
         for sample, (turn, item) in enumerate(pairs):
             yield self._request(group, sample, turn, item)
 
-    def blocks(self, group: Group, items: Sequence[Item]) -> Iterator[list[VariantRequest]]:
-        """Yield the `requests` of a group in blocks, each of which is judged before the next is sent."""
+    def blocks(self, group: Group, items: Sequence[Item], stored: Stored) -> Iterator[list[VariantRequest]]:
+        """Yield the `requests` of a group in blocks, each of which is judged before the next is sent.
+
+        With a target of tokens they end once the texts that are `stored` have as many, or `_BARREN` requests brought none.
+        """
         requests = self.requests(group, items)
-        while block := list(islice(requests, _BLOCK)):
+        n_texts = n_tokens = n_barren = 0
+        expected = max(1, len(word_spans(group.passage.text))) if group.target else 0
+        while n_barren < _BARREN:
+            size = _BLOCK
+            if group.target is not None:
+                mean = max(1, n_tokens / n_texts) if n_texts else expected
+                size = min(_BLOCK, max(0, -int(-(group.target - n_tokens) // mean)))
+            if not (block := list(islice(requests, size))):
+                return
             yield block
+            if group.target is not None:
+                texts = [text for variant in stored(block).values() for text in variant.texts]
+                n_texts += len(texts)
+                n_tokens += sum(len(word_spans(text)) for text in texts)
+                n_barren = 0 if texts else n_barren + len(block)
 
     def unprepared(self, group: Group) -> list[VariantRequest]:
         """Return the requests that replace those of a group whose preparation has no answer."""
-        n_requests = 1 if group.style.combine else group.n_samples
+        n_requests = 1 if group.target or group.style.combine else group.n_samples
         ids = (content_id("unprepared", group.passage.id, group.style.name, turn) for turn in range(n_requests))
         return [VariantRequest(name, sample, "") for sample, name in enumerate(ids)]
 
@@ -269,9 +309,33 @@ class Plan:
         messages = group.style.preparation(step, group.source, item)
         return content_id("notes", group.passage.id, group.style.name, step.name, messages, self.identity, self.seed)
 
+    def statements_id(self, passage: Passage) -> str:
+        """Return the id of the statements that the judge lists of a passage."""
+        return content_id("statements", passage.id, self.judge)
+
     def sample_seed(self, prompt_hash: str, sample: int, attempt: int) -> int:
         """Return the seed (31 bits) of one attempt. It depends on the prompt, not on order or time."""
         return request_seed("seed", self.seed, prompt_hash, sample, attempt)
+
+
+def _pairs(
+    documents: Iterable[PlannedDocument],
+) -> Iterator[tuple[str, tuple[Document, Passage], tuple[Document, Passage]]]:
+    """Yield each name that a few documents share, with the first passages of two of them that have it."""
+    n_documents = Counter[str]()
+    for _, passages in documents:
+        n_documents.update({name for passage in passages for name in entities_of(passage.text)})
+    shared = {name for name, n in n_documents.items() if 1 < n <= _MOST_SHARING}
+    found: dict[str, list[tuple[Document, Passage]]] = {}
+    for document, passages in documents:
+        for passage in passages:
+            for name in shared.intersection(entities_of(passage.text)):
+                known = found.setdefault(name, [])
+                if len(known) < 2 and all(other.id != document.id for other, _ in known):
+                    known.append((document, passage))
+    for name in sorted(found):
+        first, second = found[name]
+        yield name, first, second
 
 
 def check_sections(recipe: Recipe) -> None:
@@ -288,11 +352,13 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
     section = recipe.augment
     generator = section.generator
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
+    samples = {name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()}
     return Plan(
-        documents_path=Path(section.documents), passage_tokens=section.passage_tokens,
-        styles=dict(section.styles),
+        documents_path=Path(section.documents), passage_tokens=section.passage_tokens, styles=samples,
+        targets={name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)},
         catalog=read_styles(section.style_files), seed=recipe.seed,
         identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
+        judge=generator_identity(section.judge) if section.judge else None,
     )  # fmt: skip
 
 
@@ -327,7 +393,7 @@ class PassageCoverage:
                 self.counts[self._index[fact]] += 1
 
     def carried(self, text: str) -> list[str]:
-        """Return the ids of the facts that a text carries."""
+        """Return the ids of the facts that a text carries, without statements, which a judge alone finds."""
         return [fact.id for fact in carried(self.facts, source_facts(self.passage.shown), text)]
 
     def quota(self, wanted: int | None) -> int:
@@ -340,9 +406,10 @@ class PassageCoverage:
         return [self.facts[index] for _, index in pairs]
 
 
-def coverage_of(passage: Passage) -> PassageCoverage:
-    """Return the coverage of a passage before its first text."""
-    return PassageCoverage(passage, facts_of(source_facts(passage.shown)))
+def coverage_of(passage: Passage, statements: Iterable[str] = ()) -> PassageCoverage:
+    """Return the coverage of a passage before its first text; `statements` are those that a judge listed."""
+    listed = (Fact("statement", str(number), text) for number, text in enumerate(statements, 1))
+    return PassageCoverage(passage, (*facts_of(source_facts(passage.shown)), *listed))
 
 
 def top_up_group(groups: Iterable[Group]) -> Group | None:

@@ -9,7 +9,7 @@ from math import comb
 from pathlib import Path
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.plan import LONGEST_DOCUMENT, Group, Plan, make_plan
+from kinject.augment.plan import LONGEST_DOCUMENT, QUOTA, Group, Plan, coverage_of, make_plan
 from kinject.augment.prompts import describe
 from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style, read_styles
 from kinject.corpus.passages import cut_note, split_passages, word_spans
@@ -38,7 +38,9 @@ _EXAMPLE = Document(
 class Preview:
     """The requests of a run, by estimate. `n_stored` of the `n_asked` variants are stored and need no request.
 
-    `cost` is that of the requests, `spent` that of the answers in the run folder.
+    `cost` is that of the requests, `spent` that of the answers in the run folder. `n_facts` are the numbers, dates, names and
+    quotations of the passages; `tokens_per_fact` the writer's tokens for each to stand in five texts, if no text loses one
+    (None where a passage gets fewer).
     """
 
     n_documents: int
@@ -54,6 +56,9 @@ class Preview:
     spent: float = 0.0
     budget: float | None = None
     n_cut: int = 0
+    n_facts: int = 0
+    tokens_per_text: float | None = None
+    tokens_per_fact: float | None = None
 
 
 def preview(recipe: AugmentRecipe) -> Preview:
@@ -72,13 +77,17 @@ def preview(recipe: AugmentRecipe) -> Preview:
         counts["documents"] += 1
         for passage in passages:
             n_words = len(word_spans(passage.text))
-            counts.update(passages=1, cut=passage.cut, words=n_words)
+            counts.update(passages=1, cut=passage.cut, words=n_words, facts=len(coverage_of(passage).facts))
             longest = max(longest, n_words)
         for group in plan.groups(document, passages):
             _count_group(plan, group, stored, counts, section.judge is not None)
-    for name in ("judge_in", "judge_out") if counts["judged"] else ():  # the trial on planted errors
-        counts[name] += round(counts[name] / counts["judged"] * 2 * N_TRIALS)
-    counts["judge_requests"] = counts["judged"] + 2 * N_TRIALS * bool(counts["judged"])
+    for group in plan.pair_groups(plan):
+        _count_group(plan, group, stored, counts, section.judge is not None)
+    # beside verdicts: the trial on planted errors, the statements of each passage, and those that each text tells
+    n_more = 2 * N_TRIALS + counts["passages"] + counts["counted"] if counts["judged"] else 0
+    for name in ("judge_in", "judge_out"):
+        counts[name] += round(counts[name] / max(1, counts["judged"]) * n_more)
+    counts["judge_requests"] = counts["judged"] + n_more
     used = {
         name: stored_usage(recipe.run_dir / name)
         for name, prices in limits.items()
@@ -87,11 +96,15 @@ def preview(recipe: AugmentRecipe) -> Preview:
     spent = sum(limits[name].cost(usage.tokens_in, usage.tokens_out) for name, usage in used.items())
     cost = limits["cache.sqlite"].cost(counts["tokens_in"], counts["tokens_out"])
     cost += limits["judge.sqlite"].cost(counts["judge_in"], counts["judge_out"]) if section.judge else 0.0
+    n_texts, n_facts = counts["written"], counts["facts"]
+    for_five = counts["all_out"] * QUOTA * counts["passages"] if n_texts >= QUOTA * counts["passages"] else 0
     return Preview(
         n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
         n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"] + counts["judge_requests"],
         tokens_in=counts["tokens_in"] + counts["judge_in"], tokens_out=counts["tokens_out"] + counts["judge_out"],
-        cost=cost, spent=spent, budget=section.budget, n_cut=counts["cut"],
+        cost=cost, spent=spent, budget=section.budget, n_cut=counts["cut"], n_facts=n_facts,
+        tokens_per_text=counts["all_out"] / n_texts if n_texts else None,
+        tokens_per_fact=for_five / n_texts / n_facts if for_five and n_facts else None,
     )  # fmt: skip
 
 
@@ -115,8 +128,8 @@ def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str
         return
     n_requests, n_preparations = _expected_requests(plan, group)
     known = 0
-    if not group.style.prepare:  # else the prompts depend on answers
-        known = sum(request.id in stored for request in plan.requests(group, [{}]))
+    if not group.style.prepare and group.target is None:  # else the prompts depend on answers
+        known = sum(request.id in stored for request in plan.requests(group, [group.item]))
     missing = n_requests - known
     counts.update(asked=n_requests, stored=known)
     if group.style.mechanical or group.texts is not None:
@@ -125,11 +138,12 @@ def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str
     prompt = shown + sum(len(word_spans(text)) for text in (group.style.user, group.style.system))
     n_words = len(word_spans(group.passage.text))
     per_variant = 2 if group.style.verify else 1
+    counts.update(written=n_requests, all_out=round(n_words * TOKENS_PER_WORD * (n_requests + n_preparations)))
     if not missing:
         return
     counts["requests"] += missing * per_variant + n_preparations
     if judged:
-        counts["judged"] += missing
+        counts.update(judged=missing, counted=missing * (group.style.scope == "passage"))
         counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * TOKENS_PER_WORD)) * missing
         counts["judge_out"] += _JUDGE_TOKENS * (1 + describe(group.source, "n_sentences")) * missing
     counts["tokens_in"] += round(prompt * TOKENS_PER_WORD * (missing * per_variant + n_preparations))
@@ -145,6 +159,8 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
         n_items *= step.expected * max(1, per)
     n_all = sum(comb(n_items, size) for size in group.style.combine)
     n_requests = min(n_all, group.n_samples) if group.style.combine else n_items * group.n_samples
+    if group.target is not None:
+        n_requests = min(n_requests, -(-group.target // max(1, len(word_spans(group.passage.text)))))
     return n_requests, n_preparations
 
 
@@ -154,10 +170,15 @@ def render_preview(preview: Preview) -> str:
         f"documents   {preview.n_documents:>12,}",
         f"passages    {preview.n_passages:>12,}  (longest {preview.longest:,} words and marks, {preview.n_words:,} in all)",
         *filter(None, [cut_note(preview.n_cut, preview.n_passages, "augment.passage_tokens")]),
+        f"facts       {preview.n_facts:>12,}  (numbers, dates, names and quotations)",
         f"rewritings  {preview.n_asked:>12,}  ({preview.n_stored:,} of them stored already)",
         f"requests    {preview.n_requests:>12,}  (at least: a refused answer is requested again)",
         f"tokens      {preview.tokens_in:>12,}  in, {preview.tokens_out:,} out, by estimate",
     ]
+    if preview.tokens_per_text is not None:
+        per_fact = preview.tokens_per_fact
+        in_five = f", {per_fact:,.0f} for each fact in five of them" if per_fact is not None else ""
+        lines.append(f"            {preview.tokens_per_text:>12,.0f}  out for each accepted text{in_five}")
     if preview.cost:
         lines.append(f"cost        {preview.cost:>12,.4f}  by estimate")
     if preview.spent:
@@ -188,6 +209,8 @@ def first_group(style: Style, documents: Path | None) -> Group:
 
     Raises as `read_documents`.
     """
+    if style.scope == "pair":
+        raise InputError(f"style {style.name}: needs passages of two documents; kinject augment --dry-run counts them.")
     n_tokens = LONGEST_DOCUMENT if style.scope == "document" else AugmentSection.passage_tokens
     document = next(iter(read_documents(documents))) if documents else _EXAMPLE
     return Group(document, split_passages(document, n_tokens, word_spans)[0], style, 1)

@@ -204,6 +204,19 @@ def judge_messages(title: str, passage: str, text: str, rules: Rules | None = No
     return [_judge_system(), user_message]
 
 
+def statements_messages(title: str, passage: str) -> list[Message]:
+    """Return the messages that ask a judge for short statements of what `passage` says."""
+    _, user_message = task_messages(title, passage, render(shared_texts()["statements"], Source(title, passage), {}))
+    return [_judge_system(), user_message]
+
+
+def told_messages(statements: Sequence[str], text: str) -> list[Message]:
+    """Return the messages that ask a judge which of the `statements` a text tells."""
+    listed = "\n".join(f"{number}. {escape_tags(line)}" for number, line in enumerate(statements, 1))
+    shown = {"text": escape_tags(text), "statements": listed}
+    return [_judge_system(), {"role": "user", "content": render(shared_texts()["told"], Source("", text), shown)}]
+
+
 def _judge_system() -> Message:
     return {"role": "system", "content": shared_texts()["judge_system"].strip()}
 

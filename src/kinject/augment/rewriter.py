@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
@@ -96,7 +97,8 @@ class Rewriter:
         Raises the first fatal `EndpointError`, `InputError` or `DiskError` after the requests in flight have ended,
         and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for them.
         """
-        groups = (group for document, passages in documents for group in self.plan.groups(document, passages))
+        of_documents = (group for document, passages in documents for group in self.plan.groups(document, passages))
+        groups = chain(of_documents, self.plan.pair_groups(documents))
         # Some spare groups, so that a group waiting for its last sample leaves no connection idle.
         n_workers = max(1, min(concurrency, 2 * concurrency // max(1, self.plan.n_samples) + 2))
         await run_workers(groups, self._fill, self.sender, n_workers)
@@ -111,10 +113,10 @@ class Rewriter:
             return
         checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
         texts: list[str] = []
-        n_requests = 0
-        for requests in self.plan.blocks(group, items):
+        n_requests, n_announced = 0, 0 if group.target else group.n_samples
+        for requests in self.plan.blocks(group, items, self.store.variants):
             n_requests += len(requests)
-            self.progress.total += max(0, min(len(requests), n_requests - group.n_samples))  # those of several items
+            self.progress.total += max(0, min(len(requests), n_requests - n_announced))  # those of several items
             stored = self.store.variants(requests)
             self._advance(len(stored), earlier=True)
             for variant in stored.values():
@@ -128,7 +130,7 @@ class Rewriter:
                 if block and checker:
                     block = await self._attempt(group, block, attempt, checker)
             self._advance(len(block))
-        self.progress.total -= max(0, group.n_samples - n_requests)
+        self.progress.total -= max(0, n_announced - n_requests)
 
     async def top_up(self, documents: Iterable[PlannedDocument], concurrency: int, quota: int) -> None:
         """Ask for texts of the facts that fewer than `quota` texts of their passage carry. Raises as `run`."""
@@ -144,7 +146,8 @@ class Rewriter:
         group = top_up_group(groups)
         if group is None:
             return
-        coverage, checker = coverage_of(passage), group.checker()
+        statements = self.store.notes(self.plan.statements_id(passage)) or ()
+        coverage, checker = coverage_of(passage, statements), group.checker()
         for variant in self._stored(groups):
             for text, facts in zip(variant.texts, variant.checks["facts"], strict=True):
                 coverage.add(facts)
@@ -165,12 +168,12 @@ class Rewriter:
         """Yield the stored variants with a text of the groups of one passage."""
         for group in groups:
             items = self.plan.items(group, self.store.notes)
-            for requests in self.plan.blocks(group, items or []):
+            for requests in self.plan.blocks(group, items or [], self.store.variants):
                 yield from (variant for variant in self.store.variants(requests).values() if variant.text)
 
     async def _request_preparations(self, group: Group) -> list[Item] | str:
         """Return the items of the group's prompts, stored ones first; without a usable answer, the reason."""
-        items: list[Item] = [{}]
+        items: list[Item] = [group.item]
         for step in group.style.prepare:
             answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
             read = [answer for answer in answers if isinstance(answer, tuple)]
@@ -321,6 +324,30 @@ class Rewriter:
                 answer.error = verdict
             elif not verdict.accepted:
                 answer.refuse(text, verdict)
+        if group.style.scope == "passage":
+            await self._count_statements(judge, group, answers)
+
+    async def _count_statements(self, judge: Judge, group: Group, answers: Sequence[_Answer]) -> None:
+        """Add the statements of the passage that the judge finds told to the facts of each accepted text."""
+        notes_id = self.plan.statements_id(group.passage)
+        if self.store.notes(notes_id) is None:
+            (listed,) = await _gather(group, [judge.statements(group.document.title, group.passage.shown)])
+            if isinstance(listed, EndpointError):
+                for answer in answers:
+                    answer.error = listed
+                return
+            if self.store.notes(notes_id) is None:  # another style may have asked meanwhile
+                self.store.add_notes(notes_id, group, "", "statements", listed)
+        statements = self.store.notes(notes_id) or ()
+        pairs = [(answer, pair) for answer in answers if answer.error is None for pair in answer.texts if statements]
+        told = await _gather(group, (judge.told(statements, text) for _, (text, _) in pairs))
+        for (answer, (text, verdict)), numbers in zip(pairs, told, strict=True):
+            if isinstance(numbers, EndpointError):
+                answer.error = numbers
+                continue
+            facts = [*verdict.measures["facts"], *(f"statement:{number}" for number in numbers)]
+            index = answer.texts.index((text, verdict))
+            answer.texts[index] = text, replace(verdict, measures={**verdict.measures, "facts": facts})
 
     def _advance(self, n: int = 1, *, earlier: bool = False) -> None:
         """Count `n` more variants as done: stored (by an `earlier` run), or given up."""

@@ -143,7 +143,9 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
         counts["documents"] += 1
         counts["passages"] += len(split)
         counts["cut"] += sum(passage.cut for passage in split)
-        counts["variants"] += sum(group.n_samples for group in plan.groups(document, split) if not group.skipped)
+        groups = (group for group in plan.groups(document, split) if not group.skipped and group.target is None)
+        counts["variants"] += sum(group.n_samples for group in groups)
+    counts["variants"] += sum(group.n_samples for group in plan.pair_groups(passages) if group.target is None)
     return counts
 
 

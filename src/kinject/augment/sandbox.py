@@ -11,7 +11,7 @@ from typing import Any
 
 from kinject.augment.answers import pairs_of
 from kinject.augment.drafts import is_question_prompt
-from kinject.augment.prompts import first_words, passage_of, rewriting_of
+from kinject.augment.prompts import first_words, passage_of, rewriting_of, shared_texts
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.errors import DiskError, InputError
@@ -46,6 +46,8 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
         return Completion(_grade(accepted, text))
     if is_question_prompt(messages):
         return answer_as_sandbox(messages, seed)
+    if told := _TOLD.search(messages[-1]["content"]):
+        return Completion(_told(told["text"], told["statements"]))
     rewriting = rewriting_of(messages)
     if rewriting is None:
         return generate_rewriting(messages, seed)
@@ -61,7 +63,8 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
-    request = next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
+    statements = ("judge", "statement") if first_words(shared_texts()["statements"]) in task else None
+    request = statements or next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
     rewrite = _ANSWERS.get(request)
     return Completion(rewrite(passage, seed) if rewrite else _answer(request, passage, task, seed))
 
@@ -152,6 +155,19 @@ def _paraphrase(passage: str, seed: int) -> str:
             break
         text = paraphrase(passage, f"{seed}.{draw}")
     return text
+
+
+_TOLD = re.compile(
+    r"<text>\n(?P<text>.*)\n</text>\n\nThese statements are numbered:\n(?P<statements>.*?)\n\n", re.DOTALL
+)
+
+
+def _told(text: str, statements: str) -> str:
+    """Return the numbers of the statements whose values a text has."""
+    lines = (line.partition(". ") for line in statements.splitlines())
+    parsed = [(number, parse_entry(statement)) for number, _, statement in lines]
+    told = [number for number, person in parsed if person and all(value in text for value in person.facts.values())]
+    return ", ".join(told) or "0"
 
 
 _YEAR = re.compile(r"\b\d{4}\b")

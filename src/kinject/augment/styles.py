@@ -79,7 +79,9 @@ class Style:
     system: str = option('{% include "system" %}', help="Template of the system message.")
     user: str = option("", help="Template of the user message. It must use {{ source }}, the passage in its tags.")
     variations: tuple[Variation | str, ...] = option((), help="Lines for {{ variation }}, one after the other.")
-    scope: Literal["passage", "document"] = option("passage", help="The text in one prompt.")
+    scope: Literal["passage", "document", "pair"] = option(
+        "passage", help="The text in one prompt; a pair are passages of two documents that share a name, {{ entity }}."
+    )
     needs: tuple[Literal["prose", "relations"], ...] = option((), help="Other passages are skipped.")
     prepare: tuple[Preparation, ...] = option((), help="Requests before those for the variants.")
     combine: tuple[int, ...] = option((), help="Prompts are about all subsets of these sizes of the items.", min=1)
@@ -304,7 +306,7 @@ def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str
 
 def _template_faults(style: Style, file: YamlFile) -> Iterator[Problem]:
     """Yield the faults of templates, each with the line in the file."""
-    items: dict[str, Any] = {}
+    items: dict[str, Any] = {"entity": "Mara Lind"} if style.scope == "pair" else {}
     templates: list[tuple[tuple[str | int, ...], str, dict[str, Any], str]] = []
     for index, step in enumerate(style.prepare):
         templates.append((("prepare", index, "prompt"), step.prompt, dict(items), "source"))

@@ -168,8 +168,12 @@ _AUGMENT = (
     Conflict("augment.styles.{0}", lambda r, f: [(name, suggestion(name, f)) for name in r.augment.styles if name not in f],
              "unknown style.{1}"),
     Conflict("augment.styles.{0}", lambda r, f: [(name, n, f"{MAX_SAMPLES:,}") for name, n in r.augment.styles.items()
-                                                 if not 0 <= n <= MAX_SAMPLES],
+                                                 if isinstance(n, int) and not 0 <= n <= MAX_SAMPLES],
              "found {1}, allowed: 0 to {2}."),
+    Conflict("augment.styles.{0}", lambda r, f: [style.name for style in _chosen(r, f)
+                                                 if not isinstance(r.augment.styles[style.name], int)
+                                                 and (style.mechanical or r.augment.generator.kind == "file")],
+             "needs a number: a target of tokens is for styles that a model writes."),
     Conflict("augment.messages", lambda r, f: r.augment.messages and not any(style.writes_chat for style in _chosen(r, f)),
              "none of the styles writes conversations. Add questions, dialogue, atomic_facts or instructions."),
     Conflict("augment.one_corpus", lambda r, f: r.augment.one_corpus and not any(

@@ -231,8 +231,11 @@ def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
 def _add_styles(section: Schema, styles: Mapping[str, str]) -> None:
     """Name the styles in the schema of `augment.styles`, each with its description; others need `style_files`."""
     schema = section["properties"]["styles"]
-    count = schema["additionalProperties"] | {"minimum": 0, "maximum": MAX_SAMPLES}
-    schema["additionalProperties"] = count
+    count = schema["additionalProperties"]
+    count["anyOf"] = [
+        {**option, "minimum": 0, "maximum": MAX_SAMPLES} if option.get("type") == "integer" else option
+        for option in count["anyOf"]
+    ]
     schema["properties"] = {name: {"description": text, **count} for name, text in styles.items()}
     section["if"] = {"not": {"required": ["style_files"]}}
     section["then"] = {"properties": {"styles": {"propertyNames": {"enum": list(styles)}}}}

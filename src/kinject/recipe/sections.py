@@ -217,6 +217,13 @@ GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
+class TokenTarget:
+    """Variants of a style until they have so many tokens together, for each passage (or document)."""
+
+    tokens: int = option(help="Tokens, counted as for passage_tokens.", min=1)
+
+
+@dataclass(frozen=True)
 class RaftSection:
     """Passages in front of the questions of the style raft: the one that answers it among others, its distractors."""
 
@@ -234,7 +241,9 @@ class AugmentSection:
     documents: str = option(
         help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
     )
-    styles: Mapping[str, int] = option(help="Style: samples of each passage, as in {paraphrase: 16}.")
+    styles: Mapping[str, int | TokenTarget] = option(
+        help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
+    )
     generator: GeneratorSection = option(help="The writer of the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     messages: bool = option(

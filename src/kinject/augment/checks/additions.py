@@ -247,7 +247,7 @@ def _added_units(source: Facts, new: Facts) -> Iterator[Addition]:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A number, date, name or quotation of a passage.
+    """A number, date, name or quotation of a passage, or a statement that a judge lists of it.
 
     `form` is its normal form, and `text` how the passage writes it.
     """
@@ -296,6 +296,8 @@ def _is_carried(fact: Fact, source: Facts, new: Facts) -> bool:
         )
     if fact.kind == "date":
         return tuple(map(int, fact.form.split("-"))) in values.days
+    if fact.kind == "statement":
+        return False
     if fact.kind == "quotation":
         return f" {fact.form} " in new.form
     words = [word for word in source.names.spelling if word in fact.form.split(" ")] or [fact.form]

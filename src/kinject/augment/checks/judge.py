@@ -1,4 +1,4 @@
-"""A language model as a judge: it compares a rewriting with its source.
+"""A language model as a judge: it compares a rewriting with its source, and lists what the source states.
 
 It reads the rewriting sentence by sentence (as MiniCheck, arXiv 2404.10774, which finds that splitting sentences into
 claims adds little) and names the words at fault. What it catches and refuses is measured on planted errors first.
@@ -18,8 +18,9 @@ from typing import Any
 
 import yaml
 
+from kinject.augment.answers import lines_of
 from kinject.augment.checks.checker import Rules, Verdict
-from kinject.augment.prompts import judge_messages
+from kinject.augment.prompts import judge_messages, statements_messages, told_messages
 from kinject.corpus.passages import sentence_ends
 from kinject.disk import content_id
 from kinject.language import detect_language
@@ -40,6 +41,7 @@ N_TRIALS = 4 * len(ALL_KINDS)
 """Planted errors shown to a judge, four of each kind where the passages have room, and at most as many correct texts."""
 MIN_RECALL, MIN_PRECISION = 0.8, 0.9
 """A judge below them is warned of."""
+_MOST_STATEMENTS = 40
 _VERDICT = re.compile(
     r"[\W_]*(?:(?:the |my |final )*(?:verdict|answer|judge?ment|rewriting|text|it)(?: is)?[\W_]*)?"
     r"(un)?faithful\b[\s*:.,;—–-]*(.{0,200})",
@@ -132,6 +134,16 @@ class Judge:
     async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
         answer = await self._answer(judge_messages(title, passage, text, rules))
         return read_verdict(answer) if answer else Verdict("judge", "its answer was cut at max_tokens, or empty")
+
+    async def statements(self, title: str, passage: str) -> tuple[str, ...]:
+        """Return short statements of what a passage says, () for an answer without any. Raises as `Sender.send`."""
+        lines = lines_of(await self._answer(statements_messages(title, passage)))
+        return tuple(dict.fromkeys(line for line in lines if line[-1] not in ":："))[:_MOST_STATEMENTS]
+
+    async def told(self, statements: Sequence[str], text: str) -> list[int]:
+        """Return the numbers, from 1, of the statements that a text tells. Raises as `Sender.send`."""
+        last_line = (await self._answer(told_messages(statements, text))).rpartition("\n")[2]
+        return sorted({int(number) for number in re.findall(r"\d{1,3}", last_line)} & {*range(1, len(statements) + 1)})
 
     async def _answer(self, messages: list[Message]) -> str:
         """Return the answer without its thinking, "" if it was cut: what counts comes last."""
