@@ -140,7 +140,7 @@ def test_requests() -> None:  # it waits for its own children
 def test_costs(run_here: Callable[..., str]) -> None:
     printed = run_here("augment/costs.py", "--documents", "2")
     rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|.* ([\d,]+) \|$", printed, re.MULTILINE)}
-    assert len(rows) == 19
+    assert len(rows) == 20
     assert rows["paraphrase"][0] == rows["paraphrase"][1]  # one request for each text
     assert rows["implications"][0] >= rows["implications"][1]
 
