@@ -134,6 +134,7 @@ def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: S
 
 PlannedDocument = tuple[Document, list[Passage]]
 """A document and its passages, in order."""
+_Place = tuple[Document, Passage]
 
 
 _BLOCK = 64
@@ -269,11 +270,10 @@ class Plan:
         """
         requests = self.requests(group, items)
         n_texts = n_tokens = n_barren = 0
-        expected = max(1, len(word_spans(group.passage.text))) if group.target else 0
         while n_barren < _BARREN:
             size = _BLOCK
             if group.target is not None:
-                mean = max(1, n_tokens / n_texts) if n_texts else expected
+                mean = max(1, n_tokens / n_texts if n_texts else len(word_spans(group.passage.text)))
                 size = min(_BLOCK, max(0, -int(-(group.target - n_tokens) // mean)))
             if not (block := list(islice(requests, size))):
                 return
@@ -318,15 +318,13 @@ class Plan:
         return request_seed("seed", self.seed, prompt_hash, sample, attempt)
 
 
-def _pairs(
-    documents: Iterable[PlannedDocument],
-) -> Iterator[tuple[str, tuple[Document, Passage], tuple[Document, Passage]]]:
+def _pairs(documents: Iterable[PlannedDocument]) -> Iterator[tuple[str, _Place, _Place]]:
     """Yield each name that a few documents share, with the first passages of two of them that have it."""
     n_documents = Counter[str]()
     for _, passages in documents:
         n_documents.update({name for passage in passages for name in entities_of(passage.text)})
     shared = {name for name, n in n_documents.items() if 1 < n <= _MOST_SHARING}
-    found: dict[str, list[tuple[Document, Passage]]] = {}
+    found: dict[str, list[_Place]] = {}
     for document, passages in documents:
         for passage in passages:
             for name in shared.intersection(entities_of(passage.text)):
@@ -334,8 +332,7 @@ def _pairs(
                 if len(known) < 2 and all(other.id != document.id for other, _ in known):
                     known.append((document, passage))
     for name in sorted(found):
-        first, second = found[name]
-        yield name, first, second
+        yield name, found[name][0], found[name][1]
 
 
 def check_sections(recipe: Recipe) -> None:
