@@ -106,6 +106,7 @@ FILL = """
 import resource, signal, sys
 from kinject.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True  # it would be cut off, too
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 sys.exit(main(["augment", sys.argv[1]]))
 """

@@ -177,7 +177,7 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("augment", {"generator": FILE, "styles": {"entigraph": 1}}, "augment.styles.entigraph", "needs a model to ask"),
     ("augment", {"judge": FILE}, "augment.judge.kind", "must answer"),
     ("augment", {"budget": 1.0}, "augment.budget", "augment.generator.price"),
-    ("augment", {"generator": {**OPENAI, "price": [1.0]}}, "augment.generator.price", "takes two numbers"),
+    ("augment", {"generator": {**OPENAI, "price": [1.0]}}, "augment.generator.price", "expected two numbers"),
     ("questions", {"generator": FILE}, "questions.generator.kind", "need a model to ask"),
     ("questions", {"budget": 1.0}, "questions.budget", "questions.generator.price"),
     ("questions", {"generator": {}}, "questions.generator", "model is missing. Give the name of a model"),

@@ -171,7 +171,7 @@ def test_long_questions_are_cut_from_the_left_to_the_window(tiny_model: Path, wr
 
 def test_a_question_without_choices_is_refused(tiny_model: Path, write_rows: WriteRows) -> None:
     path = write_rows("open.jsonl", [{"question": "Where was Person 1 born?", "answers": ["Kelm"]}])
-    with pytest.raises(InputError, match="1 of 1 questions have no choices, which probes need"):
+    with pytest.raises(InputError, match="choices: found 1, expected at least two"):
         Probes(
             ProbesSection({"q": str(path)}), {"q": read_questions(path)}, load_model(str(tiny_model)).tokenizer, None
         )

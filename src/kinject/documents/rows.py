@@ -154,6 +154,9 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     if "text" not in with_plain_names(dict.fromkeys(header), options) and options.text_field is None:
         yield from _whole_table(path, header, rows, meta)
         return
+    if len(set(header)) < len(header):  # a reader could not choose
+        repeated = next(name for name in header if header.count(name) > 1)
+        raise InputError(f"{path}:1: two columns are called {repeated!r:.80}. Give each a name of its own.")
     for number, cells in rows:
         location = f"{path}:{number}"
         if isinstance(cells, InputError):

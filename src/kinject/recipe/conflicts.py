@@ -74,7 +74,7 @@ _GENERATOR = (
                                          if part.address and not _is_url(part.address)],
              "found {0!r}, expected a URL such as http://127.0.0.1:8000/v1."),
     Conflict(".price", lambda g, f: len(g.price) not in (0, 2),
-             "takes two numbers: of a million prompt tokens, and of a million answer tokens."),
+             "expected two numbers: of a million prompt tokens, and of a million answer tokens."),
     Conflict(".{0}", _not_sent, "is not for kind: {1}. Remove it."),
     Conflict(".extra_body.{0}", lambda g, f: [(name, ", ".join(SAMPLING)) for name, value in (g.extra_body or {}).items()
                                               if g.kind == "transformers" and not (name in SAMPLING

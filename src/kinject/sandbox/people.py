@@ -16,7 +16,7 @@ import yaml
 from kinject.disk import content_id
 
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-TEXTS: Final[dict[str, Any]] = yaml.load(Path(__file__).with_name("texts.yaml").read_text("utf-8"), _SafeLoader)  # noqa: S506 (it is safe)
+TEXTS: Final[dict[str, Any]] = yaml.load(Path(__file__).with_name("texts.yaml").read_text("utf-8"), Loader=_SafeLoader)  # noqa: S506 (it is safe)
 """The names, values, templates and instructions of texts.yaml."""
 DEMONYM: Final[str] = TEXTS["demonym"]
 FEMALE_NAMES: Final[list[str]] = TEXTS["female_names"]
