@@ -321,7 +321,8 @@ _LEFT_OUT = {
     "rejected.jsonl": ("Refused answers", {"reason": "reason", "style": "style", "document_id": "document", "detail": "found",
                                            "text": "the answer"}),
     "skipped.jsonl": ("Skipped", {"where": "file", "detail": "why"}),
-    "duplicates.jsonl": ("Copies and versions", {"dropped": "left out", "version": "version", "kept": "kept", "how": "how"}),
+    "duplicates.jsonl": ("Copies and versions", {"dropped": "left out", "version": "version", "kept": "kept", "how": "how",
+                                                     "words_only_here": "words only in the first", "words_only_there": "in the other instead"}),
 }  # fmt: skip
 """File of a run -> the title of its table, and its columns."""
 _LOGGED = ("loss", "learning_rate", "grad_norm")
@@ -422,7 +423,7 @@ def _left_out(run_dir: Path) -> Iterator[TableBlock]:
         rows = [row for _, row in read_jsonl(run_dir / name)] if (run_dir / name).is_file() else []
         if rows:
             lines = (
-                line(*(format_name(str(row.get(key) or ""), _LONGEST) for key in columns)) for row in rows[:_MOST_ROWS]
+                line(*(format_name(_text(row.get(key)), _LONGEST) for key in columns)) for row in rows[:_MOST_ROWS]
             )
             about = f"the first {_MOST_ROWS:,}; {name} has all" if len(rows) > _MOST_ROWS else ""
             yield without_empty_columns(TableBlock(
@@ -448,3 +449,7 @@ def read_training_log(path: Path) -> Log:
                 raise InputError(f"{path}:{number}: {key}: found {row[key]!r:.60} at step {row.get('step')!r:.60}, numbers are "
                                  "needed.") from error  # fmt: skip
     return {key: tuple(zip(*sorted(by_step.items()), strict=True)) for key, by_step in values.items()}  # type: ignore[misc]
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
