@@ -321,8 +321,10 @@ _LEFT_OUT = {
     "rejected.jsonl": ("Refused answers", {"reason": "reason", "style": "style", "document_id": "document", "detail": "found",
                                            "text": "the answer"}),
     "skipped.jsonl": ("Skipped", {"where": "file", "detail": "why"}),
-    "duplicates.jsonl": ("Copies and versions", {"dropped": "left out", "version": "version", "kept": "kept", "how": "how",
-                                                     "words_only_here": "words only in the first", "words_only_there": "in the other instead"}),
+    "duplicates.jsonl": ("Copies and versions", {
+        "dropped": "left out", "version": "version", "kept": "kept", "how": "how", "words_only_here": "words only in the first",
+        "words_only_there": "in the other instead",
+    }),
 }  # fmt: skip
 """File of a run -> the title of its table, and its columns."""
 _LOGGED = ("loss", "learning_rate", "grad_norm")
