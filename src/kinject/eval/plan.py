@@ -127,7 +127,7 @@ def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm
     ks = section.retrieval.k if section.retrieval and item.gets_passages else ()
     return tuple(
         EvalArm(model, format, shots, k)
-        for format in dict.fromkeys(item.formats or section.formats)
+        for format in dict.fromkeys(section.formats_of(item))
         for shots in ((0,) if format in WITHOUT_QUESTION else section.shots)
         for model in section.models
         for k in (0, *(dict.fromkeys(ks) if format not in WITHOUT_QUESTION else ()))
@@ -138,7 +138,7 @@ def check_section(recipe: Recipe) -> None:
     """Raise `RecipeError` with every problem of the eval section that no file is needed to see."""
     if recipe.eval is None:
         return
-    formats = {format for item in recipe.eval.sets().values() for format in item.formats or recipe.eval.formats}
+    formats = {format for item in recipe.eval.sets().values() for format in recipe.eval.formats_of(item)}
     asking = Asking(
         writes=not OPEN.isdisjoint(formats), scores=not GENERATED.issuperset(formats), is_shared=world_size() > 1
     )
@@ -159,7 +159,7 @@ def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | Non
 def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriever: Retriever | None) -> QuestionSet:
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
-    formats = item.formats or section.formats
+    formats = section.formats_of(item)
     layout = layout_of(item.layout, formats)
     if Path(item.path).suffix in (".yaml", ".yml"):
         raise InputError(
@@ -222,7 +222,7 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
     _check_instructions(item, section, question_set.questions)
-    formats = item.formats or section.formats
+    formats = section.formats_of(item)
     chosen = [format for format in formats if format not in OPEN]
     for question in (*question_set.questions, *question_set.pool) if chosen else ():
         if not question.choices:

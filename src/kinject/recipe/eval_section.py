@@ -257,6 +257,10 @@ class EvalSection:
             for name, value in self.questions.items()
         }
 
+    def formats_of(self, item: QuestionSetSection) -> tuple[QuestionFormat, ...]:
+        """Return the formats in which a question set is asked: its own, or those of this section."""
+        return item.formats or self.formats
+
     def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
         """Return the table of each model by name, completed from `model_defaults` and from this section."""
         return {name: self._complete(value) for name, value in self.models.items()}

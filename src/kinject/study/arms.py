@@ -335,5 +335,5 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
 
 def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
     """Return the format and number of shots that decide choices and claims on a set: the first of each in the eval recipe."""
-    asked = evaluation.sets()[question_set].formats or evaluation.formats
+    asked = evaluation.formats_of(evaluation.sets()[question_set])
     return next((format for format in asked if format not in WITHOUT_QUESTION), asked[0]), evaluation.shots[0]

@@ -232,7 +232,7 @@ def _split_questions(section: EvalSection, fractions: Mapping[str, float], folde
     left out of the test questions of every other. Raises `InputError` if a part is empty.
     """
     items = {
-        name: replace(item, layout=layout_of(item.layout, item.formats or section.formats))
+        name: replace(item, layout=layout_of(item.layout, section.formats_of(item)))
         for name, item in section.sets().items()
     }
     choosing = {
