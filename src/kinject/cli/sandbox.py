@@ -132,7 +132,7 @@ Stopped at any moment, the same command resumes it.
 examples:
   kinject demo
   kinject demo --from-scratch    train the base model, too (about 9 minutes more)
-  kinject demo --real            SmolLM2-135M-Instruct and a company's handbook, in a quarter of an hour;
+  kinject demo --real            SmolLM2-135M-Instruct and a company's handbook, in nine minutes;
                                  two packages bring the model and a dense retriever"""
 
 
