@@ -57,7 +57,7 @@ class ArmInfo:
 
     `description` is its description in words. `sweep` names the sweep for which the arm was made, "" for an arm of its
     own. `recipe` holds where its training differs from the study's shared recipes (dotted key -> value).
-    `step_matched_to` names the arm whose number of steps (or tokens) it was given, "" if it has its own.
+    `step_matched_to` names the arm whose number of steps (or seconds) it was given, "" if it has its own.
     """
 
     name: str

@@ -13,6 +13,7 @@ from country import write_study
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import read_recipe
 from kinject.study.arms import expand_arms
+from kinject.study.scheduler import _stages_of_arm
 from kinject.study.stages import ArmRun, Planner, run_stage
 
 
@@ -102,12 +103,10 @@ def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
 def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_again(tmp_path, tiny_model):
     from shutil import copytree
 
-    instruct, recipe = tmp_path / "instruct", tmp_path / "again.yaml"
+    instruct, talks = tmp_path / "instruct", tmp_path / "talks.jsonl"
     copytree(tiny_model, instruct)
-    recipe.write_text(
-        f"run_dir: runs/again\nmethod: sft\nmodel: {{path: {tiny_model}}}\ncorpus: {{path: talks.jsonl}}\n"
-    )
-    arms = {"vector": {"through": str(instruct)}, "after": {"then": str(recipe)}}
+    talks.write_text('{"text": "Hello."}\n')
+    arms = {"vector": {"through": str(instruct)}, "after": {"after": "vector", "corpus": str(talks)}}
     path = write_study(tmp_path, tiny_model)
     runs = planned(path, *(f"study.arms.{name}={json.dumps(arm)}" for name, arm in arms.items()))
     vector, after = runs["vector", 0], runs["after", 0]
@@ -116,7 +115,9 @@ def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_a
     merging = vector.stages[-1].parameters
     assert (merging["add"], merging["minus"]) == (str(tiny_model), str(instruct))
     assert vector.model_dir == f"{vector.stages[-1].folder}/merged"
-    assert [stage.kind for stage in after.stages][-2:] == ["train", "train"]
-    assert f'model.path="{after.stages[-2].folder}/model"' in after.stages[-1].overrides
+    assert after.stages[:-1] == vector.stages
+    assert f'model.path="{vector.model_dir}"' in after.stages[-1].overrides
+    assert f'corpus.path="{talks}"' in after.stages[-1].overrides
     assert after.stages[-1].dependencies == (after.stages[-2].id,)
+    assert _stages_of_arm(after) == {stage.id for stage in after.stages}
     assert after.model_dir == f"{after.stages[-1].folder}/model"

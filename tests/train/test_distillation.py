@@ -119,15 +119,18 @@ _student_of: dict[str, list[int]] = {}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "few, mixed": ({"top_k": 4, "cross_entropy": 0.3}, {}),
     "beginning": ({"context": "beginning"}, {"max_length": 32}),
+    "another model": ({"context": "none", "top_k": 9999}, {}),
     "unpacked": ({}, {"packing": False, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_that_of_the_loop_written_out(
-    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path, case: str
+    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path, tmp_path: Path, case: str
 ) -> None:
     section, options = CASES[case]
+    if section.get("context") == "none":
+        section = {**section, "teacher": str(_another(sharp_model, tmp_path / "teacher"))}
     trainer = {**SGD, **options}
     recipe = make_recipe(method="distill", distillation=section, corpus=paraphrases, trainer=trainer)
     base = {name: w.detach().clone() for name, w in load_model(str(sharp_model)).model.double().named_parameters()}
@@ -141,13 +144,25 @@ def test_an_update_is_that_of_the_loop_written_out(
     assert error < 1e-3 * moved
 
 
+def _another(folder: Path, other: Path) -> Path:
+    """A model of the same vocabulary with weights of its own."""
+    loaded = load_model(str(folder))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    loaded.model.save_pretrained(other)
+    loaded.tokenizer.save_pretrained(other)
+    return other
+
+
 def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
     """SGD on each text alone in float64; the teacher, a second model, reads its context and the text in one pass."""
     assert recipe.corpus is not None
     section = recipe.distillation
     assert section is not None
     loaded, tokenizer = load_model(str(folder)), load_model(str(folder)).tokenizer
-    model, frozen = loaded.model.double(), load_model(str(folder)).model.double()
+    model, frozen = loaded.model.double(), load_model(section.teacher or str(folder)).model.double()
     rows = [row for _, row in read_jsonl(Path(recipe.corpus.path))]
     packed = make_trainer(recipe).train_dataset.rows
     by_tail: dict[tuple[int, ...], list[int]] = {}
@@ -295,7 +310,7 @@ def test_a_prompt_and_a_conversation_are_read_behind_the_document(
     assert [read.has_teacher(n) for n in range(len(read))] == [True] * 4 + [False] * 2
     numbers = read.numbers(2)
     assert (numbers >= 0).tolist() == np.asarray(read.rows[2].learned).tolist()
-    assert any("before 4 of 6 rows; the others are learned by cross-entropy" in note for note in made.notes)
+    assert any("reads 4 of 6 rows; the others are learned by cross-entropy" in note for note in made.notes)
 
 
 def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(
@@ -345,6 +360,7 @@ def test_documents_held_out_keep_each_row_with_its_own_predictions(
     [
         ({"method": "distill", "distillation": {"context": "documents"}}, "Did you mean document"),
         ({"method": "distill", "distillation": {"documents": "nowhere.jsonl"}}, "nothing is there"),
+        ({"method": "distill", "distillation": {"context": "none"}}, "would teach itself"),
         ({"method": "distill"}, "no row of .* has a context that fits"),
     ],
 )

@@ -222,6 +222,8 @@ def _unknown_names(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
     arms, sweeps = s.arms.keys() - {_BASE}, s.sweeps or {}
     for name, arm in s.arms.items():
         found += [(("arms", name, "match", key), other, arms - {name}) for key, other in (arm.match or {}).items()]
+        above = [*s.arms][: [*s.arms].index(name)]
+        found += [(("arms", name, "after"), arm.after, above)]
     for name, item in (s.tune or {}).items():
         found += [(("tune", name, "arm"), item.arm, arms)]
         found += [(("tune", name, "arms", index), arm, arms) for index, arm in enumerate(item.arms or ())]
@@ -317,6 +319,8 @@ _STUDY = (
     Conflict("", lambda r, f: [(("study", "arms", name), " and ".join(arm.match)) for name, arm in r.study.arms.items()
                                if len(arm.match or {}) > 1],
              "{1} exclude each other. Keep one."),
+    Conflict("", lambda r, f: [(("study", "arms", name),) for name, arm in r.study.arms.items() if arm.after and arm.through],
+             "after and through name two models to begin with. Keep one."),
     Conflict("", lambda r, f: [(("study", "arms", name), other) for name, arm in r.study.arms.items()
                                for other in (arm.match or {}).values() if other in r.study.arms and r.study.arms[other].match],
              "{1} is itself matched to another arm. Name that one."),
@@ -325,7 +329,7 @@ _STUDY = (
              "corpus {1} needs study.augment, the recipe that writes it."),
     Conflict("", lambda r, f: [(("study", "arms", name, "corpus"), arm.corpus) for name, arm in r.study.arms.items()
                                if arm.corpus not in ("augmented", "random") and not is_file(arm.corpus)
-                               and (f.checks_inputs or not Path(arm.corpus).suffix)],
+                               and ((f.checks_inputs and not r.study.setup) or not Path(arm.corpus).suffix)],
              "found {1!r}: neither augmented nor random, and as a file nothing is there. Check the path."),
     Conflict("", lambda r, f: [(("study", "models", name),) for name, item in r.study.models.items() if not isinstance(item, str)
                                and ((item.path is None and item.recipe is None) or (item.overrides and item.recipe is None))],

@@ -34,16 +34,11 @@ class DocumentsSection:
 class AnswersSection:
     """The model writes the answers of rows itself before it is trained; they replace those given (MixSD, arXiv 2605.16865).
 
-    Each token is drawn from the model's prediction with the context, or, by the fraction `without_context`, without it. Where
-    the context is shown, only answers that hold the given one are kept.
+    Each token is drawn from the model's prediction behind the document, the row of the main corpus with the same document_id
+    and origin original; or, by the fraction `without_context`, without it. Where the document is shown, only answers that hold
+    the given one are kept.
     """
 
-    documents: str | None = option(
-        None,
-        help="Documents, as for augment; default: the rows of the main corpus with origin original. Rows name theirs by "
-        "document_id.",
-        path="documents",
-    )
     without_context: float = option(
         0.3, help="Fraction of tokens that are drawn without the context; 1: it is not shown at all.", min=0.0, max=1.0
     )
@@ -128,13 +123,19 @@ class CorpusSection:
 class DistillationSection:
     """Context distillation (`method: distill`): the teacher's context, and the loss to its predictions.
 
-    The teacher is the model itself with a context before the text; the student reads the text alone.
+    The teacher is the model itself with a context before the text; the student reads the text alone. Or it is another model:
+    a larger one, or the one that was there before a training, to give back what that has cost.
     """
 
-    context: Literal["document", "beginning"] = option(
+    teacher: str | None = option(
+        None,
+        help="The teacher: a model folder or hub name, of the model's vocabulary; default: the model itself.",
+        path="model",
+    )
+    context: Literal["document", "beginning", "none"] = option(
         "document",
         help="The context of the teacher: the row's document, or the beginning of the row's own text, which the "
-        "student then lacks (DiSC).",
+        "student then lacks (DiSC); none: it reads the row itself (with `teacher`).",
     )
     documents: str | None = option(
         None,

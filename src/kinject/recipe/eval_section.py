@@ -307,9 +307,9 @@ class ArmSection:
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
     )
-    match: Mapping[Literal["steps", "tokens", "seconds"], str] | None = option(
+    match: Mapping[Literal["steps", "seconds"], str] | None = option(
         None,
-        help="{steps: ARM}, {tokens: ARM} or {seconds: ARM}: train for as many optimizer steps, corpus tokens, or seconds of "
+        help="{steps: ARM} or {seconds: ARM}: train for as many optimizer steps, or seconds of "
         "training (its teacher's and own answers' included, on a CPU processor time) as that arm.",
     )
     alpha: float | None = option(
@@ -320,8 +320,9 @@ class ArmSection:
         help="Train this model, the base of the arm's own one, instead; then its own one minus this base is added to the tuned "
         "weights (chat vector), or an adapter (adapter.merge: false) goes onto its own one.",
     )
-    then: str | None = option(
-        None, help="Train recipe that trains the tuned model further, as SFT after CPT.", path="file"
+    after: str | None = option(
+        None,
+        help="Train the model of this arm, one above, further: SFT after CPT, or one set of documents after another.",
     )
     rag: bool = option(True, help="Score it with retrieved passages as well.")
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)

@@ -225,6 +225,9 @@ TRAIN_ROWS = (
              "needs separated documents. Set trainer.packing_strategy: bfd_split."),
     Conflict("distillation", lambda r, f: r.distillation is not None and r.method != "distill",
              "belongs to method: distill. Set that, or remove the section."),
+    Conflict("distillation.context", lambda r, f: r.distillation is not None and r.distillation.context == "none"
+             and r.distillation.teacher is None,
+             "without a context the model would teach itself what it predicts. Name another one: distillation.teacher."),
     Conflict("method", lambda r, f: r.method == "distill" and r.model.new is not None,
              "distill: a new model has nothing to teach. Give model.path."),
     Conflict("method", lambda r, f: r.method == "distill" and f.is_sharded,

@@ -41,14 +41,13 @@ class Arm:
     corpus: str
     overrides: Mapping[str, Any]
     match_steps_of: str
-    match_tokens_of: str
     match_seconds_of: str
     alpha: float | None
     rag: bool
     seeds: tuple[int, ...]
     sweep: str = ""
     through: str = ""
-    then: str = ""
+    after: str = ""
 
     @property
     def trained(self) -> bool:
@@ -67,8 +66,8 @@ class Arm:
 
     @property
     def matched(self) -> str:
-        """The arm whose steps, tokens or seconds it takes, "" if it has its own."""
-        return self.match_steps_of or self.match_tokens_of or self.match_seconds_of
+        """The arm whose steps or seconds it takes, "" if it has its own."""
+        return self.match_steps_of or self.match_seconds_of
 
     def is_covered_by(self, other: Arm) -> bool:
         """Return whether `other` has the same weights for every seed of this arm."""
@@ -152,7 +151,7 @@ def _expand_grids(recipe: StudyRecipe, reported: set[int]) -> dict[tuple[str, st
 def base_arm(section: StudySection, model: str) -> Arm:
     """Return the arm of the untouched base model `model`."""
     description = "the base model without training"
-    return Arm(BASE, model, description, "", {}, "", "", "", None, True, (section.seeds[0],))
+    return Arm(BASE, model, description, "", {}, "", "", None, True, (section.seeds[0],))
 
 
 def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]) -> Arm:
@@ -166,9 +165,8 @@ def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tu
     match = dict(item.match or {})
     return Arm(
         name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
-        match_steps_of=match.get("steps", ""), match_tokens_of=match.get("tokens", ""),
-        match_seconds_of=match.get("seconds", ""), alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
-        through=item.through or "", then=item.then or "",
+        match_steps_of=match.get("steps", ""), match_seconds_of=match.get("seconds", ""), alpha=item.alpha, rag=item.rag,
+        seeds=item.seeds or section.seeds, through=item.through or "", after=item.after or "",
     )  # fmt: skip
 
 
@@ -245,7 +243,7 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
             recipe["corpus"] = arm.corpus
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
-        recipe |= {key: value for key, value in (("through", arm.through), ("then", arm.then)) if value}
+        recipe |= {key: value for key, value in (("through", arm.through), ("after", arm.after)) if value}
         infos.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched))
     return tuple(infos)
 

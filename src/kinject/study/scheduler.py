@@ -405,5 +405,5 @@ def _stages_of_arm(run: ArmRun) -> set[str]:
         stage = waiting.pop()
         ids.add(stage.id)
         before = (by_id[identity] for identity in stage.dependencies if identity in by_id)
-        waiting += [dependency for dependency in before if stage is not run.train or dependency.kind != "train"]
+        waiting += [other for other in before if str(other.folder) not in stage.parameters.values()]
     return ids

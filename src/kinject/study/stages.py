@@ -160,15 +160,19 @@ class Planner:
         if not arm.trained:
             return ArmRun(arm, seed, (), base, None)
         stages, corpus = self._corpus_stages(arm, seed)
-        overrides = {**arm.train_overrides, "model.path": arm.through or base, "corpus.path": str(corpus), "seed": seed}
         dependencies = [stage.id for stage in stages[-1:]]
+        before = self.arm_run(others[arm.after], seed, others) if arm.after else None
+        if before is not None:
+            stages = [*before.stages, *stages]
+            dependencies.append(before.stages[-1].id)
+        start = arm.through or (before.model_dir if before else base)
+        overrides = {**arm.train_overrides, "model.path": start, "corpus.path": str(corpus), "seed": seed}
         parameters = {}
         other = self.arm_run(others[arm.matched], seed, others) if arm.matched else None
         if other is not None and other.train is not None:
             stages = [*other.stages, *stages]
             dependencies.append(other.train.id)
-            key = next(key for key in ("match_steps_of", "match_tokens_of", "match_seconds_of") if getattr(arm, key))
-            parameters[key] = str(other.train.folder)
+            parameters["match_steps_of" if arm.match_steps_of else "match_seconds_of"] = str(other.train.folder)
             unmatched = self.arm_run(replace(arm, match_seconds_of=""), seed, others) if arm.match_seconds_of else None
             if unmatched is not None and unmatched.train is not None:
                 stages = [*unmatched.stages, *stages]
@@ -191,10 +195,6 @@ class Planner:
             }
             stages.append(self._arm_stage(arm, "merge", label, dependencies=[stages[-1].id], parameters=sum_of))
             model_dir = stages[-1].folder / "merged"
-        if arm.then:
-            further = {"model.path": str(model_dir), "seed": seed}
-            stages.append(self._arm_stage(arm, "train", label, arm.then, further, [stages[-1].id]))
-            model_dir = stages[-1].folder / "model"
         return ArmRun(arm, seed, tuple(stages), str(model_dir), train)
 
     def _corpus_stages(self, arm: Arm, seed: int) -> tuple[list[Stage], Path]:
@@ -359,10 +359,6 @@ def _run_train(stage: Stage) -> dict[str, Any]:
     if "match_steps_of" in stage.parameters:
         manifest = _read_matched_manifest(Path(stage.parameters["match_steps_of"]))
         overrides.append(f"trainer.max_steps={manifest['counts']['steps']}")
-    if "match_tokens_of" in stage.parameters:
-        recipe = read_recipe(Path(stage.recipe), overrides, "train")
-        manifest = _read_matched_manifest(Path(stage.parameters["match_tokens_of"]))
-        overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_matching_epochs(recipe, manifest)!r}"]
     if "match_seconds_of" in stage.parameters:
         overrides += _matching_steps(read_recipe(Path(stage.recipe), overrides, "train"), stage.parameters)
     return _train_recipe(read_recipe(Path(stage.recipe), overrides, "train"))
@@ -403,22 +399,6 @@ def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[
     overrides = [f"trainer.max_steps={scaled}"]
     warmup = recipe.trainer.get("warmup_steps") or 0
     return [*overrides, f"trainer.warmup_steps={round(warmup * scaled / n_steps)}"] if warmup >= 1 else overrides
-
-
-def _matching_epochs(recipe: TrainRecipe, manifest: Mapping[str, Any]) -> float:
-    """Return the number of epochs in which `recipe` reads as many corpus tokens as the run of `manifest` did."""
-    from kinject.corpus.chat import ChatFormat
-    from kinject.corpus.tokenize import Tokenization, begins_with_bos, tokenize_rows
-    from kinject.models import load_tokenizer
-
-    tokenizer = load_tokenizer(recipe.model.path or str(recipe.model.tokenizer))
-    chat = ChatFormat(kwargs=recipe.corpus.chat_template_kwargs or {}, allow_dropped=True)
-    tokenization = Tokenization(begins_with_bos(tokenizer, recipe.corpus.bos), recipe.corpus.eos, chat=chat)
-    n_tokens, n_tokens_matched = (
-        sum(len(row.input_ids) for row in tokenize_rows(CorpusFile(Path(path)), tokenizer, tokenization))
-        for path in (recipe.corpus.path, manifest["recipe"]["corpus"]["path"])
-    )
-    return round(float(manifest["counts"]["epochs"]) * n_tokens_matched / n_tokens, 4)
 
 
 def _run_augment(stage: Stage) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
     packing = PackingConfig(trainer_field(trainer, "max_length"), strategy, corpus.order)
     chat, chat_note = set_chat_template(recipe, tokenizer)
-    second_part = recipe.method == "distill" and section_of(recipe).context != "document"
+    second_part = recipe.method == "distill" and section_of(recipe).context == "beginning"
     bos = begins_with_bos(tokenizer, corpus.bos)
     tokenization = Tokenization(bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
     packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir))

@@ -37,7 +37,7 @@ from kinject.process import work_seconds
 from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.load import set_chat_template
-from kinject.train.objectives.distillation import document_inputs, document_texts
+from kinject.train.objectives.distillation import document_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -88,8 +88,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
         kind="transformers", model=path, temperature=0.0, max_tokens=MOST_TOKENS, concurrency=_BATCH
     )
     identity = content_id(
-        "own answers", _FORMAT, rows.cache_key, document_inputs(section.documents, recipe.documents) or main.cache_key,
-        generator_identity(generator),
+        "own answers", _FORMAT, rows.cache_key, main.cache_key, generator_identity(generator),
         section.without_context, section.correct_only,
         recipe.model.revision, recipe.model.dtype, recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
         _hash_of(recipe.trainer.get("chat_template_path")),
@@ -99,14 +98,14 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     if not out.exists() or not counts_path.exists():
         writer = _load_writer(recipe, part, section, generator)
         reads = writer.reads_document
-        documents = document_texts(section.documents, recipe.documents, main) if reads else {}
+        documents = document_texts(None, recipe.documents, main) if reads else {}
         requests = list(writer.requests(rows, documents))
         key = _key(part)
         if not requests:
             raise InputError(
                 f"{source}: {key}: no row can be answered. Rows need prompt and completion, or messages without tools; with "
-                "without_context below 1 a document_id whose document is in the corpus (origin: original) or in "
-                "answers.documents; and half of the model's window for the answer."
+                "without_context below 1 a document_id whose document is in the corpus (origin: original); and half of the "
+                "model's window for the answer."
             )
         device = writer.model.device.type
         began = work_seconds(device)

@@ -157,9 +157,10 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
         inputs["projection"] = check_output(Path(recipe.projection.path), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
-    for documents in (teacher_documents(recipe), *(answers.documents for answers in corpus.own_answers().values())):
-        inputs |= {f"document {name}": digest for name, digest in document_inputs(documents, recipe.documents).items()}
-    for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
+    documents = document_inputs(teacher_documents(recipe), recipe.documents)
+    inputs |= {f"document {name}": digest for name, digest in documents.items()}
+    teacher = recipe.distillation.teacher if recipe.distillation is not None else None
+    for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
         if isinstance(path, str):
             folder = Path(path)
             if folder.exists():

@@ -43,7 +43,7 @@ from kinject.train.load import (
     widen_adapter,
 )
 from kinject.train.objectives import OBJECTIVES, make_loss
-from kinject.train.objectives.distillation import Teacher, make_teacher
+from kinject.train.objectives.distillation import Teacher, make_teacher, section_of
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.trainer import KnowledgeTrainer, TrainingParts, check_isolation
@@ -188,7 +188,7 @@ def _teacher(
     The first process makes those that the cache lacks.
     """
     assert tokenized.teacher is not None
-    weights = (hashes or {}).get("model", "")
+    weights = (hashes or {}).get("teacher" if section_of(recipe).teacher else "model", "")
     known = "" if weights.startswith("hub:") else weights
     make = functools.partial(make_teacher, recipe, tokenized.teacher, model, known, bf16=bf16)
     teacher, note, spent = first_process_first(make)

@@ -1,8 +1,8 @@
 """Context distillation (arXiv 2209.15189, 2412.14964, 2602.16093): what the teacher reads, its predictions, and the loss.
 
-The teacher is the model before training. It reads a row behind a context, its head, which the student never sees; both then
-predict the same tokens. It is frozen, so each of its predictions is made once, before training, and kept in corpus.cache_dir
-by the content of weights, head and text.
+The teacher is the model before training, or another one. It reads a row behind a context, its head, which the student never
+sees; both then predict the same tokens. Without a context the head is the row's first token. It is frozen, so each of its
+predictions is made once, before training, and kept in corpus.cache_dir by the content of weights, head and text.
 
 An entry of that cache is a folder: ``starts.bin`` (int64, the first prediction of each row, and their number),
 ``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`, and ``cost.json`` (the tokens that the teacher read
@@ -149,6 +149,9 @@ class HeadWriter:
 
     def _head(self, row: CorpusRow, token_row: TokenRow) -> tuple[list[int], int]:
         """Return (the tokens of the head, how many tokens of the row follow it)."""
+        if self.section.context == "none":
+            ids = np.asarray(token_row.input_ids).tolist()
+            return ids[:1], len(ids) - 1
         if row.shape == "messages":
             return self._head_of_conversation(row, token_row, self._context(row, len(token_row.input_ids) + _TEMPLATE))
         begin = [self.tokenizer.bos_token_id] if self.tokenization.bos else []
@@ -165,7 +168,7 @@ class HeadWriter:
 
         It is "" without a document, and where no passage of it fits.
         """
-        document = self.documents.get(row.document_id, "") if self.section.context != "beginning" else ""
+        document = self.documents.get(row.document_id, "") if self.section.context == "document" else ""
         if row.shape == "text" and row.text == document:
             document = self.others.get(row.document_id, "")
         limits = [self.section.context_tokens, None if self.window is None else self.window - n_tokens]
@@ -226,13 +229,19 @@ def teacher_rows(
     """
     if recipe.method != "distill":
         return None
-    section, path = section_of(recipe), recipe.model.path
-    window = models.window_of(models.load_config(path, recipe.model.revision)) if path is not None else None
+    section = section_of(recipe)
+    path, revision = (section.teacher, None) if section.teacher else (recipe.model.path, recipe.model.revision)
+    if section.teacher and models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab():
+        fault = (
+            f"{section.teacher} has another vocabulary than the model. Its answers can be learned as any other text."
+        )
+        raise recipe.error("distillation.teacher", fault)
+    window = models.window_of(models.load_config(path, revision)) if path is not None else None
     reads = section.context, section.context_tokens, document_inputs(teacher_documents(recipe), recipe.documents)
     key = entry_key(corpus.cache_key, tokenizer, tokenization, "teacher", _HEADS_FORMAT, window, *reads)
 
     def make() -> Iterator[TokenRow]:
-        reads_documents = section.context != "beginning"
+        reads_documents = section.context == "document"
         documents = document_texts(section.documents, recipe.documents, corpus) if reads_documents else {}
         others = _other_texts(corpus) if reads_documents else {}
         return HeadWriter(section, tokenizer, tokenization, window, documents, others).heads(corpus, tokens)
@@ -257,7 +266,7 @@ def section_of(recipe: TrainRecipe) -> DistillationSection:
 def teacher_documents(recipe: TrainRecipe) -> str | None:
     """Return the path of the documents that a recipe names for its teacher; None for those of the corpus, or for none."""
     section = section_of(recipe)
-    return section.documents if section.context != "beginning" else None
+    return section.documents if section.context == "document" else None
 
 
 def document_inputs(path: str | None, settings: DocumentsSection) -> dict[str, str]:
@@ -288,7 +297,7 @@ def _other_texts(corpus: CorpusFile) -> dict[str, str]:
 def describe_heads(read: TeacherRows) -> str:
     """Return how many rows have a teacher, as a line to print."""
     n = sum(read.has_teacher(index) for index in range(len(read)))
-    line = f"distillation: the teacher reads a context before {n:,} of {len(read):,} rows"
+    line = f"distillation: the teacher reads {n:,} of {len(read):,} rows"
     return line if n == len(read) else f"{line}; the others are learned by cross-entropy"
 
 
@@ -376,8 +385,9 @@ def make_teacher(
 ) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
     """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens, teacher_seconds).
 
-    The predictions are in the cache, which keeps their cost, or made by `model` and stored. `model`
-    is the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under autocast.
+    The predictions are in the cache, which keeps their cost, or made by the teacher and stored: by distillation.teacher,
+    or `model`, the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
+    autocast.
     """
     section = section_of(recipe)
     is_made = False
@@ -385,14 +395,15 @@ def make_teacher(
     def write(folder: Path) -> None:
         nonlocal is_made
         began, is_made = work_seconds(model.device.type), True
-        with as_frozen(model):
-            _write_predictions(folder, read, model, section, bf16=bf16)
+        with as_frozen(teacher := _load_teacher(recipe, model)):
+            _write_predictions(folder, read, teacher, section, vocabulary, bf16=bf16)
         spent = {
             "teacher_tokens": read.count_read(),
             "teacher_seconds": round(work_seconds(model.device.type) - began, 2),
         }
         write_json(folder / _COST, spent)
 
+    vocabulary = int(model.config.get_text_config().vocab_size)
     key = content_id(
         "predictions", _FORMAT, read.key, weights or _identity(recipe, model), str(model.dtype), bf16, section.top_k,
         recipe.model.quantization,
@@ -406,17 +417,28 @@ def make_teacher(
     return teacher, note, cost
 
 
+def _load_teacher(recipe: TrainRecipe, model: Any) -> Any:
+    """Return the model that distillation.teacher names, where `model` is; else `model` itself."""
+    path, section = section_of(recipe).teacher, recipe.model
+    if path is None:
+        return model
+    return models.load_model(
+        path, dtype=section.dtype, device=model.device.type, quantization=section.quantization
+    ).model  # fmt: skip
+
+
 def _identity(recipe: TrainRecipe, model: Any) -> str:
-    path = Path(str(recipe.model.path))
-    return models.model_hash(path) if path.exists() else f"{path}@{getattr(model.config, '_commit_hash', '')}"
+    teacher = section_of(recipe).teacher
+    path, config = (teacher, models.load_config(teacher)) if teacher else (str(recipe.model.path), model.config)
+    return models.model_hash(Path(path)) if Path(path).exists() else f"{path}@{getattr(config, '_commit_hash', '')}"
 
 
 @torch.no_grad()
 def _write_predictions(
-    folder: Path, read: TeacherRows, model: Any, section: DistillationSection, *, bf16: bool
+    folder: Path, read: TeacherRows, model: Any, section: DistillationSection, vocabulary: int, *, bf16: bool
 ) -> None:
-    """Write the predictions of all rows of `read` into `folder`."""
-    n, vocabulary = int(read.starts[-1]), int(model.config.get_text_config().vocab_size)
+    """Write the predictions of all rows of `read`, of the student's `vocabulary`, into `folder`."""
+    n = int(read.starts[-1])
     k = min(section.top_k, vocabulary)
     read.starts.tofile(folder / "starts.bin")
     shapes = {"ids": (np.uint32, k), "log_probs": (np.float32, k + (k < vocabulary))}
@@ -426,6 +448,7 @@ def _write_predictions(
     autocast = torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
     with autocast, Progress("teacher", n, "tokens") as progress:
         for indices, logits in read_rows(model, read):
+            logits = logits[:, :vocabulary]  # of a larger model it may be padded further
             best = logits.topk(k).indices
             positions = np.concatenate([np.arange(*read.starts[index : index + 2]) for index in indices])
             files["ids"][positions] = best.cpu().numpy()
