@@ -94,7 +94,7 @@ def documents(
     """
     from kinject.disk import file_name
     from kinject.documents.collect import collect
-    from kinject.documents.files import heap_name
+    from kinject.documents.parse import heap_name
 
     if not paths:
         raise InputError("no path given. For example: kinject documents handbook/")

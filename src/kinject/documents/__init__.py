@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists
 from kinject.documents.collect import collect, collected_fingerprint
-from kinject.documents.files import is_heap
+from kinject.documents.parse import is_heap
 from kinject.documents.readers import SUFFIXES, LocatedDocument, fault_of, read_file
 from kinject.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
 from kinject.documents.write import read_rows

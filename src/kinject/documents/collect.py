@@ -27,8 +27,16 @@ from kinject.disk import (
     read_manifest,
     write_manifest,
 )
-from kinject.documents.files import FoundFile, find_files, heap_name
-from kinject.documents.parse import Parsed, Parsing, readers_version, record_path, write_record
+from kinject.documents.parse import (
+    FoundFile,
+    Parsed,
+    Parsing,
+    find_files,
+    heap_name,
+    readers_version,
+    record_path,
+    write_record,
+)
 from kinject.documents.readers import ReadOptions
 from kinject.documents.write import HeapFile, HeapWriter, day_of
 from kinject.errors import DiskError, InputError

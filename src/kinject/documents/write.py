@@ -12,8 +12,7 @@ from typing import Any
 
 from kinject.disk import open_to_read, read_jsonl, write_jsonl
 from kinject.documents.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
-from kinject.documents.files import FoundFile
-from kinject.documents.parse import Parsed, parsed_of
+from kinject.documents.parse import FoundFile, Parsed, parsed_of
 from kinject.errors import InputError
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress
