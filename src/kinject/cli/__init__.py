@@ -261,9 +261,7 @@ def _is_own(run: FoundRun) -> bool:
 
 def add_verb(verbs: Any, name: str, summary: str, detail: str, default: str | None) -> argparse.ArgumentParser:
     """Return the parser of a verb that takes ``[RECIPE] [section.key=value ...]``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name, help=summary, description=detail, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=summary, description=detail)
     recipe = f"recipe file (default: {default})" if default else "recipe file"
     parser.add_argument(
         "arguments",
@@ -303,11 +301,10 @@ def _parser() -> argparse.ArgumentParser:
         usage="kinject [-h] [--version] VERB ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version)
     verbs = parser.add_subparsers(
-        dest="verb", metavar="VERB", prog="kinject", help=argparse.SUPPRESS, parser_class=argparse.ArgumentParser
+        dest="verb", metavar="VERB", prog="kinject", help=argparse.SUPPRESS, parser_class=_VerbParser
     )
     for verb, module in _VERBS.items():
         getattr(importlib.import_module(f"kinject.cli.{module}"), f"add_{verb.replace('-', '_')}")(verbs)
@@ -318,7 +315,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
+class _VerbParser(argparse.ArgumentParser):
+    """Prints descriptions as they are written."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+
+class _Parser(_VerbParser):
     """Suggests the verb that an unknown one resembles."""
 
     def error(self, message: str) -> NoReturn:

@@ -27,10 +27,7 @@ examples:
 
 def add_try(verbs: Any) -> None:
     """Add `kinject try`."""
-    parser = verbs.add_parser(
-        "try", help="look at your documents, and write recipes for them", description=_TRY,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = verbs.add_parser("try", help="look at your documents, and write recipes for them", description=_TRY)
     parser.add_argument("documents", type=Path, metavar="FOLDER", help="folder or file with documents")
     parser.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes")
     parser.add_argument(
@@ -68,10 +65,7 @@ examples:
 
 def add_documents(verbs: Any) -> None:
     """Add `kinject documents`."""
-    parser = verbs.add_parser(
-        "documents", help="collect a heap of files into documents.jsonl", description=_DOCUMENTS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = verbs.add_parser("documents", help="collect a heap of files into documents.jsonl", description=_DOCUMENTS)
     parser.add_argument(
         "arguments", nargs="+", metavar="PATH [documents.key=value ...]",
         help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",

@@ -144,12 +144,7 @@ examples:
 
 def add_compare(verbs: Any) -> None:
     """Add `kinject compare`."""
-    parser = verbs.add_parser(
-        "compare",
-        help="compare runs question by question",
-        description=_COMPARE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verbs.add_parser("compare", help="compare runs question by question", description=_COMPARE)
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folder; the first is the base")
     parser.add_argument(
         "--score",
@@ -210,12 +205,7 @@ examples:
 
 def add_chat(verbs: Any) -> None:
     """Add `kinject chat`."""
-    parser = verbs.add_parser(
-        "chat",
-        help="ask models in the terminal, tuned and base side by side",
-        description=_CHAT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verbs.add_parser("chat", help="ask models in the terminal, tuned and base side by side", description=_CHAT)
     parser.add_argument("model", metavar="MODEL", help="run folder of kinject train, or a model")
     parser.add_argument("--base", help="model to ask beside it, or none (default: the base that the run names)")
     parser.add_argument(

@@ -81,9 +81,8 @@ examples:
 def add_doctor(verbs: Any) -> None:
     """Add `kinject doctor`."""
     parser = verbs.add_parser(
-        "doctor", help="check this machine and what keeps recipes from running", description=_DOCTOR,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "doctor", help="check this machine and what keeps recipes from running", description=_DOCTOR
+    )
     parser.add_argument(
         "recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes, if it exists)"
     )

@@ -27,9 +27,8 @@ examples:
 def add_recipes(verbs: Any) -> None:
     """Add the verb and its actions."""
     parser = verbs.add_parser(
-        "recipes", help="list, copy and check recipes; their styles, schema and public data", description=_RECIPES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "recipes", help="list, copy and check recipes; their styles, schema and public data", description=_RECIPES
+    )
     parser.set_defaults(run=_list, names=[], json=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = actions.add_parser("list", help="list them (the default)")
@@ -110,10 +109,7 @@ examples:
 
 def add_check(verbs: Any) -> None:
     """Add `kinject recipes check`."""
-    parser = verbs.add_parser(
-        "check", help="check recipes without running them", description=_CHECK,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = verbs.add_parser("check", help="check recipes without running them", description=_CHECK)
     parser.add_argument("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)")
     parser.set_defaults(run=_check)
 
@@ -142,10 +138,7 @@ examples:
 
 def add_schema(verbs: Any) -> None:
     """Add `kinject recipes schema`."""
-    parser = verbs.add_parser(
-        "schema", help="write the JSON schema of recipes, for editors", description=_SCHEMA,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = verbs.add_parser("schema", help="write the JSON schema of recipes, for editors", description=_SCHEMA)
     parser.add_argument("--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s")
     parser.set_defaults(run=_schema)
 
@@ -171,10 +164,7 @@ examples:
 
 def add_styles(verbs: Any) -> None:
     """Add `kinject recipes styles`."""
-    parser = verbs.add_parser(
-        "styles", help="list the styles of rewriting, or show one", description=_STYLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = verbs.add_parser("styles", help="list the styles of rewriting, or show one", description=_STYLES)
     parser.add_argument("style", nargs="?", metavar="STYLE", help="name of a style, or a style file (YAML)")
     parser.add_argument("--documents", type=Path, metavar="PATH", help="documents; default: an example")
     parser.set_defaults(run=_styles)
@@ -204,10 +194,7 @@ examples:
 
 def add_data(verbs: Any) -> None:
     """Add the verb and its action."""
-    parser = verbs.add_parser(
-        "data", help="fetch public data that the recipes name", description=_DATA,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = verbs.add_parser("data", help="fetch public data that the recipes name", description=_DATA)
     parser.set_defaults(run=_data_list, out=Path("data"))
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     actions.add_parser("list", help="list them (the default)")

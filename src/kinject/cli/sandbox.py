@@ -28,9 +28,8 @@ to use the endpoint from another terminal:
 def add_sandbox(verbs: Any) -> None:
     """Add the verb and its actions."""
     parser = verbs.add_parser(
-        "sandbox", help="write the embedded fictional country, or serve an endpoint", description=_SANDBOX,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "sandbox", help="write the embedded fictional country, or serve an endpoint", description=_SANDBOX
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     build = actions.add_parser("build", help="write documents and questions")
     build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
@@ -139,9 +138,8 @@ examples:
 def add_demo(verbs: Any) -> None:
     """Add `kinject demo`."""
     parser = verbs.add_parser(
-        "demo", help="the whole job on the sandbox: a model, its control, a report", description=_DEMO,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "demo", help="the whole job on the sandbox: a model, its control, a report", description=_DEMO
+    )
     parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     parser.add_argument("--from-scratch", action="store_true", help="train the base model instead of copying it")
     parser.add_argument("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real")
