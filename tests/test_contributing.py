@@ -1,4 +1,4 @@
-"""The walks in CONTRIBUTING.md: each function that they name is called, in their order, by a small run of the command."""
+"""CONTRIBUTING.md: the walks name functions in the order of their calls, and the code of the examples runs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,33 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from kinject.cli import main
+from kinject.errors import RecipeError
+from kinject.eval import evaluate
+from kinject.eval.scoring.answers import read_answers
 from kinject.executors import CPU_PRELOAD
+from kinject.models import load_model
+from kinject.question_formats import FORMATS
+from kinject.recipe import read_recipe
+from kinject.report.formatting import format_prompt
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinject"
 STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
 
 
+def _sections() -> dict[str, str]:
+    """Return the sections of the page by their headings."""
+    sections = re.split(r"^### ", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return {section.partition("\n")[0]: section for section in sections}
+
+
 def _walks() -> dict[str, list[str]]:
     """Return the steps of each walk, `file.py:function`, by its heading."""
-    sections = re.split(r"^### ", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
-    walks = {section.partition("\n")[0]: [":".join(step) for step in STEP.findall(section)] for section in sections}
+    walks = {heading: [":".join(step) for step in STEP.findall(text)] for heading, text in _sections().items()}
     return {heading: steps for heading, steps in walks.items() if steps}
 
 
@@ -85,3 +98,26 @@ def test_each_walk_is_the_order_of_calls(recipes: dict[str, Path]) -> None:
         calls = _first_calls(lambda verb=verb, name=name: main([verb, str(recipes[name])]))  # type: ignore[misc]
         assert [step for step in steps if step not in calls] == [], heading
         assert sorted(steps, key=calls.index) == steps, heading
+
+
+def test_a_question_format_from_outside_is_asked_in_its_own_layout(
+    recipes: dict[str, Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FORMATS, "numbered", FORMATS["texts"])  # taken out again after the test
+    code = re.search(r"```python\n(.*?)```", _sections()["A question format"], re.DOTALL)
+    assert code is not None
+    exec(code[1], {})  # noqa: S102 - the code of the page
+    recipe = read_recipe(recipes["eval"], ["eval.formats=[numbered]"], "eval")
+    report = evaluate(recipe)
+    (answer,) = read_answers(recipe.run_dir / "answers.jsonl")
+    loaded = load_model(str(tiny_model))
+    context = "Where was Arden born?\n1) Lowmere\n2) Kelm\nNumber:"
+    for number, log_prob in zip((" 1", " 2"), answer.log_probs, strict=True):
+        n, ids = len(loaded.tokenizer(context).input_ids), loaded.tokenizer(context + number).input_ids
+        with torch.no_grad():
+            naive = loaded.model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = sum(float(naive[i - 1, ids[i]]) for i in range(n, len(ids)))
+        assert log_prob == pytest.approx(expected, abs=1e-4)
+    assert format_prompt(report.results[0].prompt_format) == "numbers, 0 shots"
+    with pytest.raises(RecipeError, match="Did you mean numbered"):
+        read_recipe(recipes["eval"], ["eval.formats=[numbred]"], "eval")

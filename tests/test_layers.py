@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinject"
 
 LAYER = {
-    "types": 0, "results": 0,
+    "types": 0, "results": 0, "question_formats": 0,
     "errors": 0, "terminal": 0, "secrets": 0, "process": 1, "disk": 1, "gguf": 1, "bounds": 1, "hub": 1,
     "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
@@ -29,6 +29,7 @@ SIDEWAYS = {
     ("errors", "secrets"),  # no error and nothing printed holds a part of a key
     ("terminal", "secrets"),
     ("results", "types"),  # how a notebook shows a result
+    ("question_formats", "types"),
     ("recipe", "disk"),
     ("gguf", "disk"),
     ("hub", "gguf"),  # a model's path may be a GGUF file
@@ -37,7 +38,6 @@ SIDEWAYS = {
     ("corpus", "documents"),  # tables of questions, and public data, are read by the readers
     ("corpus", "language"),  # the value of an answer
     ("llm", "models"),  # a local model writes
-    ("sandbox", "corpus"),  # the one prompt of a question
     ("demo", "api"),
 }  # fmt: skip
 """Imports within a layer (importing room, imported room), one way only."""

@@ -10,13 +10,15 @@ kinject's own rule (scores: [match]), which is what a judge has to be better tha
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import read_questions
-from kinject.eval.judge import PlantedAnswer, accuracy_faults, judge_accuracy, plant_answers
+from kinject.errors import InputError
+from kinject.eval.judge import PlantedAnswer, check_accuracy, judge_accuracy, plant_answers
 from kinject.llm.judges import GRADES
 
 
@@ -51,7 +53,11 @@ def main() -> None:
         grades = ", ".join(
             f"{accuracy.precision[grade] or 0:.2f} / {accuracy.recall[grade] or 0:.2f}" for grade in accuracy.recall
         )
-        print(f"{name}: {grades}; {'refused' if accuracy_faults(accuracy) else 'accepted'}")
+        verdict = "refused"
+        with contextlib.suppress(InputError):
+            check_accuracy(accuracy)
+            verdict = "accepted"
+        print(f"{name}: {grades}; {verdict}")
         right = Counter(answer.kind for answer in planted if judge(answer) == answer.grade)
         print(
             "   graded right: "

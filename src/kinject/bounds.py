@@ -1,4 +1,4 @@
-"""Bounds of the Jinja templates that models and recipes bring: each is tried once in a process with little memory and time.
+"""Bounds of the chat templates that models bring: each is tried once in a process with little memory and time.
 
 Their sandbox keeps them from the machine, but not from its memory and time.
 """
@@ -27,8 +27,7 @@ def refuse(text):
 environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
 environment.globals.update(raise_exception=refuse, strftime_now=lambda form: form)
 turns = [dict(role=role, content="Hello.") for role in ("system", "user", "assistant", "user")]
-values = dict(add_generation_prompt=True, bos_token="", eos_token="", question="Who?", choices=["a", "b"], letters=["A", "B"],
-              subject="", shots=[], passages=["A text."], format="texts", answer="a")
+values = dict(add_generation_prompt=True, bos_token="", eos_token="")
 try:
     template = environment.from_string(re.sub(r"{%-?\\s*(end)?generation\\s*-?%}", "", source))
     for messages in (turns, turns[1:]):

@@ -64,7 +64,7 @@ def test_all_faults_come_at_once_and_no_more_than_twenty(write_rows):
     lines = str(error.value).splitlines()
     assert lines[0].startswith(f"{path}:1: ")
     assert lines[19].startswith(f"{path}:20: ")
-    assert lines[20:] == [f"{path}: ... and 5 more."]
+    assert lines[20:] == ["... and 5 more faulty lines."]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from kinject.eval.prompts import PromptRequest, pick_shots, render_prompt, scored_texts
-from kinject.recipe.eval_section import FORMATS
+from kinject.eval.prompts import PromptRequest, pick_shots, render_prompt
+from kinject.question_formats import FORMATS
 from kinject.types import Question
 
 ASKED = Question("q1", "Which bone is longest? ", ("Rib", "Femur", "Ulna"), 1, subject="high_school_anatomy")
@@ -49,8 +49,14 @@ def test_shots_come_in_order_without_the_question_itself():
 
 
 def test_lengths_are_of_what_the_continuation_says():
-    assert scored_texts(ASKED, "letters") == ("A", "B", "C")
-    assert scored_texts(ASKED, "texts") == ("Rib", "Femur", "Ulna")
+    assert FORMATS["letters"].answers(ASKED) == ("A", "B", "C")
+    assert FORMATS["texts"].answers(ASKED) == ("Rib", "Femur", "Ulna")
+
+
+def test_a_continuation_is_asked_behind_its_passages_alone():
+    start = Question("s3", "The longest bone is ...", ("the rib", "the femur"), 1, subject="anatomy")
+    prompt = render_prompt(PromptRequest(start, "continuation", passages=("A passage.",)))
+    assert (prompt.context, prompt.continuations) == ("A passage.\n\nThe longest bone is", (" the rib", " the femur"))
 
 
 def test_each_format_shows_what_its_entry_says():

@@ -1,4 +1,4 @@
-"""Formats, scores, templates, validation of K, perplexity and processes, through the whole of `kinject eval`."""
+"""Formats, scores, validation of K, perplexity and processes, through the whole of `kinject eval`."""
 
 from __future__ import annotations
 
@@ -85,13 +85,6 @@ def test_formats_are_written_as_documented():
     for format, (context, continuations) in expected.items():
         prompt = render_prompt(PromptRequest(QUESTION, format))
         assert (prompt.context, prompt.continuations) == (context, continuations)
-
-
-def test_a_template_of_ones_own_writes_the_context():
-    source = "{% for s in shots %}{{ s.question }} {{ s.answer }};{% endfor %}{{ passages|join('+') }}|{{ question }}="
-    request = PromptRequest(QUESTION, "texts", (QUESTION,), ("p1", "p2"), template=source)
-    prompt = render_prompt(request)
-    assert (prompt.context, prompt.continuations) == ("Where? c;p1+p2|Where?=", (" a b", " c"))
 
 
 def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
@@ -254,8 +247,8 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
 
 def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_be(recipe, tmp_path, monkeypatch):
     texts = iter(["The answer is (A).", "**B**", "Who knows.", "I don't know."])
-    monkeypatch.setattr(AnswerGenerator, "score", lambda self, prompts, done: (
-        (i, PromptScore((), (), next(texts), 3, 5, thinking_cut=i == 0)) for i in range(len(prompts)) if i not in done
+    monkeypatch.setattr(AnswerGenerator, "score", lambda self, prompts: (
+        (i, PromptScore((), (), next(texts), 3, 5, thinking_cut=i == 0)) for i in range(len(prompts))
     ))  # fmt: skip
     path = recipe(formats=["letters-written"])
     (result,) = run(path).results

@@ -122,7 +122,7 @@ def read_some_questions(path: Path) -> None:
     from kinject.corpus.questions import read_questions
 
     layout = ("open", *["auto"] * 3)[zlib.crc32(path.read_bytes()) % 4]
-    read_questions(path, layout, 3)  # type: ignore[arg-type]
+    read_questions(path, layout)  # type: ignore[arg-type]
 
 
 def read_whole_corpus(path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from kinds import as_parquet, lines_of, pdf_of
 
-from kinject.corpus.chat import compile_template, render
 from kinject.corpus.passages import sentence_ends
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
@@ -337,28 +336,6 @@ def test_a_conversation_with_numbers_that_json_lacks_is_refused_by_line(tmp_path
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "tool_calls": [call]}]
     with pytest.raises(InputError, match=r"c\.jsonl:1: found NaN or Infinity in tools"):
         list(CorpusFile(written(tmp_path / "c.jsonl", lines_of([{"messages": turns}]))))
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("{{ 10 ** 100000 }}", "too large"),
-        ("{{ 'a' * 10 ** 12 }}", "too large"),
-        ("{% for i in range(100000) %}{{ 'a' * 1000 }}{% endfor %}", "writes more than"),
-        ("{{ range(10 ** 9) }}", "Range too big"),
-        ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", "too deep"),
-        ("{% for a in b %}" * 40 + "{% endfor %}" * 40, "too deep"),
-        ("{{ 1 / 0 }}", "division by zero"),
-    ],
-)
-def test_templates_that_explode_are_refused(source: str, expected: str) -> None:
-    with pytest.raises(KinjectError, match=expected):
-        render(compile_template(source), {"question": "Who?"})
-
-
-def test_templates_multiply_what_is_small() -> None:
-    template = compile_template("{{ 2 ** 10 }} {{ '-' * 5 }} {{ 3 * 4 }} {{ 2.5 * 2 }} {{ self_ }}")
-    assert render(template, {"self_": "x", "self": 1, "context": 2}) == "1024 ----- 12 5.0 x"
 
 
 def test_an_adapter_that_names_itself_as_its_base_is_refused(tmp_path: Path) -> None:

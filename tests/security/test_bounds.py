@@ -1,4 +1,4 @@
-"""Templates and patterns of models and recipes are bounded in memory, time and output before they are used."""
+"""Chat templates of models are bounded in memory, time and output before they are used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kinject.bounds import check_cost
-from kinject.corpus.chat import read_template
 from kinject.errors import InputError
 from kinject.models import load_tokenizer
 
@@ -24,11 +23,10 @@ BOMBS = (
 
 
 @pytest.mark.parametrize("source", BOMBS)
-def test_a_template_that_fills_memory_time_or_output_is_refused(source: str, tmp_path: Path) -> None:
+def test_a_template_that_fills_memory_time_or_output_is_refused(source: str) -> None:
     began = time.monotonic()
-    (tmp_path / "t.jinja").write_text(source)
-    with pytest.raises(InputError, match=r"t\.jinja: template: takes more than"):
-        read_template(tmp_path / "t.jinja")
+    with pytest.raises(InputError, match="template: takes more than"):
+        check_cost(source)
     assert time.monotonic() - began < 30
 
 
@@ -44,7 +42,6 @@ def test_a_chat_template_is_bounded_where_the_tokenizer_loads(tiny_model: Path) 
         "{% for m in messages %}{{ m.role ~ ': ' ~ m.content }}{% endfor %}",
         "{%- for m in messages %}{%- generation -%}{{ m['content'] | trim }}{%- endgeneration -%}{% endfor %}",
         "{{ raise_exception('never a system turn') }}",
-        "{{ question }}{% for c in choices %}{{ letters[loop.index0] }}. {{ c }}{% endfor %}",
     ],
 )
 def test_templates_as_models_have_them_pass(source: str) -> None:

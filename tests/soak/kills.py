@@ -279,9 +279,11 @@ def moments(seed: int) -> Callable[[Undisturbed], Moment]:
 
 
 def without(value: Any, *names: str) -> Any:
-    """Return a JSON value without the keys `names`, wherever they stand, and without the checksum over them."""
+    """Return a JSON value without the keys `names`, wherever they stand; sums of other batches differ in the last digits."""
+    if isinstance(value, float):
+        return round(value, 4)
     if isinstance(value, dict):
-        return {key: without(item, *names) for key, item in value.items() if key not in (*names, "crc32")}
+        return {key: without(item, *names) for key, item in value.items() if key not in names}
     return [without(item, *names) for item in value] if isinstance(value, list) else value
 
 

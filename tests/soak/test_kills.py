@@ -48,8 +48,8 @@ N_KILLS = int(os.environ.get("KINJECT_KILLS", "200"))
 SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "study": 0.15}
 FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal": 0.05, "echo": 0.05}
 CONCURRENCY = 8
-DATED = ("log.jsonl", "timing.jsonl")
-"""Outputs whose hash in a manifest is one of times, too."""
+DATED = ("log.jsonl", "timing.jsonl", "flips.jsonl")
+"""Outputs whose hash in a manifest is one of times, or of last digits, too."""
 _COST = re.compile(rb"<tr><th[^>]*>(?:cost: work seconds|resumed from)</th><td>.*?</td>\s*</tr>\s*")
 
 
@@ -66,6 +66,14 @@ SPEED = tuple(
     for stage in ("train", "eval")
     for quantity in ("runtime", "samples_per_second", "steps_per_second")
 )
+ROWS = json_without()
+
+
+def unordered(content: bytes) -> list[Any]:
+    """Return the rows of a file in one order."""
+    return sorted(ROWS(content), key=repr)
+
+
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
 
@@ -229,11 +237,9 @@ def eval_case(folder: Path, model: Path) -> Case:
         assert len(set(rows)) == len(rows)
         return rows
 
-    dated = {"report.html": without_date, "manifest.json": MANIFEST}
-    return Case(
-        ["eval", write_yaml(folder / "recipe.yaml", recipe)], [run], look=look, timed=dated,
-        unordered=frozenset({"answers.jsonl"}),
-    )  # fmt: skip
+    timed = {"report.html": without_date, "manifest.json": MANIFEST, "answers.jsonl": unordered}
+    timed |= dict.fromkeys(("report.json", "flips.jsonl"), ROWS)
+    return Case(["eval", write_yaml(folder / "recipe.yaml", recipe)], [run], look=look, timed=timed)
 
 
 def without_command(content: bytes) -> bytes:
@@ -267,8 +273,9 @@ def study_case(folder: Path, model: Path) -> Case:
         "work_seconds",
     )
     return Case(
-        ["study", str(path), "--jobs", "1"], [run, stages], look=look, unordered=frozenset({"answers.jsonl"}),
-        timed=dict.fromkeys(("manifest.json", "report.json", "done.json", "log.jsonl"), times),
+        ["study", str(path), "--jobs", "1"], [run, stages], look=look,
+        timed={**dict.fromkeys(("manifest.json", "report.json", "done.json", "log.jsonl", "flips.jsonl"), times),
+               "answers.jsonl": unordered},
         # what draws times: the figure of costs, and the pages with it
         ignored=frozenset({".lock", "stage.log", "timing.jsonl", "report.html", "costs.png", "costs.svg"}),
     )  # fmt: skip

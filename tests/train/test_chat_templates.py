@@ -14,7 +14,7 @@ import trl
 from datasets import IterableDataset
 from trl import chat_template_utils
 
-from kinject.corpus.chat import ChatFormat, kwargs_fault, training_template
+from kinject.corpus.chat import ChatFormat, check_kwargs, training_template
 from kinject.corpus.packing import PackingConfig, pack
 from kinject.corpus.rows import parse_corpus_row
 from kinject.corpus.tokenize import IGNORED, Tokenization, TokenRow, tokenize_rows
@@ -217,4 +217,5 @@ def test_arguments_reach_the_template_and_a_rows_own_come_first(tokenizer: Any) 
     assert text({"reasoning_effort": "low"}, reasoning_effort="medium") == text({}, reasoning_effort="low")
     with pytest.raises(InputError, match="found resoning_effort, which the chat template does not read"):
         text({"resoning_effort": "low"})
-    assert kwargs_fault({"tools": []}, chat.template) == "found tools, which is set by kinject. Remove it."
+    with pytest.raises(InputError, match="found tools, which is set by kinject"):
+        check_kwargs({"tools": []}, chat.template)

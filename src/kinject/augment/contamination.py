@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.styles import Style
-from kinject.corpus.questions import read_rows
-from kinject.errors import InputError
+from kinject.corpus.questions import read_questions
 
 _WORDS = re.compile(r"[^\W_]+|\?")
 """A question mark counts as a word: a short question is found where it is asked, not in a statement of its words."""
@@ -68,17 +67,12 @@ class ContaminationCheck:
     def read_questions(self, path: Path) -> None:
         """Add the questions of a file (JSONL in a layout that `kinject eval` detects by itself, or MMLU's CSV).
 
-        Raises `DiskError`, and `InputError` (file:line) on a row of another shape.
+        Raises as `kinject.corpus.questions.read_questions`.
         """
-        for number, row in read_rows(path):
-            question, choices, answer = row.get("question"), row.get("choices"), row.get("answer")
-            if not (isinstance(question, str) and isinstance(choices, list) and isinstance(answer, int)):
-                raise InputError(f"{path}:{number}: expected question, choices and answer (its index).")
-            if answer not in range(len(choices)):
-                raise InputError(f"{path}:{number}: answer: found {answer}, allowed: 0 to {len(choices) - 1}.")
+        for question in read_questions(path):
             self.n_questions += 1
-            for text in question_texts(question, str(choices[answer])):
-                self._add(str(row.get("id", f"{path}:{number}")), _words(text))
+            for text in question_texts(question.question, *question.accepted[:1]):
+                self._add(question.id, _words(text))
 
     def _add(self, question_id: str, words: list[str]) -> None:
         length = min(self._n_words, len(words))
@@ -131,7 +125,7 @@ def _words(text: str) -> list[str]:
     return [word.casefold() for word in _WORDS.findall(text)]
 
 
-def question_texts(question: str, gold: str) -> list[str]:
+def question_texts(question: str, gold: str = "") -> list[str]:
     """Return the texts of a question that must not be read before it is asked: the question, and the answering sentence.
 
     That sentence is the question with its blank filled, or the beginning of a sentence with the answer behind it.

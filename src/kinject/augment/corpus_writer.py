@@ -25,8 +25,8 @@ from kinject.augment.plan import (
 )
 from kinject.augment.store import Store
 from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
-from kinject.corpus.questions import question_prompt
 from kinject.disk import Row, content_id, open_jsonl
+from kinject.question_formats import question_prompt
 from kinject.recipe import AugmentSection, RaftSection
 from kinject.types import Passage, Variant
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from kinject.augment.checks.additions import Fact, carried, facts_of, source_facts
@@ -490,9 +489,7 @@ class PassageFile:
     def __enter__(self) -> PassageFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):  # a full disk was reported by `add`
             self._file.close()
         with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
 """Conversations through a chat template: their tokens, the assistant's part, and text that is left out.
 
 The assistant's part is marked by the template's ``{% generation %}`` tags, as TRL does. A template without them is
-replaced by TRL's training template for it, if there is one; else the conversation is rendered turn by turn. Templates of
-recipes write the prompts of questions.
+replaced by TRL's training template for it, if there is one; else the conversation is rendered turn by turn.
 """
 
 from __future__ import annotations
@@ -13,24 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from kinject.bounds import check_cost
 from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
-from kinject.disk import read_bytes
 from kinject.errors import InputError
-from kinject.types import Question
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
-_LONGEST = 2**24
-"""Most characters that a template may write, or that one of its multiplications may give: 16 Mi."""
-_MOST_BITS = 2**16
-"""Most bits of a number in a template."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of a message's thinking; transformers gives a template each of them."""
 
@@ -81,15 +70,14 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
     return replaced, note
 
 
-def kwargs_fault(kwargs: Mapping[str, Any], *templates: object) -> str:
-    """Return the fault of arguments that none of `templates` reads or that are kinject's own, "" if there is none."""
+def check_kwargs(kwargs: Mapping[str, Any], *templates: object) -> None:
+    """Raise `InputError` for arguments that none of `templates` reads or that are kinject's own."""
     words = frozenset[str]().union(*(_words(template) for template in _texts(templates)))
     for name in kwargs:
         if name in RESERVED_KWARGS:
-            return f"found {name}, which is set by kinject. Remove it."
+            raise InputError(f"found {name}, which is set by kinject. Remove it.")
         if name not in words:
-            return f"found {name}, which the chat template does not read. Check the spelling, or remove it."
-    return ""
+            raise InputError(f"found {name}, which the chat template does not read. Check the spelling, or remove it.")
 
 
 def _texts(templates: Sequence[object]) -> Iterator[str]:
@@ -115,14 +103,15 @@ def encode_conversation(
     """
     tools = [*row.tools] or None
     template = tokenizer.get_chat_template(chat.template, tools)
-    fault = kwargs_fault(row.template_kwargs, template, tokenizer.chat_template)
-    if fault:
-        raise InputError(f"chat_template_kwargs: {fault}")
+    try:
+        check_kwargs(row.template_kwargs, template, tokenizer.chat_template)
+    except InputError as error:
+        raise InputError(f"chat_template_kwargs: {error}") from error
     options = {"chat_template": chat.template, "tools": tools, **chat.kwargs, **row.template_kwargs}
     text = _render(tokenizer, row.messages, options, False)
     lost = _left_out(row, text)
     if lost and not chat.allow_dropped:
-        raise InputError(_left_out_fault(lost, row, template))
+        raise InputError(_describe_lost(lost, row, template))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     ids: list[int] = encoded["input_ids"]
     learned = [True] * len(ids)
@@ -247,7 +236,8 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(item)
 
 
-def _left_out_fault(lost: Sequence[tuple[str, str]], row: CorpusRow, template: str) -> str:
+def _describe_lost(lost: Sequence[tuple[str, str]], row: CorpusRow, template: str) -> str:
+    """Return what the template leaves out of a row, and the ways to mend it."""
     names = list(dict.fromkeys(name for name, _ in lost))
     hint = ""
     if any(name.endswith("thinking") for name in names):
@@ -261,99 +251,3 @@ def _left_out_fault(lost: Sequence[tuple[str, str]], row: CorpusRow, template: s
         f"the chat template leaves out {'; '.join(names[:3])}{more}.{hint} Remove it from the row, set another "
         "trainer.chat_template_path, or accept the loss with corpus.allow_dropped_tokens: true."
     )
-
-
-# Jinja templates of recipes, in a sandbox and within limits of size.
-
-
-@functools.lru_cache(maxsize=64)
-def compile_template(source: str) -> Template:
-    """Return `source` as a Jinja template in a sandbox; an unknown name is an error.
-
-    Raises `InputError` with the line if `source` is not a template.
-    """
-    from jinja2 import StrictUndefined, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Bounded(ImmutableSandboxedEnvironment):
-        """The sandbox, with a limit for products and powers, so that they cannot fill the memory."""
-
-        intercepted_binops = frozenset(["*", "**"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _check_size(operator, left, right)
-            return super().call_binop(context, operator, left, right)
-
-    environment = Bounded(undefined=StrictUndefined)
-    try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise InputError(f"template, line {error.lineno}: {error.message}. Source: {source[:120]!r}") from error
-    except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError) as error:
-        # Python refuses the code that Jinja writes: loops or brackets nested too deep, numbers of too many digits
-        raise InputError(f"template: too deep or too long ({error}). Source: {source[:120]!r}") from error
-
-
-def read_template(path: Path) -> str:
-    """Return the source of the template in the file `path`. Raises `InputError` if it is not UTF-8 or no template."""
-    try:
-        source = read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
-    try:
-        check_cost(source)  # before it is compiled: Jinja computes constants then
-        compile_template(source)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    return source
-
-
-def question_variables(question: Question) -> dict[str, Any]:
-    """Return the variables of a prompt's template from `question`: question, choices, letters, subject."""
-    choices = list(question.choices)
-    letters = list(ascii_uppercase[: len(choices)])
-    return {"question": question.question, "choices": choices, "letters": letters, "subject": question.subject}
-
-
-def render_question(source: str, question: Question, key: str, values: Mapping[str, Any]) -> str:
-    """Return the prompt of `question` that the template `source` writes, with `question_variables` and `values`.
-
-    Raises `InputError` that names the recipe's `key` and the question if it cannot be rendered.
-    """
-    try:
-        return render(compile_template(source), {**question_variables(question), **values})
-    except InputError as error:
-        raise InputError(f"{key}: cannot be rendered for question {question.id!r}: {error}") from error
-
-
-def render(template: Template, values: Mapping[str, Any]) -> str:
-    """Return the text that `template` writes with the variables `values`.
-
-    Raises `InputError` if an expression of it raises anything, and if it writes more than `_LONGEST` characters.
-    """
-    parts: list[str] = []
-    n = 0
-    try:
-        for part in template.generate(dict(values)):
-            n += len(part)
-            if n > _LONGEST:
-                raise InputError(f"it writes more than {_LONGEST:,} characters. Shorten its loops.")
-            parts.append(part)
-    except InputError:
-        raise
-    except Exception as error:  # a template is a program: its expressions may raise anything
-        raise InputError(f"{str(error) or type(error).__name__}. Correct the template or the row.") from error
-    return "".join(parts)
-
-
-def _check_size(operator: str, left: Any, right: Any) -> None:
-    """Raise `InputError` if a product or power of the two would be too large."""
-    if operator == "**":
-        too_large = isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MOST_BITS
-    else:
-        sized = [item for item in (left, right) if isinstance(item, str | list | tuple)]
-        times = [item for item in (left, right) if isinstance(item, int)]
-        too_large = bool(sized and times) and len(sized[0]) * times[0] > _LONGEST
-        too_large |= len(times) == 2 and sum(item.bit_length() for item in times) > _MOST_BITS
-    if too_large:
-        raise InputError(f"{operator} makes a value that is too large.")

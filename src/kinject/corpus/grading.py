@@ -149,36 +149,30 @@ class GoldIndex:
     def __init__(self) -> None:
         self._by_text: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
 
-    def conflict(self, question: Question, location: str) -> str:
-        """Add `question`, read at `location`; return how its gold contradicts that of an earlier question, "" if it does not.
+    def add(self, question: Question, location: str) -> None:
+        """Add `question`, read at `location`. Raises `InputError` if its gold contradicts that of an earlier question.
 
-        Two golds contradict each other if the text is the same and both questions offer both; questions on different
-        documents may be different questions.
+        Two golds contradict each other if the text is the same and both questions offer both (of open questions: if none is
+        accepted in both); questions on different documents may be different questions.
         """
-        if not question.choices:
-            return self._open_conflict(question, location)
-        gold, choices = plain_text(question.choices[question.answer]), frozenset(map(plain_text, question.choices))
+        is_open = not question.choices
+        gold = (
+            plain_text(question.choices[question.answer]) if question.choices else (*question.answers, "no answer")[0]
+        )
+        offered = frozenset(plain_text(text) for text in question.choices or map(str.lower, question.answers))
         same = self._by_text.setdefault(plain_text(question.question), [])
         for earlier, document, other, others in same:
-            on_others = question.document_id and document and question.document_id != document
-            if gold != other and gold in others and other in choices and not on_others:
-                return (
-                    f"answer: {gold!r:.80}, but {other!r:.80} at {earlier}, where the question is the same. Keep one."
+            if question.document_id and document and question.document_id != document:
+                continue
+            differs = gold != other and gold in others and other in offered
+            if is_open:
+                differs = offered.isdisjoint(others) and bool(offered or others)
+            if differs:
+                key = "answers" if is_open else "answer"
+                raise InputError(
+                    f"{key}: {gold!r:.80}, but {other!r:.80} at {earlier}, where the question is the same. Keep one."
                 )
-        same.append((location, question.document_id, gold, choices))
-        return ""
-
-    def _open_conflict(self, question: Question, location: str) -> str:
-        """Return how the accepted texts of an open question contradict an earlier one's: none is accepted in both."""
-        accepted = frozenset(plain_text(text).lower() for text in question.answers)
-        same = self._by_text.setdefault(plain_text(question.question), [])
-        for earlier, document, other, others in same:
-            on_others = question.document_id and document and question.document_id != document
-            if not on_others and accepted.isdisjoint(others) and (accepted or others):
-                answer = question.answers[0] if accepted else "no answer"
-                return f"answers: {answer!r:.80}, but {other!r:.80} at {earlier}, where the question is the same. Keep one."
-        same.append((location, question.document_id, question.answers[0] if accepted else "no answer", accepted))
-        return ""
+        same.append((location, question.document_id, gold, offered))
 
 
 def plain_text(text: str) -> str:
@@ -249,26 +243,23 @@ CHECKS: Mapping[str, Check] = {
 """Name of a check -> the type of its argument, and what it verifies. Texts are found whatever their case, as whole words."""
 
 
-def check_names(checks: Mapping[str, Any]) -> str:
-    """Return why `checks` cannot be verified (an unknown name, an argument of another type); "" if they can."""
+def check_names(checks: Mapping[str, Any]) -> None:
+    """Raise `InputError` for `checks` that cannot be verified: an unknown name, an argument of another type."""
     for name, argument in checks.items():
         if name not in CHECKS:
-            return f"checks: found {name!r:.60}, allowed: {', '.join(CHECKS)}."
+            raise InputError(f"checks: found {name!r:.60}, allowed: {', '.join(CHECKS)}.")
         takes = CHECKS[name].takes
         fits = type(argument) is takes and argument is not False
         if takes is list:
             fits = isinstance(argument, list | tuple) and all(isinstance(item, str) and item for item in argument)
         if not fits or (takes is int and argument < 0):
             kind = {bool: "true", int: "a number from 0", str: "a text", list: "a list of texts"}[takes]
-            return f"checks: {name}: found {argument!r:.60}, expected {kind}."
-    return ""
+            raise InputError(f"checks: {name}: found {argument!r:.60}, expected {kind}.")
 
 
 def passes(text: str, checks: Mapping[str, Any]) -> bool:
     """Return whether `text` passes all `checks`. Raises `InputError` for checks that cannot be verified."""
-    fault = check_names(checks)
-    if fault:
-        raise InputError(fault)
+    check_names(checks)
     return all(CHECKS[name].holds(text, argument) for name, argument in checks.items())
 
 

@@ -260,9 +260,10 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise InputError('messages: expected a list of {"role": ..., "content": ...}.')
     for number, message in enumerate(messages, 1):
-        fault = _message_fault(message)
-        if fault:
-            raise InputError(f"messages: message {number}: {fault}")
+        try:
+            _check_message(message)
+        except InputError as error:
+            raise InputError(f"messages: message {number}: {error}") from error
     if not any(message["role"] == "assistant" for message in messages):
         raise InputError("messages: no assistant turn, so there is nothing to learn. Remove the row.")
     fields: dict[str, Any] = {"messages": tuple(messages)}
@@ -276,29 +277,32 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
     return fields
 
 
-def _message_fault(message: Row) -> str:
-    """Return the fault of a message, "" without one."""
+def _check_message(message: Row) -> None:
+    """Raise `InputError` for a message that a chat template could not take."""
     unknown = [key for key in message if key not in _OF_MESSAGE]
     if unknown:
-        return f"found the unknown key {unknown[0]!r:.80}. Allowed: {', '.join(_OF_MESSAGE)}."
+        raise InputError(f"found the unknown key {unknown[0]!r:.80}. Allowed: {', '.join(_OF_MESSAGE)}.")
     content, calls = message.get("content"), message.get("tool_calls")
     if not isinstance(message.get("role"), str):
-        return 'expected {"role": ..., "content": ...}, found no role.'
+        raise InputError('expected {"role": ..., "content": ...}, found no role.')
     for key in ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id"):
         if not isinstance(message.get(key), str | None):
-            return f"{key}: found {type(message[key]).__name__}, expected text."
+            raise InputError(f"{key}: found {type(message[key]).__name__}, expected text.")
     if isinstance(content, list):
         for block in content:
             if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-                return 'content: kinject trains on text. Expected text, or a list of {"type": "text", "text": ...}.'
+                raise InputError(
+                    'content: kinject trains on text. Expected text, or a list of {"type": "text", "text": ...}.'
+                )
     elif not isinstance(content, str) and not (content is None and calls):
-        return f"content: found {type(content).__name__}, expected text."
+        raise InputError(f"content: found {type(content).__name__}, expected text.")
     if calls is not None:
         if message["role"] != "assistant":
-            return f"tool_calls: found in a turn of {message['role']!r:.40}; only the assistant calls tools."
+            raise InputError(f"tool_calls: found in a turn of {message['role']!r:.40}; only the assistant calls tools.")
         if not isinstance(calls, list) or not all(_function_name(call) for call in calls):
-            return 'tool_calls: expected a list of {"type": "function", "function": {"name": ..., "arguments": {...}}}.'
-    return ""
+            raise InputError(
+                'tool_calls: expected a list of {"type": "function", "function": {"name": ..., "arguments": {...}}}.'
+            )
 
 
 def _tools(value: Any) -> list[Row]:

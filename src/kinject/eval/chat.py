@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.passages import with_passages
-from kinject.corpus.questions import question_prompt
 from kinject.disk import read_manifest
 from kinject.errors import InputError
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.gguf import gguf_file
 from kinject.models import LoadedModel, load_model, window_of
 from kinject.models.generate import COLDEST, end_tokens
+from kinject.question_formats import question_prompt
 from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
 

@@ -13,10 +13,10 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
-from kinject.eval.prompts import GENERATED, WITHOUT_QUESTION
 from kinject.eval.results import correct_family, summarize_arm
 from kinject.eval.scores import Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
+from kinject.question_formats import format_of
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
@@ -208,8 +208,9 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
     base = next(iter(section["models"]))
     by_set: dict[str, list[Answer]] = {}
     for answer in read_answers(run_dir / "answers.jsonl"):
-        if answer.arm == base and not answer.k and answer.format not in (*WITHOUT_QUESTION, PERPLEXITY_FORMAT):
-            graded = rescored([answer], "match")[0] if answer.format in GENERATED else answer
+        form = format_of(answer.format)
+        if answer.arm == base and not answer.k and form.shows_question and answer.format != PERPLEXITY_FORMAT:
+            graded = rescored([answer], "match")[0] if form.generates else answer
             by_set.setdefault(answer.question_set, []).append(graded)
     return [_split_set(run_dir, manifest, name, by_set[name]) for name in section["questions"]]
 

@@ -162,14 +162,19 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeRe
     return JudgeResult(model, precision, recall, planted)
 
 
-def accuracy_faults(accuracy: JudgeResult) -> list[str]:
-    """Return the precisions and recalls below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
-    return [
+def check_accuracy(accuracy: JudgeResult) -> None:
+    """Raise `InputError` for precisions and recalls below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
+    low = [
         f"{name} of {grade!r} {values[grade] or 0.0:.2f}"
         for grade in accuracy.recall
         for name, values in (("precision", accuracy.precision), ("recall", accuracy.recall))
         if (values[grade] or 0.0) < MIN_ACCURACY
     ]
+    if low:
+        raise InputError(
+            f"eval.judge: on {sum(accuracy.planted.values())} planted answers its {', '.join(low)}, below {MIN_ACCURACY}. It "
+            "grades nothing. Take a stronger model as the judge, or eval.scores without judge."
+        )
 
 
 @dataclass
@@ -196,12 +201,7 @@ class AnswerJudge:
         verdicts = (grades.get(_written(answer)) or "" for answer in planted)
         counts = Counter[tuple[str, str]](zip((answer.grade for answer in planted), verdicts, strict=True))
         self.accuracy = judge_accuracy(str(self.judge.model), counts)
-        faults = accuracy_faults(self.accuracy)
-        if faults:
-            raise InputError(
-                f"eval.judge: on {len(planted)} planted answers its {', '.join(faults)}, below {MIN_ACCURACY}. It "
-                f"grades nothing. Take a stronger model as the judge, or eval.scores without judge."
-            )
+        check_accuracy(self.accuracy)
         return self.accuracy
 
     def grade(self, items: Iterable[Written]) -> dict[Written, Grade]:

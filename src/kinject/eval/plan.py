@@ -6,26 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kinject.corpus.chat import read_template
-from kinject.corpus.grading import GoldIndex, check_names
+from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
 from kinject.errors import InputError
-from kinject.eval.prompts import (
-    GENERATED,
-    MOST_LETTERS,
-    OPEN,
-    SHOWS_OPTIONS,
-    WITHOUT_QUESTION,
-    Generation,
-    PromptRequest,
-    pick_shots,
-    rotate_options,
-)
+from kinject.eval.prompts import Generation, PromptRequest, pick_shots, rotate_options
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.process import world_size
+from kinject.question_formats import FORMATS, MOST_LETTERS
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
-from kinject.recipe.eval_section import FORMATS, EvalSection, QuestionSetSection
+from kinject.recipe.eval_section import EvalSection, QuestionSetSection
 from kinject.results import Role
 from kinject.types import Passage, Question
 
@@ -64,18 +54,20 @@ class QuestionSet:
         """Return the `n` examples before each question, fewer if there are not enough."""
         return [pick_shots(question, self.pool, n) for question in self.questions]
 
-    def requests(self, arm: EvalArm, template: str = "") -> Iterator[tuple[PromptRequest, tuple[str, ...]]]:
+    def requests(self, arm: EvalArm) -> Iterator[tuple[PromptRequest, tuple[str, ...]]]:
         """Yield the prompts of `arm` for each question, each with the ids of the passages in it."""
         contexts: Sequence[tuple[Passage, ...]] = self.contexts or ((),) * len(self.questions)
-        source = "" if arm.format in WITHOUT_QUESTION else template
+        form = FORMATS[arm.format]
         examples = self.examples(arm.shots)
         for question, context, shots in zip(self.questions, contexts, examples, strict=True):
             texts = tuple(passage.shown for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
-            for n in range(len(question.choices) if FORMATS[arm.format].rotates else 1):
+            for n in range(len(question.choices) if form.rotates else 1):
                 rotated = rotate_options(question, n) if n else question
-                generation = self.generation if arm.format in GENERATED else None
-                yield PromptRequest(rotated, arm.format, shots, texts, n, source, generation), ids
+                yield (
+                    PromptRequest(rotated, arm.format, shots, texts, n, self.generation if form.generates else None),
+                    ids,
+                )
 
 
 @dataclass(frozen=True)
@@ -85,12 +77,11 @@ class Plan:
     sets: tuple[QuestionSet, ...]
     notes: tuple[str, ...]
     inputs: tuple[Path, ...]
-    template: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
 
     def open_questions(self) -> dict[tuple[str, str], Question]:
         """Return the questions that are answered in writing, by question set and id."""
-        sets = (item for item in self.sets if any(arm.format in OPEN for arm in item.arms))
+        sets = (item for item in self.sets if any(FORMATS[arm.format].is_open for arm in item.arms))
         return {(item.name, question.id): question for item in sets for question in item.questions}
 
 
@@ -115,8 +106,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         raise InputError("\n".join(problems))
     notes = retriever.notes if retriever else ()
     models = retriever.models if retriever else {}
-    template = read_template(Path(section.template)) if section.template else ""
-    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), template, models)
+    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), models)
 
 
 def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm, ...]:
@@ -128,9 +118,9 @@ def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm
     return tuple(
         EvalArm(model, format, shots, k)
         for format in dict.fromkeys(section.formats_of(item))
-        for shots in ((0,) if format in WITHOUT_QUESTION else section.shots)
+        for shots in (section.shots if FORMATS[format].shows_question else (0,))
         for model in section.models
-        for k in (0, *(dict.fromkeys(ks) if format not in WITHOUT_QUESTION else ()))
+        for k in (0, *(dict.fromkeys(ks) if FORMATS[format].shows_question else ()))
     )
 
 
@@ -138,10 +128,11 @@ def check_section(recipe: Recipe) -> None:
     """Raise `RecipeError` with every problem of the eval section that no file is needed to see."""
     if recipe.eval is None:
         return
-    formats = {format for item in recipe.eval.sets().values() for format in recipe.eval.formats_of(item)}
+    formats = [FORMATS[name] for item in recipe.eval.sets().values() for name in recipe.eval.formats_of(item)]
     asking = Asking(
-        writes=not OPEN.isdisjoint(formats), scores=not GENERATED.issuperset(formats), is_shared=world_size() > 1
-    )
+        writes=any(form.is_open for form in formats), scores=not all(form.generates for form in formats),
+        is_shared=world_size() > 1,
+    )  # fmt: skip
     recipe.raise_any(find_problems("eval", recipe, asking))
 
 
@@ -190,7 +181,7 @@ def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriev
 
 def layout_of(layout: Layout, formats: Iterable[str]) -> Layout:
     """Return the layout in which a set asked in `formats` is read: answers are no choices if models only write theirs."""
-    return "open" if OPEN.issuperset(formats) else layout
+    return "open" if all(FORMATS[name].is_open for name in formats) else layout
 
 
 def role_of(role: Role, questions: Sequence[Question]) -> Role:
@@ -200,16 +191,16 @@ def role_of(role: Role, questions: Sequence[Question]) -> Role:
 
 
 def _check_instructions(item: QuestionSetSection, section: EvalSection, questions: Sequence[Question]) -> None:
-    """Raise `InputError` for checks that cannot be verified, and for turns before a question outside a chat."""
+    """Raise `InputError` for turns before a question outside a chat, and for examples before an instruction."""
     plain = [name for name, table in section.tables().items() if not table.chat]
     for question in questions:
-        fault = check_names(question.checks)
-        if not fault and question.messages and plain:
-            fault = f"messages: are turns of a chat, but {plain[0]} is asked without one. Set eval.chat: true."
-        if not fault and (question.checks or question.messages) and max(section.shots):
-            fault = "checks and messages take no examples. Set eval.shots: [0]."
-        if fault:
-            raise InputError(f"{item.path}: question {question.id!r}: {fault}")
+        at = f"{item.path}: question {question.id!r}"
+        if question.messages and plain:
+            raise InputError(
+                f"{at}: messages: are turns of a chat, but {plain[0]} is asked without one. Set eval.chat: true."
+            )
+        if (question.checks or question.messages) and max(section.shots):
+            raise InputError(f"{at}: checks and messages take no examples. Set eval.shots: [0].")
 
 
 def _check_questions(item: QuestionSetSection, section: EvalSection, question_set: QuestionSet) -> None:
@@ -223,14 +214,14 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
         )
     _check_instructions(item, section, question_set.questions)
     formats = section.formats_of(item)
-    chosen = [format for format in formats if format not in OPEN]
+    chosen = [name for name in formats if not FORMATS[name].is_open]
     for question in (*question_set.questions, *question_set.pool) if chosen else ():
         if not question.choices:
             raise InputError(
                 f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} needs. "
                 "Give it choices and the index of the correct one, or set eval.formats: [generate]."
             )
-    lettered = [format for format in formats if format in SHOWS_OPTIONS]
+    lettered = [name for name in formats if FORMATS[name].shows_options]
     if lettered:
         for question in (*question_set.questions, *question_set.pool):
             if len(question.choices) > MOST_LETTERS:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from kinject.disk import Row
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
-from kinject.eval.prompts import GENERATED, LETTERED, OPEN
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
     WRITTEN_SCORES,
@@ -30,6 +29,7 @@ from kinject.eval.scores import (
     written_choices,
 )
 from kinject.eval.scoring.answers import finite_or_none
+from kinject.question_formats import FORMATS
 from kinject.recipe.eval_section import EvalSection
 from kinject.results import (
     ArmInfo,
@@ -293,10 +293,11 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
     """Return the scores that mean something for `arm`: letters, scored or written, are all equally long."""
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
-    if arm.format in OPEN:
+    form = FORMATS[arm.format]
+    if form.is_open:
         return tuple(score for score in scores if score in WRITTEN_SCORES) or (text_score(scores),)
     scores = tuple(score for score in scores if score not in WRITTEN_SCORES) or ("sum",)
-    if arm.format in LETTERED | GENERATED:
+    if form.letters or form.generates:
         return ("sum",)
     return scores
 
@@ -327,7 +328,7 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
         for arm in question_set.arms:
             base = replace(arm, model=next(iter(section.models)), k=0)
             if arm != base:
-                score = _scores_for(arm, section)[0] if arm.format in GENERATED else "sum"
+                score = _scores_for(arm, section)[0] if FORMATS[arm.format].generates else "sum"
                 yield from _flips_of(question_set, arm, base, answers, score)
 
 

@@ -33,7 +33,7 @@ from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
-from kinject.eval.prompts import OPEN, ChatStyle, PromptRequest, scored_texts
+from kinject.eval.prompts import ChatStyle, PromptRequest
 from kinject.eval.results import Answers, find_flips, limit_notes, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
@@ -41,6 +41,7 @@ from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
 from kinject.models import check_model
 from kinject.process import single_process_notes, world_size
+from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
 from kinject.results import ArmResult, Perplexity, Report, to_json
@@ -108,7 +109,6 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         run = _Run(recipe, section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
-        run.scoring.finish()
         if judge:
             judge.grade_answers(plan.open_questions(), run.results)
             run.notes.extend(judge.notes())
@@ -145,7 +145,7 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     for name, table in section.tables().items():
         model = _open_model(name, table, recipe)
         for question_set in plan.sets:
-            prompts = encode_arms(question_set, model, plan.template)
+            prompts = encode_arms(question_set, model)
             encoded = [prompt.encoded for prompt in prompts]
             scores = model.score(encoded) if isinstance(model, LoadedScorer) else {}
             for index, prompt in enumerate(prompts):
@@ -168,11 +168,11 @@ def preview(recipe: EvalRecipe) -> Iterator[str]:
     for name, table in recipe.eval.tables().items():
         if isinstance(table, EndpointModelSection):
             model = EndpointScorer(name, table, recipe.eval, recipe.run_dir, recipe.seed)
-            prompts = [item.encoded for part in plan.sets for item in encode_arms(part, model, plan.template)]
+            prompts = [item.encoded for part in plan.sets for item in encode_arms(part, model)]
             yield model.preview(prompts, stored)
         else:
             arms = [(part, arm) for part in plan.sets for arm in part.arms if arm.model == name]
-            n = sum(1 for part, arm in arms for _ in part.requests(arm, plan.template))
+            n = sum(1 for part, arm in arms for _ in part.requests(arm))
             yield f"{name}: {table}: {n:,} prompts, scored here"
 
 
@@ -197,7 +197,7 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
     model = _open_model(name, table, run.recipe)
     run.inputs.update(model.hashes)
     for question_set in run.plan.sets:
-        prompts = encode_arms(question_set, model, run.plan.template)
+        prompts = encode_arms(question_set, model)
         answers, n_new = score_prompts(run.scoring, question_set, model, prompts)
         run.n_scored += n_new
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -211,10 +211,10 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
     run.notes.extend(model.notes())
 
 
-def encode_arms(question_set: QuestionSet, model: LoadedScorer | EndpointScorer, template: str) -> list[PendingPrompt]:
+def encode_arms(question_set: QuestionSet, model: LoadedScorer | EndpointScorer) -> list[PendingPrompt]:
     """Return the prompts of every arm of `model` on `question_set`, in the order of arms and questions."""
     arms = [arm for arm in question_set.arms if arm.model == model.name]
-    rows = [(arm, *item) for arm in arms for item in question_set.requests(arm, template)]
+    rows = [(arm, *item) for arm in arms for item in question_set.requests(arm)]
     encoded = model.encode([request for _, request, _ in rows])
     return [
         PendingPrompt(arm, request, item, ids) for (arm, request, ids), item in zip(rows, encoded, strict=True)
@@ -260,9 +260,10 @@ def score_prompts(
 def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: PromptScore) -> Answer:
     question = prompt.request.question
     written = score.text is not None
-    texts = () if written else scored_texts(question, prompt.arm.format)
-    accepted, is_open = question.accepted, prompt.arm.format in OPEN
-    if written and not is_open:
+    form = FORMATS[prompt.arm.format]
+    texts = () if written else form.answers(question)
+    accepted = question.accepted
+    if written and not form.is_open:
         letter, choice = ascii_uppercase[question.answer], question.choices[question.answer]
         accepted = (f"{letter}. {choice}", letter, choice)
     return Answer(
@@ -273,7 +274,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         shots=prompt.arm.shots,
         k=prompt.arm.k,
         context_ids=prompt.context_ids,
-        gold=0 if is_open else question.answer,
+        gold=form.gold(question),
         log_probs=score.log_probs,
         n_tokens=(score.n_tokens,) if written else score.lengths or tuple(map(len, prompt.encoded.continuations)),
         n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
@@ -286,7 +287,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         text=score.text,
         accepted=accepted if written else (),
         checks=question.checks if written else {},
-        choices=() if is_open or not written else question.choices,
+        choices=question.choices if written and not form.is_open else (),
         n_thinking=score.n_thinking,
         thinking_cut=score.thinking_cut,
     )

@@ -23,7 +23,7 @@ from kinject.corpus.grading import (
     read_letter,
 )
 from kinject.errors import InputError
-from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
+from kinject.question_formats import format_of
 from kinject.results import Outcome, OutcomeResult, Scope
 from kinject.stats.comparisons import make_contrast
 from kinject.stats.intervals import bounded_accuracy
@@ -98,7 +98,7 @@ def rescored(answers: Sequence[Answer], score: str) -> list[Answer]:
     them if `score` compares choices; choices are compared by their sum if `score` compares texts. With ``judge``
     it is correct by its grade, and has no score without one.
     """
-    if answers and answers[0].format in GENERATED:
+    if answers and format_of(answers[0].format).generates:
         if score == JUDGED and not answers[0].choices:
             return [_judged(answer) for answer in answers]
         return [_graded(answer, TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))) for answer in answers]
@@ -203,7 +203,7 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
     by_question: dict[str, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.question_id, []).append(answer)
-    return [_merge(same) if same[0].format in ROTATED else same[0] for same in by_question.values()]
+    return [_merge(same) if format_of(same[0].format).rotates else same[0] for same in by_question.values()]
 
 
 def _merge(rotations: Sequence[Answer]) -> Answer:
@@ -222,7 +222,8 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
 
     Low mass means that the format failed, not the knowledge: the model would have continued with something else.
     """
-    if not answers or answers[0].format not in LETTERED:
+    form = format_of(answers[0].format) if answers else None
+    if form is None or not form.letters or form.generates:
         return None
     masses = [
         math.fsum(map(math.exp, answer.log_probs)) for answer in answers if all(map(math.isfinite, answer.log_probs))

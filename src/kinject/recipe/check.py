@@ -79,6 +79,7 @@ class Checker:
                 checked is not _INVALID
                 and self.is_in_bounds(item, metadata, item_key)
                 and self._is_no_secret(item, metadata.get("holds"), item_key)
+                and self._are_words(checked, metadata.get("words"), item_key)
             ):
                 built[name] = checked
                 for text_key, text in texts_in(checked, item_key) if "path" in metadata else ():
@@ -179,6 +180,13 @@ class Checker:
         if fault:
             self.report(key, fault)
         return not fault
+
+    def _are_words(self, items: Any, allowed: Mapping[str, object] | None, key: KeyPath) -> bool:
+        """Return whether the texts of a list are keys of `allowed` (None: any value), after reporting those that are not."""
+        unknown = {} if allowed is None else {i: item for i, item in enumerate(items or ()) if item not in allowed}
+        for index, item in unknown.items():
+            self.report((*key, index), f"found {_describe(item)}.{suggestion(item, allowed or ())}")
+        return not unknown
 
     def _invalid(self, key: KeyPath, fault: str) -> object:
         self.report(key, fault)

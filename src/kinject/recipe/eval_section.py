@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from kinject.question_formats import FORMATS
 from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
 
 
@@ -34,9 +35,10 @@ class QuestionSetSection:
     retrieval: bool | None = option(
         None, help="Whether the set is also asked with passages; default: unless its role is retention."
     )
-    formats: tuple[QuestionFormat, ...] | None = option(
-        None, help="How this set is asked instead of eval.formats, as [generate] for instructions.", nonempty=True
-    )
+    formats: tuple[str, ...] | None = option(
+        None, help="How this set is asked instead of eval.formats, as [generate] for instructions.", nonempty=True,
+        words=FORMATS,
+    )  # fmt: skip
 
     @property
     def gets_passages(self) -> bool:
@@ -162,40 +164,6 @@ class EndpointModelSection(PromptedSection):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class FormatTraits:
-    """The parts of a prompt in one format, and whether its answers are letters or the choices' texts; `label` for reports.
-
-    `rotates`: the question is asked once for each rotation of its options. `generates`: the model writes its answer.
-    """
-
-    label: str
-    shows_question: bool = True
-    shows_options: bool = False
-    letters: bool = False
-    rotates: bool = False
-    generates: bool = False
-
-
-FORMATS: Mapping[str, FormatTraits] = {
-    "letters": FormatTraits("letters", shows_options=True, letters=True),
-    "texts": FormatTraits("option texts"),
-    "hybrid": FormatTraits("option texts with the options shown", shows_options=True),
-    "rotations": FormatTraits("letters, options rotated", shows_options=True, letters=True, rotates=True),
-    "letters-no-question": FormatTraits(
-        "letters without the question", shows_question=False, shows_options=True, letters=True
-    ),
-    "texts-no-question": FormatTraits("option texts without the question", shows_question=False),
-    "letters-written": FormatTraits("letters, written", shows_options=True, letters=True, generates=True),
-    "generate": FormatTraits("written answers", generates=True),
-}
-"""How a question is asked: every format that a recipe can name."""
-if TYPE_CHECKING:
-    QuestionFormat = str
-else:
-    QuestionFormat = Literal[tuple(FORMATS)]
-
-
 @dataclass(frozen=True)
 class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
@@ -210,11 +178,12 @@ class EvalSection:
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
     model_defaults: LoadingSection = option(LoadingSection(), help="Defaults of the tables of `models`.")
-    formats: tuple[QuestionFormat, ...] = option(
+    formats: tuple[str, ...] = option(
         ("texts",),
-        help="letters, texts, hybrid, rotations, a baseline without the question; letters-written or generate: the model "
-        "writes the letter or the answer.",
+        help="letters, texts, hybrid, rotations, continuation, a baseline without the question; letters-written or generate: "
+        "the model writes the letter or the answer.",
         nonempty=True,
+        words=FORMATS,
     )
     scores: tuple[Literal["sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"], ...] = option(
         ("sum",),
@@ -233,7 +202,6 @@ class EvalSection:
         None, help="Most that endpoints and the judge may cost in this run folder, in the currency of their prices.",
         min=0.0,
     )  # fmt: skip
-    template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     max_thinking_tokens: int | None = option(
         None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
         "max_new_tokens for both.", min=1, max=131_072,
@@ -257,7 +225,7 @@ class EvalSection:
             for name, value in self.questions.items()
         }
 
-    def formats_of(self, item: QuestionSetSection) -> tuple[QuestionFormat, ...]:
+    def formats_of(self, item: QuestionSetSection) -> tuple[str, ...]:
         """Return the formats in which a question set is asked: its own, or those of this section."""
         return item.formats or self.formats
 

@@ -139,9 +139,11 @@ def _any_of(options: list[Schema]) -> Schema:
 
 
 def _bounded(schema: Schema, metadata: Mapping[str, Any]) -> Schema:
-    """Return `schema` with the field's bounds and `nonempty` wherever they apply."""
+    """Return `schema` with the field's bounds, words and `nonempty` wherever they apply."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [_bounded(option, metadata) for option in schema["anyOf"]]}
+    if "words" in metadata and schema == {"type": "string"}:
+        return {"enum": list(metadata["words"])}
     schema = dict(schema)
     kinds = schema.get("type", [])
     kinds = {kinds} if isinstance(kinds, str) else set(kinds)
@@ -149,7 +151,7 @@ def _bounded(schema: Schema, metadata: Mapping[str, Any]) -> Schema:
         schema |= {keyword: metadata[key] for key, keyword in _KEYWORDS.items() if key in metadata}
         if "or" in metadata:  # the one value below the others
             schema["minimum"] = metadata["or"]
-    limits = {key: metadata[key] for key in (*_KEYWORDS, "or") if key in metadata}
+    limits = {key: metadata[key] for key in (*_KEYWORDS, "or", "words") if key in metadata}
     for keyword in ("items", "additionalProperties"):
         if isinstance(schema.get(keyword), dict):
             schema[keyword] = _bounded(schema[keyword], limits)

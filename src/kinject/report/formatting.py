@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from kinject.recipe.eval_section import FORMATS
+from kinject.question_formats import FORMATS
 from kinject.results import ArmInfo, ArmResult, Perplexity, PromptFormat, Report, UnscoredResult
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")

@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from kinject.corpus.questions import question_prompt
 from kinject.disk import write_jsonl, write_text
+from kinject.question_formats import question_prompt
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import (
     ATTRIBUTES,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
 from kinject.executors import LOG
+from kinject.question_formats import FORMATS
 from kinject.recipe.eval_section import ClaimSection
 from kinject.report.formatting import format_percent
 from kinject.results import ALPHA, FEWEST, ArmResult, Claim, Failure, Outcome, Role, Scope, Sweep, Verdict, fewest_for
@@ -37,7 +37,7 @@ def summarize_arms(
     parts = [
         summary.result(arm, setting, subject)
         for arm in arms if not arm.sweep
-        for setting in records.settings(arm.model, arm.name) if setting.format not in WITHOUT_QUESTION
+        for setting in records.settings(arm.model, arm.name) if FORMATS[setting.format].shows_question
         for subject in summary.subjects(arm, setting)
     ]  # fmt: skip
     unswept = correct_families([result for result in results if (result.model, result.arm) not in swept])
@@ -89,7 +89,7 @@ class _Summary:
         estimate = bounded_accuracy(matrix)
         return ArmResult(
             model=arm.model, arm=arm.name, question_set=setting.question_set,
-            role="baseline" if setting.format in WITHOUT_QUESTION else self.roles[setting.question_set],
+            role=self.roles[setting.question_set] if FORMATS[setting.format].shows_question else "baseline",
             format=setting.format, shots=setting.shots, k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
             chance=matrix.chance,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kinject.errors import Problem, RecipeError
-from kinject.eval.prompts import GENERATED, OPEN, WITHOUT_QUESTION
+from kinject.question_formats import FORMATS
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import Shared, find_problems
@@ -324,8 +324,8 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
             _KEYS,
             checks_inputs=False,
             sets=evaluation.questions,
-            writes=frozenset(name for name, format in decides.items() if format in GENERATED),
-            writes_words=frozenset(name for name, format in decides.items() if format in OPEN),
+            writes=frozenset(name for name, format in decides.items() if FORMATS[format].generates),
+            writes_words=frozenset(name for name, format in decides.items() if FORMATS[format].is_open),
         )
         problems += find_problems("study", recipe, shared_eval)
     recipe.raise_any(problems)
@@ -334,4 +334,4 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
 def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
     """Return the format and number of shots that decide choices and claims on a set: the first of each in the eval recipe."""
     asked = evaluation.formats_of(evaluation.sets()[question_set])
-    return next((format for format in asked if format not in WITHOUT_QUESTION), asked[0]), evaluation.shots[0]
+    return next((format for format in asked if FORMATS[format].shows_question), asked[0]), evaluation.shots[0]

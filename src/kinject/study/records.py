@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
-from kinject.eval.prompts import GENERATED, LETTERED, OPEN, WITHOUT_QUESTION
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
@@ -24,6 +23,7 @@ from kinject.eval.scores import (
     written_choices,
 )
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
+from kinject.question_formats import FORMATS
 from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall
 from kinject.stats.intervals import family_variances
@@ -64,9 +64,10 @@ class Records:
 
     def score(self, setting: AskSetting) -> str:
         """Return the name of the score by which answers in `setting` are right."""
-        if setting.format in OPEN:
+        form = FORMATS[setting.format]
+        if form.is_open:
             return text_score(self.scores)
-        by_log_probs = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION
+        by_log_probs = form.shows_question and not (form.letters or form.generates)
         return next((score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum")
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kinject import models
-from kinject.corpus.chat import ChatFormat, conversation_texts, kwargs_fault, training_template
+from kinject.corpus.chat import ChatFormat, check_kwargs, conversation_texts, training_template
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, path_exists, read_bytes
-from kinject.errors import KinjectError, RecipeError, TrainingError
+from kinject.errors import InputError, KinjectError, RecipeError, TrainingError
 from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_yes, machine_memory
 from kinject.recipe import ModelSection, TokenizerSection, TrainRecipe
@@ -199,8 +199,10 @@ def set_chat_template(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -
     assistant_only = bool(trainer.get("assistant_only_loss"))
     template, note = training_template(tokenizer) if assistant_only else (None, "")
     kwargs = corpus.chat_template_kwargs or {}
-    if fault := kwargs_fault(kwargs, template, tokenizer.chat_template):
-        raise recipe.error("corpus.chat_template_kwargs", fault)
+    try:
+        check_kwargs(kwargs, template, tokenizer.chat_template)
+    except InputError as error:
+        raise recipe.error("corpus.chat_template_kwargs", str(error)) from error
     return ChatFormat(assistant_only, template, kwargs, corpus.allow_dropped_tokens), [note] * bool(note)
 
 

@@ -15,7 +15,6 @@ from kinject import models
 from kinject.corpus.chat import prepend_context
 from kinject.corpus.grading import matches
 from kinject.corpus.passages import with_passages
-from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.corpus.tokenize import begins_with_bos
 from kinject.disk import (
@@ -34,6 +33,7 @@ from kinject.llm.sender import generator_identity
 from kinject.llm.transformers import read_answer
 from kinject.models.generate import ends_of, generate
 from kinject.process import work_seconds
+from kinject.question_formats import question_prompt
 from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.load import set_chat_template

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, TokenRow, begins_with_bos, tokenize_rows
 from kinject.errors import InputError
+from kinject.question_formats import question_prompt
 from kinject.recipe.sections import ProbesSection
 from kinject.types import Question
 

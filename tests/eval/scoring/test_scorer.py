@@ -191,21 +191,6 @@ def test_scores_do_not_depend_on_the_batch(batch_tokens):
     )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mamba"])
-@pytest.mark.parametrize("limits", [None, SMALL_ROWS])
-def test_what_is_left_is_read_as_if_nothing_were_known(architecture, limits):
-    model, prompts = make_model(architecture), make_prompts()
-    whole = Scorer(model, 200, limits)
-    everything = dict(whole.score(prompts))
-    order = list(everything)
-    for n_known in (1, len(prompts) // 2, len(prompts) - 1, len(prompts)):
-        rest = Scorer(model, 200, limits)
-        left = dict(rest.score(prompts, frozenset(order[:n_known])))
-        assert left == {index: everything[index] for index in order[n_known:]}  # to the last bit
-        assert rest.n_pushed <= whole.n_pushed
-    assert rest.n_pushed == 0
-
-
 def test_half_precision_is_summed_in_float32():
     model, prompts = make_model("llama", torch.bfloat16), make_prompts()
     scorer = Scorer(model, 512)

@@ -1,6 +1,6 @@
 """Answers on disk: appended as they are scored, and found again by the hash of weights and prompt tokens.
 
-So a stored prompt is not scored again. Processes divide the rest, and a killed batch resumes exactly.
+So a stored prompt is not scored again. Processes divide the rest.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ import hashlib
 import math
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.disk import (
     Journal,
     Row,
-    delete_file,
     manifest_beside,
     read_journal,
-    read_json,
     read_jsonl,
-    write_json,
 )
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
@@ -129,9 +125,7 @@ class AnswerStore:
     def __enter__(self) -> AnswerStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._journal.close()
 
 
@@ -310,7 +304,7 @@ def join_processes(run_dir: Path) -> Shard:
 
 @dataclass(frozen=True)
 class ResumableScoring:
-    """Scores this process's prompts, skips those with a stored answer, and resumes an interrupted batch."""
+    """Scores this process's prompts, and skips those with a stored answer."""
 
     answers: AnswerStore
     shard: Shard
@@ -331,47 +325,10 @@ class ResumableScoring:
         stored: Collection[str],
         store: Store,
     ) -> dict[str, PromptScore]:
-        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done.
-
-        The scorer batches prompts. The keys of a batch are on disk (pending.json) until it is done, so that a killed
-        run repeats the same batch without its stored prompts and gets the same last digit.
-        """
-        path = self._pending
+        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done."""
+        keys = [key for key in prompts if key not in stored]
         scores: dict[str, PromptScore] = {}
-        for keys in _batches(path, prompts, stored):
-            write_json(path, {"keys": keys})
-            done = {index for index, key in enumerate(keys) if key in stored}
-            for index, score in scorer.score([prompts[key] for key in keys], done):
-                scores[keys[index]] = score
-                store(keys[index], score)
-            delete_file(path)
+        for index, score in scorer.score([prompts[key] for key in keys]):
+            scores[keys[index]] = score
+            store(keys[index], score)
         return scores
-
-    @property
-    def _pending(self) -> Path:
-        return self.shard.folder / "pending.json"
-
-    def finish(self) -> None:
-        """Forget the batch of a run that was killed after its last prompt was stored. Raises `DiskError`."""
-        delete_file(self._pending)
-
-
-def _batches(path: Path, prompts: Mapping[str, Encoded], stored: Collection[str]) -> Iterator[list[str]]:
-    """Yield the keys to score together: those of an interrupted batch, then all others that are not stored."""
-    missing = [key for key in prompts if key not in stored]
-    interrupted = _read_pending(path)
-    together = set(interrupted)
-    if prompts.keys() >= together and not together.isdisjoint(missing):
-        yield interrupted
-        missing = [key for key in missing if key not in together]
-    if missing:
-        yield missing
-
-
-def _read_pending(path: Path) -> list[str]:
-    """Return the keys in `path`; [] if it is absent or holds something else: then all missing prompts form one batch."""
-    if not path.exists():
-        return []
-    fix = "Delete it: the prompts of its batch are scored again, and may differ in the last digit."
-    keys = read_json(path, fix).get("keys")
-    return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else []

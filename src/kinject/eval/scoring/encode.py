@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.errors import InputError
-from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt, scored_texts
+from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt
 from kinject.eval.scores import PromptScore
 from kinject.llm import ThinkingMarks, thinking_marks
+from kinject.question_formats import FORMATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -277,7 +278,7 @@ def render_tokens(tokenizer: Any, encoded: Encoded, request: PromptRequest, scor
         )
     log_probs = score.log_probs
     best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
-    texts = scored_texts(question, request.format)
+    texts = FORMATS[request.format].answers(question)
     for index, (ids, value) in enumerate(zip(encoded.continuations, log_probs, strict=True)):
         marks = ("*" if index == question.answer else " ") + (">" if index == best else " ")
         lines.append(f"  {marks} {value:9.4f}  {separated(ids.tolist())}  ({texts[index]})")

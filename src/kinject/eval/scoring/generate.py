@@ -6,7 +6,7 @@ The row's columns are tokens; each sequence sees its own and those of the beginn
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,17 +130,15 @@ class AnswerGenerator:
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0
 
-    def score(
-        self, prompts: Sequence[Encoded], done: Collection[int] = frozenset()
-    ) -> Iterator[tuple[int, PromptScore]]:
-        """Yield (index, written text) of every prompt that is not in `done`, as they end.
+    def score(self, prompts: Sequence[Encoded]) -> Iterator[tuple[int, PromptScore]]:
+        """Yield (index, written text) of every prompt, as they end.
 
         Each token is the likeliest one. In float32 it does not depend on the other prompts: where the two likeliest are as
         close as rounding, the sequence is read alone, and that decides. A text ends before the first stop string, at an end
         token, or after the most tokens. Thinking is taken off and counted; at its limit it is closed, and the answer begins.
         A model whose logits are not finite writes nothing: its log-prob is NaN.
         """
-        order = [index for index in range(len(prompts)) if index not in done]
+        order = range(len(prompts))
         if not order:
             return
         if not self.scorer.uses_tree:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
 _MOST_LOGITS = 2**27  # elements of one logits tensor: 512 MB in float32
 _HEAD_ROWS = 128  # positions collected for one pass of the head: fewer cost nearly as much
 _REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-
-
-@dataclass(slots=True)
-class _PendingNode:
-    """A node whose rows are not read yet; `prefix` is computed when rows first need it, from the prefix of `parent`."""
-
-    node: Node
-    parent: _PendingNode | None
-    prefix: Prefix | None = None
 
 
 class Scorer:
@@ -68,14 +58,11 @@ class Scorer:
             self.notes.append(f"plain rows, nothing shared between prompts: {reason}")
         return not reason
 
-    def score(
-        self, prompts: Sequence[Encoded], done: Collection[int] = frozenset()
-    ) -> Iterator[tuple[int, PromptScore]]:
-        """Yield (index, score) of every prompt that is not in `done`, in the order in which they are finished.
+    def score(self, prompts: Sequence[Encoded]) -> Iterator[tuple[int, PromptScore]]:
+        """Yield (index, score) of every prompt, in the order in which they are finished.
 
-        Prompts in `done` stay in the tree and its batches, but batches of nothing else are skipped. So an interrupted
-        run that resumes gets the same last digit. Log-probs are natural logarithms, summed over the continuation's
-        tokens; NaN for an empty continuation. Raises `InputError` if a pass does not fit into memory.
+        Log-probs are natural logarithms, summed over the continuation's tokens; NaN for an empty continuation. Raises
+        `InputError` if a pass does not fit into memory.
         """
         leaves, owners = _make_leaves(prompts)
         sums = [np.zeros(len(prompt.continuations)) for prompt in prompts]
@@ -87,12 +74,9 @@ class Scorer:
             for choice, continuation in enumerate(prompt.continuations):
                 if not len(continuation):
                     sums[index][choice] = np.nan
-            if not open_leaves[index] and index not in done:
+            if not open_leaves[index]:
                 yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
-        wanted = np.array([owner not in done for owner, _ in owners], dtype=np.bool_)
-        if not wanted.any():
-            return
-        for rows, scores in self._score_rows(leaves, wanted, use_tree=self.uses_tree):
+        for rows, scores in self._score_rows(leaves, use_tree=self.uses_tree) if leaves else ():
             start = 0
             for row in rows:
                 part = slice(start, start + len(row.targets))
@@ -107,56 +91,30 @@ class Scorer:
                 for leaf in sorted(set(row.owners.tolist())):
                     index = owners[leaf][0]
                     open_leaves[index] -= 1
-                    if not open_leaves[index] and index not in done:
+                    if not open_leaves[index]:
                         yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
 
-    def _score_rows(
-        self, leaves: Sequence[Leaf], wanted: npt.NDArray[np.bool_], *, use_tree: bool
-    ) -> Iterator[tuple[list[Row], TokenScores]]:
-        """Yield rows with their scores, until every leaf in `wanted` is scored."""
+    def _score_rows(self, leaves: Sequence[Leaf], *, use_tree: bool) -> Iterator[tuple[list[Row], TokenScores]]:
+        """Yield rows with their scores, until every leaf is scored."""
         tree = Tree(leaves)
         self.n_least += tree.n_tokens
         limits = replace(self.limits, longest=min(self.limits.longest, self.batch_tokens))
-        pending = [_PendingNode(tree.plan(limits) if use_tree else tree.plan_unshared(), None)]
-        for_head: deque[tuple[_PendingNode, list[Row]]] = deque()  # batches of one pass of the head
+        pending = [(tree.plan(limits) if use_tree else tree.plan_unshared(), Prefix())]
+        for_head: list[tuple[list[Row], HiddenStates]] = []  # batches of one pass of the head
         n_positions = 0
         while pending:
-            current = pending.pop()
-            rows = sorted(current.node.rows, key=lambda row: len(row.tokens), reverse=True)
+            node, parent = pending.pop()
+            prefix = self._extend(node, parent)
+            rows = sorted(node.rows, key=lambda row: len(row.tokens), reverse=True)
             while rows:
                 batch, rows = self._next_batch(rows)
-                for_head.append((current, batch))
+                for_head.append((batch, self._read_batch(batch, prefix, use_tree=use_tree)))
                 n_positions += sum(len(np.unique(row.indices)) for row in batch)
                 if not self.forward.split or n_positions >= _HEAD_ROWS:
-                    yield from self._score_batches(tree, for_head, wanted, use_tree=use_tree)
-                    n_positions = 0
-            pending.extend(_PendingNode(child, current) for child in reversed(current.node.children))
-        yield from self._score_batches(tree, for_head, wanted, use_tree=use_tree)
-
-    def _score_batches(
-        self,
-        tree: Tree,
-        batches: deque[tuple[_PendingNode, list[Row]]],
-        wanted: npt.NDArray[np.bool_],
-        *,
-        use_tree: bool,
-    ) -> Iterator[tuple[list[Row], TokenScores]]:
-        """Empty `batches`; yield their rows with scores if any leaf in them is `wanted`."""
-        if not any(wanted[row.owners].any() for _, rows in batches for row in rows):
-            batches.clear()
-        parts: list[tuple[list[Row], HiddenStates]] = []
-        while batches:
-            current, rows = batches.popleft()
-            parts.append((rows, self._read_batch(rows, self._prefix_of(current), use_tree=use_tree)))
-        yield from self._apply_head(parts)
-
-    def _prefix_of(self, current: _PendingNode) -> Prefix:
-        """Return the keys and values down to `current`; computes those of ancestors that nothing needed before."""
-        if current.prefix is None:
-            parent = None if current.parent is None else self._prefix_of(current.parent)
-            current.prefix = self._extend(current.node, parent)
-            current.parent = None  # a prefix is kept only while something below it is still to be read
-        return current.prefix
+                    yield from self._apply_head(for_head)
+                    for_head, n_positions = [], 0
+            pending.extend((child, prefix) for child in reversed(node.children))
+        yield from self._apply_head(for_head)
 
     def _apply_head(self, parts: Sequence[tuple[list[Row], HiddenStates]]) -> Iterator[tuple[list[Row], TokenScores]]:
         """Yield the scores of rows that went through the layers."""
@@ -179,10 +137,10 @@ class Scorer:
             n_rows += 1
         return rows[:n_rows], rows[n_rows:]
 
-    def _extend(self, node: Node, parent: Prefix | None) -> Prefix:
+    def _extend(self, node: Node, parent: Prefix) -> Prefix:
         self.n_pushed += len(node.tokens)
         with self._memory(len(node.tokens)):
-            return self.forward.extend(node, Prefix() if parent is None else parent)
+            return self.forward.extend(node, parent)
 
     def _read_batch(self, rows: list[Row], prefix: Prefix, *, use_tree: bool) -> HiddenStates:
         n_tokens = len(rows) * max(len(row.tokens) for row in rows)
