@@ -45,11 +45,11 @@ def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw every figure, but save a blank one: the rest takes most of a report's time. tests/report looks at figures."""
     from matplotlib.figure import Figure
 
-    from kinject.report import style
+    from kinject.report import figures
 
-    svg, png = style.render_svg(Figure()), style.render_png(Figure())
-    monkeypatch.setattr(style, "render_svg", lambda figure: svg)
-    monkeypatch.setattr(style, "render_png", lambda figure: png)
+    svg, png = figures.render_svg(Figure()), figures.render_png(Figure())
+    monkeypatch.setattr(figures, "render_svg", lambda figure: svg)
+    monkeypatch.setattr(figures, "render_png", lambda figure: png)
 
 
 def load_benchmark(name: str) -> ModuleType:

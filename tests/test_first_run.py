@@ -44,6 +44,7 @@ NOT_HERE = {
     "recipes/studies/techniques": "minutes; tests/study/test_arms.py plans its arms",
     "recipes/studies/whole-runs": "minutes; tests/study/test_arms.py plans its arms",
     "kinject sandbox serve": "it serves until it is stopped; tests/cli/test_augment.py starts it",
+    "kinject view --open": "it serves until it is stopped; tests/test_view.py starts it",
     "kinject recipes data get": "a network; tests/corpus/test_public_data.py fetches from files",
     "recipes/studies/paper-": "public data; tests/study/test_paper_studies.py has some of the same layout",
     "kinject demo": "tests/cli/test_demo.py runs it small",
@@ -161,7 +162,7 @@ def test_the_documented_commands_run_and_the_benchmark_of_the_demo_reads_their_r
         "compare",
         "find-lr",
         "plan",
-        "report",
+        "view",
         "study",
     }
 

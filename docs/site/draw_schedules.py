@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
-from kinject.report.style import INK, LEARNING, style
+from kinject.report.figures import INK, LEARNING, style
 from kinject.train.schedules import Schedule
 
 N_STEPS, WARM_UP = 200, 20

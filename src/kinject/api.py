@@ -76,17 +76,14 @@ def try_(documents: str | Path, *, endpoint: str | None = None, model: str | Non
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import try_documents
-    from kinject.report.files import write_run_report
 
-    survey = try_documents(Path(documents), endpoint=endpoint, model=model)
-    write_run_report(survey.documents.folder)
-    return survey
+    return try_documents(Path(documents), endpoint=endpoint, model=model)
 
 
 def documents(
     *paths: str | Path, run_dir: str | Path | None = None, options: DocumentsSection | None = None
 ) -> DocumentsResult:
-    """Collect folders, patterns or files into documents.jsonl, and write documents.html; see `kinject documents`.
+    """Collect folders, patterns or files into documents.jsonl; see `kinject documents`.
 
     `run_dir` is the folder of the results (None: runs/NAME/documents), `options` are those of a recipe's section documents.
 
@@ -100,26 +97,17 @@ def documents(
         raise InputError("no path given. For example: kinject documents handbook/")
     sources = [Path(path) for path in paths]
     folder = Path("runs") / file_name(heap_name(sources)) / "documents" if run_dir is None else Path(run_dir)
-    result = collect(sources, options, folder)
-    if not (result.already_done and (folder / "documents.html").is_file()):
-        from kinject.report.files import write_run_report
-
-        write_run_report(folder)
-    return result
+    return collect(sources, options, folder)
 
 
 def augment(recipe: AugmentRecipe | str | Path) -> AugmentResult:
-    """Rewrite documents into a corpus, and write the report; a rerun requests only missing texts.
+    """Rewrite documents into a corpus; a rerun requests only missing texts.
 
     kinject.augment("recipes/augment.yaml").to_frame()
     """
     from kinject.augment.run import augment as run
-    from kinject.report.files import write_run_report
 
-    checked: AugmentRecipe = _checked(recipe, "augment")
-    result = run(checked)
-    write_run_report(checked.run_dir)
-    return result
+    return run(_checked(recipe, "augment"))
 
 
 def questions(recipe: QuestionsRecipe | str | Path, *, retry: bool = False) -> QuestionsResult:
@@ -144,22 +132,13 @@ def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str
 
 
 def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
-    """Train a model on a corpus, and write the report into the run folder. A finished run is not repeated.
+    """Train a model on a corpus. A finished run is not repeated. See `kinject.train.run.run` for the errors.
 
-    See `kinject.train.run.run` for the errors. Of several processes the first one writes the report.
-
-        kinject.train("recipes/cpt.yaml").model_dir
+    kinject.train("recipes/cpt.yaml").model_dir
     """
-    from kinject.report.files import write_run_report
     from kinject.train import train as run
 
-    checked: TrainRecipe = _checked(recipe, "train")
-    result = run(checked, resume=resume, overwrite=overwrite)
-    # A run that was killed after training and before its report has none.
-    has_report = result.already_done and (checked.run_dir / "report.html").is_file()
-    if is_first_process() and not has_report:
-        write_run_report(checked.run_dir)
-    return result
+    return run(_checked(recipe, "train"), resume=resume, overwrite=overwrite)
 
 
 def merge(
@@ -230,15 +209,15 @@ def study(recipe: StudyRecipe | str | Path, *, jobs: int | None = None) -> Repor
 
 
 def report(run_dir: str | Path) -> Path:
-    """Draw the report of a run folder again; return the page's path.
+    """Draw the report of an evaluation or a study again; return the page's path.
 
     kinject.report("runs/eval")
     """
     from kinject.disk import refuse_outside_links
-    from kinject.report.files import redraw_report
+    from kinject.report.files import read_report, write_report
 
     refuse_outside_links(Path(run_dir))
-    return redraw_report(Path(run_dir))
+    return write_report(Path(run_dir), read_report(Path(run_dir) / "report.json"))
 
 
 def read_report(path: str | Path) -> Report:

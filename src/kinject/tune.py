@@ -199,7 +199,7 @@ def render_range_test(result: RangeTest) -> str:
 
 def draw(result: RangeTest) -> bytes:
     """Return a PNG: the loss over the rate, raw and smoothed, with the suggested rate marked."""
-    from kinject.report.style import LEARNING, OTHER, RETENTION, RULE, panels, render_png, style
+    from kinject.report.figures import LEARNING, OTHER, RETENTION, RULE, panels, render_png, style
 
     with style():
         figure, (panel,), _ = panels(1, 1, 3.4)

@@ -14,7 +14,6 @@ import signal
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -376,23 +375,6 @@ def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: p
     capsys.readouterr()
     assert main(["documents", "heap", "documents.near_duplicates=2"]) == 2
     assert "documents.near_duplicates: found 2, allowed: 0.5 to 1.0" in capsys.readouterr().err
-
-
-def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Path) -> None:
-    evil = "<script>alert(1)</script>"
-    (heap / f"{evil.replace('/', ' ')}.jpg").write_bytes(b"\xff\xd8")
-    (heap / "b.txt").write_text(f"{'x' * 400} {prose(2)}")
-    (heap / "c.txt").write_text(f"{prose(2)} {'x' * 400}")
-    for year, price in ((2025, 28), (2026, 30)):
-        (heap / f"rule-{year}.txt").write_text(f"{prose(3)} at most {price} each")
-    result = documents("heap")
-    page = (result.folder / "documents.html").read_text()
-    assert "alert(1)</script>" not in page
-    assert "&lt;script&gt;alert(1)" in page
-    for text in ("Skipped", "c.txt", "Copies", "in the other instead", ">28<", ">30<"):
-        assert text in page
-    assert main(["report", str(result.folder)]) == 0
-    assert replace(result).folder == result.folder
 
 
 def test_a_worker_of_a_study_may_collect(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_subjects_have_intervals_of_their_own(recipe):
     (result,) = report.results
     assert [(subject.name, subject.n) for subject in result.subjects] == [("births", 2), ("towns", 2)]
     table = results_table(View(report))
-    assert [line.cells[0].text for line in table.lines] == ["new", "new: births", "new: towns"]
+    assert [line[0].text for line in table.lines] == ["new", "new: births", "new: towns"]
 
 
 def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_model, write_rows):

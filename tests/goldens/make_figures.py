@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import study_results
 
-from kinject.report.figures import accuracy, frontier, sweep
+from kinject.report.figures import accuracy, frontier
 from kinject.report.formatting import View
 
 SEEDS = (0, 1)
@@ -41,9 +41,7 @@ def drawn(seed: int) -> dict[str, list[list[list[float]]]]:
     with answers_of(seed):
         result = study_results.make_study()
     view = View(result)
-    figures = {of.__name__: of(view) for of in FIGURES}
-    figures |= {f"sweep {item.name}": sweep(view, [item]) for item in result.sweeps}
-    return {name: [_panel(panel) for panel in figure.axes] for name, figure in figures.items()}
+    return {of.__name__: [_panel(panel) for panel in of(view).axes] for of in FIGURES}
 
 
 def _panel(panel: Any) -> list[list[float]]:

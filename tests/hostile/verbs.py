@@ -55,7 +55,7 @@ def verb_kinds() -> list[tuple[Kind, float]]:
         (Kind("kinject augment (page)", "d.html", page, _augment), 1),
         (Kind("kinject augment (leak check)", "q.jsonl", from_trees(QUESTIONS, lines_of), _augment_checked), 1),
         (Kind("kinject compare", "answers.jsonl", from_trees(ANSWERS, lines_of), _compare), 2),
-        (Kind("kinject report (log)", "log.jsonl", from_trees(LOG, lines_of), _report), 0.3),
+        (Kind("kinject view --draw (log)", "log.jsonl", from_trees(LOG, lines_of), _report), 0.3),
     ]
 
 
@@ -107,7 +107,7 @@ def _report(path: Path) -> None:
     (path.parent / "manifest.json").write_text(
         '{"format_version": 1, "stage": "train", "recipe": {}, "inputs": {}, "counts": {}}'
     )
-    _run("report", str(path.parent))
+    _run("view", str(path.parent), "--draw")
 
 
 def result_kinds() -> list[tuple[Kind, float]]:

@@ -24,16 +24,16 @@ from study_samples import first, log_entries, make_evaluation, make_result, writ
 
 import kinject.report
 from kinject.disk import write_jsonl
-from kinject.report.files import redraw_report, write_report, write_run_report
+from kinject.report.files import write_report
 from kinject.results import Perplexity, Recall, Subject
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TAGS = frozenset(
     "html head meta title style body header main footer section h1 h2 h3 p ul ol li b span small details summary blockquote "  # noqa: SIM905
-    "table thead tbody tr th td div figure figcaption pre code svg g path defs clippath rect use text tspan dl dt dd ol "
-    "script".split()
+    "table thead tbody tr th td div figure figcaption pre code img dl dt dd ol script".split()
 )
-"""Elements of kinject's own templates and figures."""
+"""Elements of kinject's own templates."""
+FIGURE = "data:image/svg+xml;base64,"
 
 
 def evil(url: str) -> tuple[str, ...]:
@@ -51,29 +51,6 @@ def evil(url: str) -> tuple[str, ...]:
         "$\\frac{1}{0$ \x1b[2J\u202egnp.exe a|b\n# heading\n| c | d |\n=cmd|' /C calc'!A0",
         "&lt;script&gt;top.pwned=1&lt;/script&gt; &#60;img src=x onerror=top.pwned=1&#62;",
     )
-
-
-def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
-    """Write a run folder of kinject augment with `texts` for every name and text."""
-    folder.mkdir()
-    style = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1)}
-    counts = {
-        "asked": 3,
-        "got": 2,
-        "refused": dict.fromkeys(texts, 1),
-        "styles": dict.fromkeys(texts, style),
-        "cost": 1.25,
-    }
-    recipe = {"augment": {"documents": texts[0], "generator": {"model": texts[1]}, "judge": {"model": texts[2]}}}
-    (folder / "manifest.json").write_text(json.dumps({
-        "format_version": 1, "stage": "augment", "written": texts[3], "recipe": recipe, "counts": counts, "inputs": {},
-        "command": ["kinject", *texts], "versions": {"kinject": texts[4]}}))  # fmt: skip
-    rows = [{"id": text, "document_id": text, "origin": "original", "text": text} for text in texts]
-    write_jsonl(folder / "corpus.jsonl", rows)
-    about = [{"id": f"r{text}", "passage_id": text, "document_id": text, "style": text, "reason": text, "detail": text,
-              "text": text} for text in texts]  # fmt: skip
-    write_jsonl(folder / "rejected.jsonl", about)
-    write_jsonl(folder / "failures.jsonl", rows)
 
 
 def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
@@ -139,20 +116,6 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
                 "format": shown.results[0].format} for row in flips]  # fmt: skip
     write_jsonl(folder / "study" / "flips.jsonl", changed)
     pages["study"] = write_report(folder / "study", replace(shown, **free))
-    run = folder / f"train {texts[6].replace('/', ' ')[:60]}"
-    run.mkdir()
-    probes = {name: {"path": "k", "role": "retention"} for name in texts}
-    counts = {"finished": True, "steps": 2, "epochs": 1.0, "loss": 1.0, "seconds": 1.0, "notes": texts, "warnings": texts,
-              "tokens": dict.fromkeys(texts, 1)}  # fmt: skip
-    (run / "manifest.json").write_text(json.dumps({
-        "format_version": 1, "stage": "train", "recipe": {"probes": {"questions": probes}}, "counts": counts,
-        "command": ["kinject", *texts], "inputs": {}}))  # fmt: skip
-    rows = [{"step": 1, "epoch": 1.0, "loss": 1.0, "learning_rate": 1e-3}]
-    rows.append({"step": 1, "epoch": 1.0, **{f"eval_{name}_accuracy": 0.5 for name in texts}})
-    write_jsonl(run / "log.jsonl", rows)
-    pages["train"] = write_run_report(run)
-    write_augment_run(folder / "augment", texts)
-    pages["augment"] = redraw_report(folder / "augment")
     return pages
 
 
@@ -199,6 +162,8 @@ def faults(html: str) -> list[str]:
     for tag, attributes in page.elements:
         for name, value in attributes.items():
             plain = entities.unescape(value).strip().lower()
+            if (tag, name) == ("img", "src") and re.fullmatch(rf"{re.escape(FIGURE)}[\w+/=]+", value):
+                continue  # scripts and links of an image never run
             if name.startswith("on") or name in (
                 "src",
                 "srcset",
@@ -232,8 +197,8 @@ def faults(html: str) -> list[str]:
 def policy_of(sheet: str, script: str) -> str:
     """Return the policy of a page with this style sheet and this script."""
     return (
-        f"default-src 'none'; script-src {hash_of(script)}; style-src 'unsafe-inline'; style-src-elem {hash_of(sheet)}; "
-        "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {hash_of(script)}; style-src {hash_of(sheet)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
 
 
@@ -285,7 +250,7 @@ def test_the_parser_knows_what_is_not_inert() -> None:
         assert faults(page % text) != [], text
 
 
-@pytest.mark.parametrize("name", ["eval", "study", "train", "augment"])
+@pytest.mark.parametrize("name", ["eval", "study"])
 def test_a_page_full_of_hostile_texts_is_inert(pages: dict[str, Path], name: str) -> None:
     html = pages[name].read_text("utf-8")
     assert faults(html) == []
@@ -307,7 +272,7 @@ addEventListener("load", async () => {{
     found.frames[frame.name] = {{
       here: page.title.length > 0, address: page.location.pathname,
       on: all.filter(e => [...e.attributes].some(a => a.name.startsWith("on"))).length,
-      active: all.filter(e => "img iframe link base object embed form a".split(" ").includes(e.localName)).length,
+      active: all.filter(e => "iframe link base object embed form a".split(" ").includes(e.localName)).length,
       scripts: all.filter(e => e.localName === "script").length,
       sorted: page.querySelectorAll("thead [aria-sort]").length,
       styled: page.defaultView.getComputedStyle(page.body).maxWidth,

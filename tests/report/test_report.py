@@ -24,12 +24,12 @@ from study_samples import (
     write_logs,
 )
 
-from kinject.disk import file_name
+import kinject
 from kinject.errors import InputError
-from kinject.report.files import read_report, redraw_report, render_card_tables, render_summary, write_report
+from kinject.report.files import read_report, render_card_tables, render_summary, write_report
 from kinject.report.formatting import View, arm_label, escape_markdown, format_points, format_prompt
 from kinject.report.page import render_markdown_table
-from kinject.report.tables import cost_table, results_table, small_tables
+from kinject.report.tables import cost_table, results_table, small_tables, sweep_tables
 from kinject.report.words import write_opening
 from kinject.results import ArmResult, Perplexity, Recall, Report, Subject, to_json
 from kinject.terminal import duration
@@ -235,7 +235,7 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
     write_report(run, report)
     before = all_files(run)
     (run / "report.html").unlink()
-    assert redraw_report(run) == run / "report.html"
+    assert kinject.report(run) == run / "report.html"
     assert all_files(run) == before
 
 
@@ -273,15 +273,19 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_study_has_a_figure_for_each_sweep_and_keeps_no_figure_of_an_earlier_report(
+def test_a_study_has_a_table_for_each_sweep_and_keeps_no_figure_of_an_earlier_report(
     study: Path, tmp_path: Path
 ) -> None:
-    stems = ["accuracy", "frontier"]
-    stems += [
-        file_name(f"sweep-{name}") for name in ("paraphrases", "learning rate", "replay", "alpha", "LoRA", "style")
-    ]
-    figures = {f"figures/{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+    figures = {f"figures/{stem}.{suffix}" for stem in ("accuracy", "frontier") for suffix in ("png", "svg")}
     assert set(all_files(study)) == {"report.html"} | figures
+    view = View(make_study())
+    for sweep, table in zip(view.report.sweeps, sweep_tables(view), strict=True):
+        lines = render_markdown_table(table)
+        results = [view.result(sweep.model, point.arm, "new") for point in sweep.points]
+        assert lines[0].startswith(f"### {sweep.name}")
+        for line, point, result in zip(lines[4:], sweep.points, results, strict=True):
+            assert line.startswith(f"| {point.label} | ")
+            assert result is None or f"{100 * result.accuracy:.1f}" in line.split(" | ")[1]
     old = tmp_path / "figures" / "gains.png"
     old.parent.mkdir()
     old.write_bytes(b"")
@@ -326,7 +330,7 @@ def test_the_cost_of_shared_stages_is_divided_among_the_arms() -> None:
         for cost in report.costs
     )  # fmt: skip
     table = cost_table(View(dataclasses.replace(report, costs=costs)))
-    rows = {line.cells[0].text: dict(zip(table.columns, line.cells, strict=True)) for line in table.lines}
+    rows = {line[0].text: dict(zip(table.columns, line, strict=True)) for line in table.lines}
     spent = [cost.seconds / cost.shared_by for cost in costs if cost.arm == "ft-par"]
     assert rows["ft-par"]["its part"].text == duration(sum(spent))
     names = ("tokens written, a seed", "read by a teacher, a seed", "work of training, a seed")

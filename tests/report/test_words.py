@@ -154,8 +154,8 @@ def test_limits_tell_of_choices_and_seeds() -> None:
 def test_a_claim_declared_late_or_about_one_seed_is_marked() -> None:
     claim = replace(make_study(n_seeds=1).claims[0], declared_late=True, scope="these models")
     (row,) = claims_table([claim]).lines
-    assert (row.cells[1].text, row.cells[1].tone) == ("✓ shown in these models", "good")
-    assert row.cells[1].below == "declared after test questions were answered"
+    assert (row[1].text, row[1].tone) == ("✓ shown in these models", "good")
+    assert row[1].below == "declared after test questions were answered"
 
 
 @pytest.mark.parametrize(

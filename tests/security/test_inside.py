@@ -73,7 +73,7 @@ def test_names_of_models_and_questions_do_not_lead_out_of_the_folder_of_an_evalu
     assert {result.arm for result in report.results} >= set(names[:5])
     new = written(tmp_path) - before
     assert all(path.is_relative_to(tmp_path / "runs") for path in new)
-    assert main(["report", str(tmp_path / "runs" / "run")]) == 0
+    assert main(["view", str(tmp_path / "runs" / "run"), "--draw"]) == 0
     assert all(path.is_relative_to(tmp_path / "runs") for path in written(tmp_path) - before)
 
 
@@ -129,6 +129,6 @@ def test_a_report_is_not_written_through_a_link(
     precious = tmp_path / "precious.html"
     precious.write_text("untouched")
     (tmp_path / "run" / "report.html").symlink_to(precious)
-    assert main(["report", str(tmp_path / "run")]) == 2
+    assert main(["view", str(tmp_path / "run"), "--draw"]) == 2
     assert "a link that leads out of the run folder" in capsys.readouterr().err
     assert precious.read_text() == "untouched"

@@ -127,9 +127,8 @@ def augment_case(folder: Path, generator: dict[str, Any], n: int, **section: Any
     return Case(
         ["augment", write_yaml(folder / "recipe.yaml", recipe)], [run], look=look, timed={"manifest.json": MANIFEST},
         unordered=frozenset(names),
-        # the page counts the requests of the last run, and shows the first refusals to arrive
         ignored=frozenset({
-            ".lock", "report.html", *(f"{name}.sqlite{end}" for name in ("cache", "judge") for end in ("", "-wal", "-shm")),
+            ".lock", *(f"{name}.sqlite{end}" for name in ("cache", "judge") for end in ("", "-wal", "-shm")),
         }),
     )  # fmt: skip
 
@@ -202,8 +201,7 @@ def train_case(folder: Path, model: Path, **trainer: Any) -> Case:
     return Case(
         argv, [run, tokens], again=[*argv, "--resume"], look=look,
         ignored=frozenset({".lock", "timing.jsonl", "SHA256SUMS"}),  # sums over files that hold times, too
-        timed={"manifest.json": MANIFEST, "log.jsonl": log, "trainer_state.json": log, "complete.json": log,
-               "report.html": without_cost},
+        timed={"manifest.json": MANIFEST, "log.jsonl": log, "trainer_state.json": log, "complete.json": log},
     )  # fmt: skip
 
 

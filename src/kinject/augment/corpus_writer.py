@@ -23,7 +23,7 @@ from kinject.augment.plan import (
     requests_for,
     top_up_group,
 )
-from kinject.augment.store import Store
+from kinject.augment.store import Store, text_id
 from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.question_formats import question_prompt
@@ -206,12 +206,11 @@ class CorpusWriter:
         own = variant.checks.get("facts", ())  # of the group's passage, which is a whole document for some styles
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
-                coverage.add(facts if len(coverages) == 1 else coverage.carried(text))
+                coverage.add(text, facts if len(coverages) == 1 else None)
         rows = list(self._variant_rows(group, request, variant))
         for index, row in enumerate(rows):
-            if len(rows) == len(own):
-                facts = own[index]
-            else:
+            facts = own[index] if len(rows) == len(own) else None
+            if facts is None:
                 written = row.get("text") or f"{row.get('prompt', '')}{row.get('completion', '')}"
                 facts = [fact for coverage in coverages for fact in coverage.carried(written)]
             self._write_row(row | ({"facts": facts} if facts else {}))
@@ -242,13 +241,13 @@ class CorpusWriter:
     def _variant_rows(self, group: Group, request: VariantRequest, variant: Variant) -> Iterator[Row]:
         """Yield the corpus rows of a variant."""
         chat = group.source if self._section.messages else None
-        texts = (
-            fields
-            for text in variant.texts
-            for fields in group.style.corpus_rows(text, request.item, request.turn, chat)
+        ids = variant.checks.get("ids") or [text_id(variant.id, index) for index in range(len(variant.texts))]
+        rows = (
+            (text_id(name, index), fields)
+            for name, text in zip(ids, variant.texts, strict=True)
+            for index, fields in enumerate(group.style.corpus_rows(text, request.item, request.turn, chat))
         )
-        for index, fields in enumerate(texts):
-            row_id = content_id(variant.id, index) if index else variant.id
+        for row_id, fields in rows:
             if self._raft is not None and "quotation" in fields:
                 fields = self._raft.fields(group.passage, row_id, **fields)
                 if chat is not None:
@@ -259,9 +258,10 @@ class CorpusWriter:
     def _count(self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant]) -> None:
         count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
-        count.asked += len(requests) if group.target is None else len(variants)
+        n_dropped = sum(variant.checks.get("ids") == [] for variant in variants.values())  # nobody asks for it any more
+        count.asked += (len(requests) if group.target is None else len(variants)) - n_dropped
         count.got += n_texts
-        count.nothing += len(variants) - n_texts
+        count.nothing += len(variants) - n_texts - n_dropped
         count.texts += sum(len(variant.texts) for variant in variants.values())
         refusals = self._store.refusals(requests)
         self._store.check_refusals(variants, refusals)

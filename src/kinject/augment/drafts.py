@@ -58,6 +58,7 @@ REASONS: Mapping[str, str] = {
     "long answer": "the answer of an open question has more than 12 words",
     "no answer": "the model gave no complete answer",
     "not verified": "asked with the passage, the model gives another answer, or none",
+    "decision": "a person dropped it",
     "closed-book": "asked without the passage, the model is correct every time",
 }
 """Reason of a refusal -> its meaning."""
@@ -311,7 +312,8 @@ def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int,
 
 
 def _draft_of(row: Row) -> Draft:
-    return Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"])
+    """Return the draft in a row; the fields of an answer without one are empty."""
+    return Draft(row.get("question", ""), row.get("answer", ""), tuple(row.get("wrong", ())), row.get("sentence", ""))
 
 
 def _draft_row(draft: Draft) -> dict[str, Any]:
@@ -321,35 +323,49 @@ def _draft_row(draft: Draft) -> dict[str, Any]:
 
 
 class QuestionSelector:
-    """Selects the questions of one document after the other, and counts them."""
+    """Selects the questions of one document after the other, and counts them. `decisions` are a person's, by question id."""
 
-    def __init__(self, section: QuestionsSection) -> None:
+    def __init__(self, section: QuestionsSection, decisions: Mapping[str, Row]) -> None:
         self._n_questions = section.n_questions
         self._validation = section.validation
         self._kinds = frozenset(section.kinds)
+        self._decisions = decisions
         self._document = ""
         self._selected: list[Draft] = []
         self.counts = Counter[str]()
         self.refused = Counter[str]()
+        self.applied: list[str] = []
 
     def select(self, document: Document, outcome: Row) -> tuple[str, list[Row], list[Row]]:
         """Return (``validation`` or ``test``, rows of selected questions, rows of refused drafts) of a stored outcome.
 
-        The most specific questions are selected, without duplicates of questions on earlier passages of the document.
+        Those that a person kept or edited are selected, then the most specific ones, without duplicates of questions on
+        earlier passages of the document.
         """
         if document.id != self._document:
             self._document, self._selected = document.id, []
         selected: list[Row] = []
-        refused = list(outcome["refused"])
-        for row in outcome["candidates"]:
+        refused: list[Row] = []
+        named = [(question_id(document.id, row), row) for row in (*outcome["refused"], *outcome["candidates"])]
+        named.sort(key=lambda pair: self._decisions.get(pair[0], {}).get("decision") not in ("keep", "edit"))  # stable
+        for name, stored in named:
+            decision = self._decisions.get(name, {})
+            if decision.get("decision") != "drop" and name in {row["id"] for row in selected}:
+                decision = {}  # proposed twice: the first is kept
+            row = stored | {key: decision[key] for key in ("question", "answer", "wrong") if key in decision}
             draft = _draft_of(row)
-            # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
-            reason, detail = find_fault(draft, draft.sentence, self._selected)
+            reason, detail = stored.get("reason", ""), stored.get("detail", "")
+            if decision:
+                self.applied.append(name)
+                reason, detail = ("decision", "") if decision["decision"] == "drop" else ("", "")
+            elif not reason:
+                # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
+                reason, detail = find_fault(draft, draft.sentence, self._selected)
             if reason:
-                refused.append({**row, "reason": reason, "detail": detail})
-            elif len(selected) < self._n_questions:
-                candidate = Candidate(draft, row["specificity"])
-                selected.append(question_row(document, outcome["passage_id"], candidate, self._kinds))
+                refused.append({"id": name, **stored, "reason": reason, "detail": detail})
+            elif decision or len(selected) < self._n_questions:
+                candidate = Candidate(draft, row.get("specificity", 1))
+                selected.append(question_row(document, outcome["passage_id"], candidate, self._kinds) | {"id": name})
                 self._selected.append(draft)
             else:
                 self.counts["spare"] += 1
@@ -360,6 +376,15 @@ class QuestionSelector:
         return split, selected, [source | row for row in refused]
 
 
+def question_id(document_id: str, row: Row) -> str:
+    """Return the id of a stored draft, "" where it is not whole; an edited question keeps that of its first words."""
+    draft = _draft_of(row)
+    if not (draft.question and draft.answer and draft.wrong):
+        return ""
+    choices = list(draft.choices)
+    return content_id("question", document_id, draft.question, choices, choices.index(draft.answer))
+
+
 def question_row(document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]) -> Row:
     """Return a question in the question format, with its passage, sentence and specificity."""
     draft = candidate.draft
@@ -368,7 +393,7 @@ def question_row(document: Document, passage_id: str, candidate: Candidate, kind
     answer_fields: Row = {"choices": choices, "answer": answer} if "choices" in kinds else {}
     answer_fields |= {"answers": [draft.answer]} if "open" in kinds else {}
     return {
-        "id": content_id("question", document.id, draft.question, choices, answer),
+        "id": question_id(document.id, _draft_row(draft)),
         "document_id": document.id,
         "fact_id": content_id("fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)),
         "subject": document.title,

@@ -381,10 +381,10 @@ class PassageCoverage:
         self.counts = [0] * len(self.facts)
         self._index = {fact.id: index for index, fact in enumerate(self.facts)}
 
-    def add(self, facts: Iterable[str]) -> None:
-        """Count one accepted text by the ids of the facts that it carries."""
+    def add(self, text: str, facts: Iterable[str] | None = None) -> None:
+        """Count one accepted text by the ids of the facts that it carries; without these they are looked for in the text."""
         self.n_texts += 1
-        for fact in facts:
+        for fact in self.carried(text) if facts is None else facts:
             if fact in self._index:
                 self.counts[self._index[fact]] += 1
 

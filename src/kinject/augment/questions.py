@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -30,7 +30,14 @@ from kinject.augment.drafts import (
 )
 from kinject.augment.plan import PassageFile, check_sections
 from kinject.augment.prompts import Source, source_of
-from kinject.augment.store import IndexedRows, WritingResult, sent_by
+from kinject.augment.store import (
+    IndexedRows,
+    WritingResult,
+    count_decisions,
+    read_decisions,
+    render_decisions,
+    sent_by,
+)
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
@@ -58,13 +65,15 @@ _Request = tuple[list[Message], int]
 class QuestionsResult(WritingResult):
     """The result of `make_questions`: `asked` and `got` count questions, `refused` drafts, `failed` passages.
 
-    `spare` counts questions without a fault that are not among the most specific ones.
+    `spare` counts questions without a fault that are not among the most specific ones, `decisions` those of a person
+    (decisions.jsonl) by kind.
     """
 
     questions_path: Path
     n_validation: int
     n_test: int
     spare: int
+    decisions: Mapping[str, int]
 
     @property
     def short(self) -> bool:
@@ -96,7 +105,8 @@ def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> Questions
 
 async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, retry: bool) -> QuestionsResult:
     run_dir = recipe.run_dir
-    selector = QuestionSelector(section)
+    decisions = read_decisions(run_dir)
+    selector = QuestionSelector(section, decisions)
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
         n_documents, n_passages, n_cut = _read_documents(recipe, passages)
@@ -113,7 +123,8 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, re
         n_cut=n_cut, asked=n_passages * section.n_questions, got=counts["got"], n_validation=counts["validation"],
         n_test=counts["test"], spare=counts["spare"], refused=dict(selector.refused.most_common()),
         failed=dict(failed.most_common()), tokens_in=counts["tokens_in"], tokens_out=counts["tokens_out"],
-        tokens_thinking=counts["tokens_thinking"], **sent_by(sender),
+        tokens_thinking=counts["tokens_thinking"],
+        decisions=count_decisions(decisions, selector.applied), **sent_by(sender),
     )  # fmt: skip
     _write_manifest(recipe, section, result, sender.traffic)
     return result
@@ -341,7 +352,7 @@ def _write_files(
 def _write_manifest(
     recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
 ) -> None:
-    counts = result.counts("n_validation", "n_test", "spare")
+    counts = result.counts("n_validation", "n_test", "spare", "decisions")
     counts["this_run"] = traffic.counts()
     inputs = document_hashes(Path(section.documents), recipe.documents)
     write_manifest(
@@ -363,6 +374,7 @@ def render_questions(result: QuestionsResult) -> str:
         lines += ["", f"questions refused (each in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}: {REASONS[reason]}" for reason, number in result.refused.items()]
     lines += [
+        *render_decisions(result.decisions),
         *result.render_failed("passages without an answer:"),
         "",
         *result.render_requests(),

@@ -150,7 +150,7 @@ class Rewriter:
         coverage, checker = coverage_of(passage, statements), group.checker()
         for variant in self._stored(groups):
             for text, facts in zip(variant.texts, variant.checks["facts"], strict=True):
-                coverage.add(facts)
+                coverage.add(text, facts)
                 checker.accept(text)
         for request in requests_for(self.plan, group, coverage, quota):
             self.progress.total += 1
@@ -161,8 +161,9 @@ class Rewriter:
             stored = self.store.variants([request])
             if not stored:
                 return
-            for facts in stored[request.id].checks.get("facts", ()):
-                coverage.add(facts)
+            variant = stored[request.id]
+            for text, facts in zip(variant.texts, variant.checks.get("facts", ()), strict=True):
+                coverage.add(text, facts)
 
     def _stored(self, groups: Iterable[Group]) -> Iterator[Variant]:
         """Yield the stored variants with a text of the groups of one passage."""

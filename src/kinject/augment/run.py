@@ -23,7 +23,7 @@ from kinject.augment.plan import (
     make_plan,
 )
 from kinject.augment.rewriter import Rewriter
-from kinject.augment.store import Store, WritingResult, sent_by
+from kinject.augment.store import Store, WritingResult, count_decisions, render_decisions, sent_by
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
 from kinject.disk import file_hash, lock_dir, write_manifest
@@ -50,7 +50,7 @@ class AugmentResult(WritingResult):
 
     `sft_path` holds the rows of styles that make prompts and completions, None if
     there are none. `contamination` is None if the recipe names no probe set; `judge` is the judge's score on planted errors.
-    `repairs` counts what was taken off accepted answers.
+    `repairs` counts what was taken off accepted answers, `decisions` those of a person (decisions.jsonl) by kind.
     """
 
     corpus_path: Path
@@ -64,6 +64,7 @@ class AugmentResult(WritingResult):
     repairs: Mapping[str, int]
     judge: JudgeScore | None
     languages: Mapping[str, int]
+    decisions: Mapping[str, int]
 
     @property
     def short(self) -> bool:
@@ -106,7 +107,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         # Every document is read before the first request: a fault on the last line must not cost money.
         counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
         progress = Progress("augment", counts["variants"], "rewritings")
-        with Store(recipe.run_dir) as store, progress:
+        with Store(recipe.run_dir, plan.catalog) as store, progress:
             rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
@@ -124,7 +125,8 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         failures_path=writer.failures_path,
         contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
-        languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()), **sent_by(sender),
+        languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()),
+        decisions=count_decisions(store.decisions, store.applied), **sent_by(sender),
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic.counts())
     return result
@@ -201,7 +203,7 @@ def _write_manifest(
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
-    counts = result.counts("n_rows", "repairs")
+    counts = result.counts("n_rows", "repairs", "decisions")
     counts["styles"] = {name: vars(count) for name, count in result.styles.items()}
     counts["languages"] = {
         code or "unknown": {"texts": n, "not_checked": language_of(code).not_checked}
@@ -237,6 +239,7 @@ def render_summary(result: AugmentResult) -> str:
             lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
         for need, number in count.skipped.items():
             lines.append(f"{'':<16}{number:>8}  {_passages(number)} skipped: {SKIPPED[need]}")
+    lines += render_decisions(result.decisions)
     if result.repairs:
         repairs = ", ".join(f"{_REPAIRS[name]} {n}" for name, n in result.repairs.items())
         lines += ["", f"repaired answers: {repairs}"]

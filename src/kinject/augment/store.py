@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
-from kinject.disk import Journal, Row, content_id
+from kinject.augment.styles import Style
+from kinject.disk import Journal, Row, content_id, read_jsonl, write_jsonl
 from kinject.errors import InputError
 from kinject.llm.limits import render_endpoints
 from kinject.llm.sender import Sender
@@ -84,6 +85,55 @@ def sent_by(sender: Sender) -> dict[str, Any]:
     }  # fmt: skip
 
 
+DECISIONS = "decisions.jsonl"
+"""The file of a run folder in which a person keeps, drops and edits single texts or questions."""
+
+
+def read_decisions(run_dir: Path) -> dict[str, Row]:
+    """Return the decisions on the texts or questions of a run by id; of two on one the last counts.
+
+    Raises `InputError` (file:line) for a row without an id, of another decision, or that edits without a text or question.
+    """
+    path, rows = run_dir / DECISIONS, dict[str, Row]()
+    for number, row in read_jsonl(path) if path.exists() else ():
+        edited = [row.get(key) for key in ("text", "question", "answer") if key in row] + row.get("wrong", [])
+        if not isinstance(row.get("id"), str) or row.get("decision") not in ("keep", "drop", "edit"):
+            raise InputError(f"{path}:{number}: expected an id, and keep, drop or edit as its decision.")
+        if row["decision"] == "edit" and (
+            not edited or not all(isinstance(text, str) and text.strip() for text in edited)
+        ):
+            raise InputError(f"{path}:{number}: an edit needs a text that is not empty, or question, answer and wrong.")
+        rows[row["id"]] = row
+    return rows
+
+
+def write_decision(run_dir: Path, row: Row) -> None:
+    """Add a decision, or take back the one on the same id (``undo``). Raises as `read_decisions`, before it writes."""
+    rows = read_decisions(run_dir)
+    rows.pop(row["id"], None)
+    if row["decision"] != "undo":
+        rows[row["id"]] = row
+    write_jsonl(run_dir / DECISIONS, rows.values())
+
+
+def count_decisions(decisions: Mapping[str, Row], applied: Iterable[str]) -> dict[str, int]:
+    """Return the manifest's entry: the applied decisions by kind, and those on texts that this run does not have."""
+    names = [name for name in dict.fromkeys(applied) if name in decisions]
+    counts = Counter(decisions[name]["decision"] for name in names)
+    return {**dict.fromkeys(("keep", "drop", "edit"), 0), **counts, "unused": len(decisions) - len(names)}
+
+
+def render_decisions(counts: Mapping[str, int]) -> list[str]:
+    """Return a line with the applied decisions; none without any."""
+    words = [f"{n} {kind}" for kind, n in counts.items() if n]
+    return ["", f"decisions of {DECISIONS}: {', '.join(words)}"] if words else []
+
+
+def text_id(variant_id: str, index: int) -> str:
+    """Return the id of one text of an answer: that of its variant for the first."""
+    return content_id(variant_id, index) if index else variant_id
+
+
 class IndexedRows:
     """An append-only file of rows that are found by the text in their field `key`, none in memory."""
 
@@ -127,11 +177,13 @@ _FIX = (
 class Store:
     """variants.jsonl, rejected.jsonl and notes.jsonl (of styles with a preparation) of one run folder, none in memory.
 
-    Rows of earlier recipes stay there unused.
+    Rows of earlier recipes stay there unused. `decisions` are a person's: what `variants` returns follows them.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, catalog: Mapping[str, Style]) -> None:
         """Open them. Raises `InputError` if a file is damaged, `DiskError` if it cannot be written."""
+        self._catalog = catalog
+        self.decisions, self.applied = read_decisions(run_dir), set[str]()
         self.variants_path = run_dir / "variants.jsonl"
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
@@ -148,8 +200,44 @@ class Store:
 
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
         """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
-        matching = ((request.id, self._variants.get(request.id)) for request in requests)
-        return {name: self._variant(rows[-1]) for name, rows in matching if rows}
+        matching = ((request, self._variants.get(request.id)) for request in requests)
+        stored = ((request, self._variant(rows[-1]) if rows else None) for request, rows in matching)
+        if self.decisions:
+            stored = ((request, self._decided(request, variant)) for request, variant in stored)
+        return {request.id: variant for request, variant in stored if variant is not None}
+
+    def _decided(self, request: VariantRequest, variant: Variant | None) -> Variant | None:
+        """Return a variant without the texts that were dropped, with the edited ones, and the refused ones that were kept.
+
+        Its checks then have the `ids` of its texts; the facts of a text that a person decided on are None: not counted yet.
+        """
+        texts: list[tuple[str, str, Any]] = []
+        for index, text in enumerate(variant.texts if variant else ()):
+            texts.append((text_id(request.id, index), text, variant.checks["facts"][index] if variant else None))
+        refused = [row for row in self.refusals([request]) if row["id"] in self.decisions]
+        for row in refused:
+            decision = self.decisions[row["id"]]["decision"]
+            read = self._catalog[row["style"]].read(row["text"], "", "").texts if decision == "keep" else ()
+            texts += [(text_id(row["id"], index), text, None) for index, text in enumerate(read or (row["text"],))]
+        found = {name: self.decisions[name] for name, *_ in texts if name in self.decisions}
+        if not found:
+            return variant
+        self.applied.update(found)
+        kept = [
+            (name, found[name]["text"], None) if found.get(name, {}).get("text") else (name, text, facts)
+            for name, text, facts in texts if name not in found or found[name]["decision"] != "drop"
+        ]  # fmt: skip
+        if variant is None and not kept:
+            return None  # a refused text that was dropped: as before
+        if variant is None:
+            row = refused[0]
+            variant = Variant(request.id, row["passage_id"], row["document_id"], row["style"], request.sample, "", "",
+                              request.prompt_hash, Usage())  # fmt: skip
+        left = [text for _, text, _ in kept]
+        decided = {"ids": [name for name, *_ in kept], "facts": [facts for *_, facts in kept]}
+        return replace(
+            variant, text=left[0] if left else "", more=tuple(left[1:]), checks={**variant.checks, **decided}
+        )
 
     def _variant(self, row: Row) -> Variant:
         try:

@@ -162,8 +162,7 @@ def render_survey(survey: Survey) -> str:
         ("", f"{costs.tokens_out:,} out; cost {costs.cost:,.2f} at the prices in the recipe"),
     ]  # fmt: skip
     lines = [str(survey.path), "", *(f"{name:<12}{text}" for name, text in rows), ""]
-    written = [survey.documents.documents_path, survey.documents.folder / "documents.html"]
-    lines += [f"written: {name}" for name in (*written, *survey.recipes)]
+    lines += [f"written: {name}" for name in (survey.documents.documents_path, *survey.recipes)]
     lines += [f"kept as it was: {path}" for path in survey.kept]
     return "\n".join(lines)
 

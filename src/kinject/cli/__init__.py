@@ -15,6 +15,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,7 +40,7 @@ _GROUPS = {
         "demo": "sandbox", "try": "augment", "documents": "augment", "augment": "augment", "questions": "augment",
         "train": "train", "eval": "eval", "study": "eval",
     },
-    "look": {"report": "eval", "compare": "eval", "chat": "eval", "plan": "plan"},
+    "look": {"view": "eval", "compare": "eval", "chat": "eval", "plan": "plan"},
     "make": {"export": "train", "find-lr": "plan", "recipes": "recipes", "sandbox": "sandbox", "doctor": "plan"},
 }  # fmt: skip
 """Group -> its verbs, each with the module of this package that has it."""
@@ -302,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    parser.add_argument("--version", action=_Version)
+    parser.add_argument("--version", action="version", version=f"kinject {version('kinject')}")
     verbs = parser.add_subparsers(
         dest="verb", metavar="VERB", prog="kinject", help=argparse.SUPPRESS, parser_class=_VerbParser
     )
@@ -332,17 +333,3 @@ class _Parser(_VerbParser):
             near = difflib.get_close_matches(wrong[1], _VERBS, 1)
             message = f"{wrong[1]}: no such command.{f' Did you mean {near[0]}?' if near else ''} All: kinject --help"
         super().error(message)
-
-
-class _Version(argparse.Action):
-    """Prints the version; reads the package's metadata only then."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="print the version and stop")
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print and exit."""
-        from importlib.metadata import version
-
-        show(f"kinject {version('kinject')}")
-        parser.exit()

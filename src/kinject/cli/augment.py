@@ -54,7 +54,6 @@ PATH is a folder, a pattern in quotes, or a file. In the run folder:
   documents.jsonl    a row for each document; augment, questions and eval read it
   skipped.jsonl      every file, page or row that was not read, with the reason
   duplicates.jsonl   copies, passages and lines that were left out
-  documents.html     counts, languages, skipped files, copies
 Exit code 0: all was read; 1: something was skipped; 2: nothing could be read, or documents.strict.
 
 examples:
@@ -94,7 +93,7 @@ Rewrite documents into a training corpus, passage by passage. In the recipe's ru
   corpus.jsonl     the input of kinject train
   variants.jsonl   every accepted rewriting; a rerun pays for nothing twice
   rejected.jsonl   every refused one, with the reason
-  report.html      yield by style and document, facts carried, cost
+  decisions.jsonl  texts that you keep, drop or edit in kinject view
 
 examples:
   kinject augment

@@ -1,16 +1,18 @@
-"""kinject eval, kinject study, kinject compare, kinject report and kinject chat."""
+"""kinject eval, kinject study, kinject compare, kinject view and kinject chat."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.cli import add_verb, recipe_of
 from kinject.errors import InputError
-from kinject.process import is_first_process
+from kinject.process import exit_code, is_first_process
 from kinject.terminal import show
 
 if TYPE_CHECKING:
@@ -163,31 +165,52 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_REPORT = """\
-Draw the report of a finished run again, from its files.
+_VIEW = """\
+A local page over a folder of runs, until Ctrl-C: progress and curves; documents, passages, accepted and
+refused texts and questions, to search, keep, drop and edit; changed answers; a chat with base and trained
+model. kinject augment and kinject questions honour the decisions on their next start (decisions.jsonl).
 
 examples:
-  kinject report runs/eval
-  kinject report runs/cpt
-  kinject report runs/studies/sandbox"""
+  kinject view                     the runs of this folder
+  kinject view runs/eval --open    one run, in the browser
+  kinject view runs/eval --draw    draw its report again, from its files, and stop"""
 
 
-def add_report(verbs: Any) -> None:
-    """Add `kinject report`."""
+def add_view(verbs: Any) -> None:
+    """Add `kinject view`."""
     parser = verbs.add_parser(
-        "report",
-        help="draw the report of a run folder",
-        description=_REPORT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "view", help="a page over the runs: progress, texts to keep or drop, chat", description=_VIEW
     )
-    parser.add_argument("run_dir", type=Path, help="run folder of kinject eval, train, augment or study")
-    parser.set_defaults(run=_report)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="run, or folder of runs")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port (default: %(default)s)")
+    parser.add_argument("--draw", action="store_true", help="draw the report of an evaluation or study again, and stop")
+    parser.set_defaults(run=_view)
 
 
-def _report(arguments: argparse.Namespace) -> int:
-    from kinject.api import report
+def _view(arguments: argparse.Namespace) -> int:
+    if arguments.draw:
+        from kinject.api import report
 
-    show(f"report: {report(arguments.run_dir)}")
+        show(f"report: {report(arguments.folder)}")
+        return 0
+    from kinject.view import Server
+
+    if not arguments.folder.is_dir():
+        raise InputError(f"{arguments.folder}: no such folder. Give a run, or a folder of runs.")
+    if not 0 <= arguments.port < 65536:
+        raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
+    if (arguments.folder / "runs").is_dir():  # the paths in its recipes begin there
+        os.chdir(arguments.folder)
+        arguments.folder = Path()
+    with Server(arguments.folder, arguments.port) as server:
+        show(f"view: {server.url} (Ctrl-C stops it)", flush=True)
+        if arguments.open:
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt as stop:
+            return exit_code(stop)  # there is nothing to resume
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,6 @@ def add_sandbox(verbs: Any) -> None:
     sentences = actions.add_parser("sentences", help="write rows that teach to answer in sentences, and to abstain")
     sentences.add_argument("--out", type=Path, default=Path("runs/sandbox"), help="folder (default: %(default)s)")
     sentences.set_defaults(run=_sentences)
-    _add_serve(actions)
-
-
-def _add_serve(actions: Any) -> None:
     serve = actions.add_parser("serve", help="answer /v1/chat/completions and /v1/models on this machine until Ctrl-C")
     serve.add_argument("--port", type=int, default=8000, help="0: any free port (default: %(default)s)")
     serve.set_defaults(run=_serve)
@@ -155,5 +152,5 @@ def _demo(arguments: argparse.Namespace) -> int:
     page = arguments.out / (REAL_REPORT if arguments.real else REPORT)
     show(f"report: {page}")
     show(f"figure: {page.parent / 'figures' / 'accuracy.png'}")
-    show("what next: kinject", flush=True)
+    show(f"what next: {shlex.join(['kinject', 'view', str(arguments.out), '--open'])}", flush=True)
     return 0

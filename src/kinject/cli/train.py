@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ Train a model on a corpus, through TRL's SFTTrainer: continued pretraining on te
 or prompt and completion rows. In the recipe's run_dir:
   model/           a plain Hugging Face folder
   checkpoint-N/    where --resume continues
-  log.jsonl        loss, rate, gradient norm and probe accuracies by step
-  report.html      their figures
+  log.jsonl        loss, rate, gradient norm and probe accuracies by step, drawn by kinject view
   manifest.json    inputs, settings and versions, with an account of every token
 
 examples:
@@ -49,7 +49,6 @@ def _train(arguments: argparse.Namespace) -> int:
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
     if is_first_process():
         show(render_summary(result))
-        show(f"report: {recipe.run_dir / 'report.html'}")
     return 1 if result.ended_above_start else 0
 
 
@@ -70,9 +69,8 @@ examples:
 def add_export(verbs: Any) -> None:
     """Add `kinject export`."""
     parser = verbs.add_parser(
-        "export", help="a model folder with a card, to serve or publish; merges models", description=_EXPORT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "export", help="a model folder with a card, to serve or publish; merges models", description=_EXPORT
+    )
     parser.add_argument(
         "folder", type=Path, metavar="MODEL", help="run folder of kinject train, or a model or adapter folder"
     )
@@ -131,88 +129,13 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_SLURM = """\
-#!/bin/bash
-# Edit nodes, GPUs, cores, time, and add what your cluster asks for (partition, account, qos).
-#SBATCH --job-name={name}
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=1
-#SBATCH --cpus-per-task=4
-#SBATCH --time=24:00:00
-#SBATCH --chdir={folder}
-#SBATCH --output=slurm-%x-%j.out
-#SBATCH --open-mode=append
-#SBATCH --requeue
-#SBATCH --signal=B:USR1@300
-set -u
-launcher='--multi_gpu --same_network --mixed_precision no --dynamo_backend no' # or: --config_file FILE
-requeues=100 # most times that the job queues itself again
-processes=$((SLURM_NNODES * ${SLURM_GPUS_ON_NODE:-1}))
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$((20000 + SLURM_JOB_ID % 20000))
-# The launcher leaves SIGTERM and SIGUSR1 to the processes that it starts, and gives them time to write a checkpoint.
-export PYTHONUNBUFFERED=1 PET_SIGNALS_TO_HANDLE=SIGINT TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300 launcher processes head port
-warned='' step=''
-# shellcheck disable=SC2329,SC2086 # srun calls it, on each node; launcher holds several words
-task() {
-  if [ "$processes" -eq 1 ]; then exec {python} -m kinject.cli train {words} --resume; fi
-  trap '' TERM USR1 # inherited; kinject train receives both in spite of it
-  exec {python} -m accelerate.commands.launch $launcher \\
-    --num_machines "$SLURM_NNODES" --machine_rank "$SLURM_NODEID" --num_processes "$processes" \\
-    --main_process_ip "$head" --main_process_port "$port" --deepspeed_multinode_launcher standard \\
-    -m kinject.cli train {words} --resume
-}
-export -f task
-# shellcheck disable=SC2329 # the traps call it
-stop() { # srun sends the signal to every process of its step
-  warned=$1
-  kill -USR1 "$step" 2> /dev/null || true
-}
-trap 'stop USR1' USR1 # Slurm's warning: see --signal; it must cover a step and a checkpoint
-trap 'stop TERM' TERM # preemption, or scancel: Slurm itself decides whether the job comes back
-
-srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-4}" bash -c task &
-step=$!
-code=0
-wait "$step" || code=$?
-while kill -0 "$step" 2> /dev/null; do # a signal has ended wait, not the step
-  code=0
-  wait "$step" || code=$?
-done
-if [ "$warned" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$requeues" ]; then
-  echo "The time is over: job $SLURM_JOB_ID goes back into the queue and resumes there."
-  scontrol requeue "$SLURM_JOB_ID" # ends this script
-  exit 0
-fi
-exit "$code"
-"""
-
-_SKYPILOT = """\
-# Edit the accelerators. Managed jobs (sky jobs launch FILE) start again after a preemption: --resume continues from the newest
-# checkpoint, if run_dir is on a bucket (file_mounts).
-name: {name}
-resources:
-  accelerators: H100:1
-  use_spot: true
-workdir: .
-setup: pip install kinject
-run: |
-  accelerate launch --num_machines "$SKYPILOT_NUM_NODES" --machine_rank "$SKYPILOT_NODE_RANK" \\
-    --num_processes $((SKYPILOT_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE)) --mixed_precision no --dynamo_backend no \\
-    --main_process_ip "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" --main_process_port 29500 \\
-    -m kinject.cli train {words} --resume
-"""
-JOBS = {"slurm": _SLURM, "skypilot": _SKYPILOT}
-
-
 def render_job(kind: str, words: list[str]) -> str:
-    """Return the job file of `kind`, a key of `JOBS`, that trains the recipe and overrides `words` in this folder."""
+    """Return the job file of `kind`, a file of cli/jobs/, that trains the recipe and overrides `words` in this folder."""
     values = {
         "name": Path(words[0]).stem.replace(" ", "-"), "folder": shlex.quote(str(Path.cwd())), "words": shlex.join(words),
         "python": shlex.quote(sys.executable),
     }  # fmt: skip
-    text = JOBS[kind]
+    text = (files("kinject.cli") / "jobs" / kind).read_text("utf-8")
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", value)
     return text

@@ -238,11 +238,11 @@ class FoundRun:
     recipe: str = ""
 
 
-def find_runs(folder: Path = Path()) -> list[FoundRun]:
-    """Return the runs of the recipes in `folder` and those in its folder runs/: by recipe, then by name."""
+def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
+    """Return the runs of the recipes in `folder` and those in its folder `below`: by recipe, then by name."""
     recipes = dict(_recipes(folder))
     runs = [_run(folder, run_dir, verb, recipe) for run_dir, (verb, recipe) in recipes.items()]
-    others = sorted(set(_run_folders(folder / "runs", 0)) - {folder / run_dir for run_dir in recipes})
+    others = sorted(set(_run_folders(folder / below, 0)) - {folder / run_dir for run_dir in recipes})
     for path in others:
         run_dir = path.relative_to(folder)
         verb = str(_manifest(path).get("stage"))
@@ -263,14 +263,14 @@ def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders below `folder` that a run has held."""
+    """Yield the folders, of `folder` and those below it, that a run has held."""
+    if (folder / LOCK).exists():
+        yield folder
+        return
     with contextlib.suppress(OSError):
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if entry.name.startswith((".", "checkpoint-")) or entry.name in _OTHERS or not entry.is_dir():
-                continue
-            if (Path(entry.path) / LOCK).exists():
-                yield Path(entry.path)
-            elif depth < _DEEPEST:
+            is_other = entry.name.startswith((".", "checkpoint-")) or entry.name in _OTHERS
+            if not is_other and entry.is_dir() and depth <= _DEEPEST:
                 yield from _run_folders(Path(entry.path), depth + 1)
 
 

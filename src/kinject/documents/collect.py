@@ -273,7 +273,7 @@ def render_documents(result: DocumentsResult) -> str:
         *(("", f"- {text}") for text in result.render_skipped()),
     ]  # fmt: skip
     table = [f"{name:<12}{text}" for name, text in rows]
-    return "\n".join([*table, "", f"written: {result.documents_path}, {result.folder}/documents.html"])
+    return "\n".join([*table, "", f"written: {result.documents_path}"])
 
 
 def listing(numbers: Mapping[str, int]) -> str:

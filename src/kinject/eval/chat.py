@@ -73,21 +73,27 @@ class Chat:
         (ranking,) = self.retriever.rank([question], min(self.setup.k, len(self.retriever.passages)))
         return [self.retriever.passages[index].shown for index in ranking]
 
-    def answer(self, question: str, write: Write) -> None:
-        """Write the answer of each model to `question`, each below its label, as the tokens come.
+    def answer(self, question: str, write: Write) -> dict[str, str]:
+        """Write the answer of each model to `question`, each below its label, as the tokens come; return them by label.
 
         The history keeps the question without its passages. Raises `InputError` if a question does not fit the window.
         """
-        passages = self.passages(question)
+        passages, answers = self.passages(question), {}
         for number, passage in enumerate(passages, start=1):
             write(f"[{number}] {passage}\n")
         for label, loaded in self.loaded.items():
             if len(self.loaded) > 1:
                 write(f"{label}: ")
-            history = self.histories.setdefault(label, [])
-            answer = self._answer(loaded, history, question, passages, write)
+            answers[label] = self.reply(label, loaded, question, passages, write)
             write("\n")
-            history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return answers
+
+    def reply(self, label: str, loaded: LoadedModel, question: str, passages: Sequence[str], write: Write) -> str:
+        """Write and return the answer of one model with the history of `label`. Raises as `answer`."""
+        history = self.histories.setdefault(label, [])
+        answer = self._answer(loaded, history, question, passages, write)
+        history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return answer
 
     def _answer(
         self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str], write: Write

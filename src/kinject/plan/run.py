@@ -45,7 +45,7 @@ from kinject.plan.ways import (
 )
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.recipe.conflicts import find_problems
-from kinject.report.style import INK, LEARNING, style
+from kinject.report.figures import INK, LEARNING, style
 from kinject.terminal import Progress, duration, sparkline
 from kinject.train.config import trainer_field
 from kinject.train.load import load_training_tokenizer

@@ -1,47 +1,146 @@
-"""The figures of a report: accuracy, sweeps, learning against forgetting, and the curves of trainings.
+"""The figures of a report, accuracy and learning against forgetting, and the style of every figure of kinject.
 
-Each returns None if there is nothing to draw.
+Drawn with matplotlib's Figure objects on Agg (no pyplot, no window, no state); the same input gives the same bytes.
+Colours are blue and orange of Okabe and Ito (2008), which differ to every kind of colour vision; no meaning
+depends on colour alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.disk import atomic_file, write_text
 from kinject.report.formatting import ROLES, View, arm_label, format_name, format_prompt
-from kinject.report.style import (
-    CHANCE,
-    INK,
-    LEARNING,
-    LONGEST,
-    MUTED,
-    PAPER,
-    RETENTION,
-    RULE,
-    TICKS,
-    add_legend,
-    line_mark,
-    margin_text,
-    panels,
-    percent_axis,
-    prepare_rows,
-    series,
-    style,
-)
-from kinject.results import ArmResult, PromptFormat, Sweep
+from kinject.results import ArmResult, PromptFormat
+from kinject.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_POINTS = 500  # of one curve: more cannot be seen
-_COLUMNS = 3  # of panels
-_MOST_EPOCHS = 24  # light lines in one panel
+INK, MUTED, RULE, PAPER, OTHER = "#1b1f24", "#5b6570", "#dce1e6", "#ffffff", "#c3cad1"
+LEARNING, RETENTION = "#0072b2", "#c44f00"
+THIRD, FOURTH, FIFTH = "#00795a", "#a0528a", "#8a6d00"
+_SERIES = (
+    (LEARNING, "o", "-"), (RETENTION, "s", "--"), (THIRD, "^", "-."), (FOURTH, "D", ":"), (FIFTH, "v", "-"),
+    (MUTED, "P", "--"),
+)  # fmt: skip
 
-Log = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""A training's log: each logged number by its name, as (rising) steps and values, NaN where it is not finite."""
+
+def series(index: int) -> tuple[str, str, str]:
+    """Return colour, mark and line of the series of that number; 36 differ."""
+    marks = index + index // len(_SERIES)
+    return _SERIES[index % len(_SERIES)][0], _SERIES[marks % len(_SERIES)][1], _SERIES[index % len(_SERIES)][2]
+
+
+LONGEST = 34
+"""Characters of a name in a figure."""
+_WIDTH = 125  # characters of a legend's row
+TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
+CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+"""The line at the level of chance."""
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Draw with kinject's settings instead of the user's matplotlibrc, then restore the user's."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # A name may hold characters that the font lacks: the PNG shows a box, the SVG leaves them to its reader.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({
+            "svg.fonttype": "none", "svg.hashsalt": "kinject", "text.parse_math": False, "font.size": 10,
+            "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "axes.facecolor": "none",
+            "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+            "xtick.color": RULE, "ytick.color": RULE, "xtick.labelcolor": MUTED, "ytick.labelcolor": INK,
+            "figure.facecolor": PAPER, "legend.frameon": False, "legend.fontsize": 9.5,
+        })  # fmt: skip
+        yield
+
+
+def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axes], int]:
+    """Return a figure with that many panels, side by side up to `columns`, and how many columns there are."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    columns = min(columns, n_panels)
+    rows = math.ceil(n_panels / columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)
+    figure = Figure(figsize=(10.0, rows * height + 0.55), layout=layout)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    axes = list(grid.flat)
+    for empty in axes[n_panels:]:
+        empty.remove()
+    return figure, axes[:n_panels], columns
+
+
+def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool) -> None:
+    """Set `panel` up for one row a name, the first on top; `labelled` writes the names."""
+    panel.set_ylim(len(names) - 0.4, -0.6)
+    panel.set_yticks(range(len(names)), [format_name(n, LONGEST) for n in names] if labelled else [""] * len(names))
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="x", color=RULE, linewidth=0.6)
+    panel.set_axisbelow(True)
+
+
+def margin_text(panel: Axes, row: int, text: str) -> None:
+    """Write `text` to the right of the row."""
+    panel.annotate(
+        text, (1, row), xycoords=panel.get_yaxis_transform(), xytext=(10, 0), textcoords="offset points",
+        va="center_baseline", fontsize=9, annotation_clip=False,
+    )  # fmt: skip
+
+
+def line_mark(label: str, **style_of: Any) -> Any:
+    """Return an entry of a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **style_of)
+
+
+def add_legend(figure: Figure, marks: Sequence[Any]) -> int:
+    """Set a legend under the panels, in as many columns as the page's width holds; return its number of rows."""
+    widths = [len(mark.get_label()) + 7 for mark in marks]  # in characters
+    n = next((n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= _WIDTH), 1)
+    figure.legend(handles=list(marks), loc="outside lower left", ncols=n, columnspacing=1.4, handletextpad=0.6)
+    return math.ceil(len(marks) / n)
+
+
+def draw_figure(stem: Path, figure: Figure | None) -> str | None:
+    """Write STEM.png and STEM.svg; return the SVG, None for nothing."""
+    if figure is None:
+        return None
+    svg = render_svg(figure)
+    write_text(stem.with_suffix(".svg"), svg)
+    with atomic_file(stem.with_suffix(".png"), "wb") as file:
+        file.write(render_png(figure))
+    return svg
+
+
+def render_png(figure: Figure) -> bytes:
+    """Return the figure as a PNG, 160 dots to the inch, on white."""
+    with style(), io.BytesIO() as file:
+        figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
+        return file.getvalue()
+
+
+def render_svg(figure: Figure) -> str:
+    """Return the figure as an SVG file with text as text, without date or random ids."""
+    with style(), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        return printable(file.getvalue())  # XML holds no control characters
+
+
+_COLUMNS = 3  # of panels
 
 _ROLE_MARKS = {
     "learning": ("o", LEARNING), "retention": ("s", RETENTION), "unanswerable": ("^", series(3)[0]), "baseline": ("D", MUTED),
@@ -121,72 +220,6 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     margin_text(panel, row, f"{100 * result.accuracy:.1f}")
 
 
-def sweep(view: View, sweeps: Sequence[Sweep]) -> Figure | None:
-    """Return accuracy along one sweep (one of each model): learning sets in one panel, retention sets in another."""
-    drawn = [
-        (sweep, role) for sweep in sweeps for role in ("learning", "retention")
-        if any(_points(view, sweep, name) for name in view.sets(role, sweep.model))
-    ]  # fmt: skip
-    if not drawn:
-        return None
-    marks: dict[str, Any] = {}
-    with style():
-        figure, axes, n_columns = panels(len(drawn), 2, 2.75)
-        for index, (panel, (sweep, role)) in enumerate(zip(axes, drawn, strict=True)):
-            percent_axis(panel, labelled=index % n_columns == 0)
-            names = view.sets(role, sweep.model)
-            for number, name in enumerate(names):
-                # Learning begins with blue, retention with orange: the colours of their roles.
-                marks |= _draw_curve(panel, view, sweep, name, series(2 * number + (role == "retention")))
-            _draw_level(panel, view, sweep.model, names[0])
-            panel.set_xticks(range(len(sweep.points)), [format_name(point.label, 14) for point in sweep.points])
-            title = ROLES[role] + (f", {format_name(sweep.model, LONGEST)}" if view.several_models else "")
-            panel.set_title(title, color=_ROLE_MARKS[role][1], fontweight="bold")
-            panel.set_xlabel(format_name(f"{sweep.name} ({sweep.key})", 2 * LONGEST))
-        marks["\0base"] = line_mark("base", color=MUTED, linewidth=0.9)
-        marks["\0chance"] = line_mark("guessing", **CHANCE)
-        add_legend(figure, list(marks.values()))
-    return figure
-
-
-def _points(view: View, sweep: Sweep, question_set: str) -> list[tuple[int, ArmResult, ArmResult | None]]:
-    """Return (index, result, its control's result) of the points that have one."""
-    drawn = []
-    for x, point in enumerate(sweep.points):
-        result = view.result(sweep.model, point.arm, question_set)
-        control = view.result(sweep.model, point.control, question_set) if point.control else None
-        if result is not None:
-            drawn.append((x, result, control))
-    return drawn
-
-
-def _draw_curve(
-    panel: Axes, view: View, sweep: Sweep, name: str, look: tuple[str, str, str]
-) -> dict[str, Any]:  # fmt: skip
-    """Draw one set along a sweep with intervals and controls; return its entries of the legend by name."""
-    drawn, (colour, marker, line) = _points(view, sweep, name), look
-    if not drawn:
-        return {}
-    xs, results = [x for x, _, _ in drawn], [result for _, result, _ in drawn]
-    line = "none" if any(point.x is None for point in sweep.points) else line  # between categories there is nothing
-    panel.vlines(xs, [r.low for r in results], [r.high for r in results], color=colour, linewidth=1.4, alpha=0.6)
-    panel.plot(xs, [r.accuracy for r in results], color=colour, marker=marker, linestyle=line, markersize=5, label=name)
-    marks = {name: line_mark(format_name(name, LONGEST), color=colour, marker=marker, linestyle=line, markersize=5)}
-    controls = [(x, control.accuracy) for x, _, control in drawn if control is not None]
-    if controls:
-        panel.plot(*zip(*controls, strict=True), color=colour, marker=marker, markerfacecolor=PAPER, linestyle=":",
-                   markersize=5, label="control")  # fmt: skip
-        marks["\0control"] = line_mark("control", color=MUTED, marker="o", markerfacecolor=PAPER, linestyle=":")
-    return marks
-
-
-def _draw_level(panel: Axes, view: View, model: str, question_set: str) -> None:
-    base = view.result(model, view.base(model), question_set)
-    if base is not None:
-        panel.axhline(base.accuracy, color=MUTED, linewidth=0.9, label="base")
-        panel.axhline(base.chance, **CHANCE, label="chance")
-
-
 def frontier(view: View) -> Figure | None:
     """Return learning against retention, one panel for each model and retention set: sweeps as lines, arms as marks."""
     drawn = []
@@ -239,69 +272,3 @@ def _draw_trade(
         panel.vlines(x.accuracy, y.low, y.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
     label = format_name(name, LONGEST)
     return {f"{name}\0{len(arms) > 1}": line_mark(label, color=colour, marker=marker, linestyle=line, markersize=6)}
-
-
-def _thinned(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return steps and values; if there are more than can be seen, means of equally many neighbours."""
-    size = max(1, math.ceil(len(steps) / _MOST_POINTS))
-    starts = range(0, len(steps), size)
-    means = [[sum(of[i : i + size]) / len(of[i : i + size]) for i in starts] for of in (steps, values)]
-    return means[0], means[1]
-
-
-_PANELS = {"loss": "loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
-"""Name of a series in log.jsonl -> title of its panel."""
-
-
-def training(log: Log, probes: Mapping[str, str]) -> Figure | None:
-    """Return a panel each for loss (the held-out one dashed), learning rate, gradient norm and the probes' accuracies.
-
-    `probes` maps the question sets to their roles. Light lines mark the ends of epochs.
-    """
-    drawn = {key: title for key, title in _PANELS.items() if key in log}
-    if any(f"eval_{name}_accuracy" in log for name in probes):
-        drawn["probes"] = "probe accuracy"
-    if not drawn:
-        return None
-    last = max(steps[-1] for steps, _ in log.values())
-    with style():
-        figure, axes, _ = panels(len(drawn), 2, 2.4)
-        for panel, (key, title) in zip(axes, drawn.items(), strict=True):
-            for step in _epoch_ends(log):
-                panel.axvline(step, color=RULE, linewidth=0.9, label="epoch")
-            panel.grid(axis="y", color=RULE, linewidth=0.6)
-            panel.set_xlabel("step")
-            panel.set_xlim(0, last or 1.0)
-            panel.set_title(title)
-            if key == "probes":
-                _draw_probes(panel, log, probes)
-                continue
-            panel.plot(*_thinned(*log[key]), color=LEARNING, linewidth=1.4, label="training text")
-            if key == "loss" and "eval_loss" in log:
-                panel.plot(*log["eval_loss"], color=MUTED, linestyle="--", marker=".", label="held-out text")
-                panel.legend(handles=panel.lines[-2:], loc="upper right")
-    return figure
-
-
-def _epoch_ends(log: Log) -> Sequence[float]:
-    """Return the (interpolated) steps at which one epoch ended and another began; only every few of many."""
-    import numpy as np
-
-    steps, epochs = log.get("epoch", ((), ()))
-    if not epochs:
-        return ()
-    ends = np.interp(np.arange(math.floor(epochs[0]) + 1, math.ceil(epochs[-1])), epochs, steps).tolist()
-    every = max(1, math.ceil(len(ends) / _MOST_EPOCHS))
-    return list(ends[every - 1 :: every])
-
-
-def _draw_probes(panel: Axes, log: Log, probes: Mapping[str, str]) -> None:
-    marks = []
-    for index, (name, role) in enumerate(probes.items()):
-        colour, marker, line = series(index)
-        label = f"{format_name(name, LONGEST)}: {ROLES[role]}"
-        curve = log.get(f"eval_{name}_accuracy", ((), ()))
-        marks += panel.plot(*curve, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label)
-    panel.set_ylim(0, 1.02)
-    panel.set_yticks(*TICKS)
-    panel.legend(handles=marks, loc="lower right")

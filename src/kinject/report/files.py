@@ -1,32 +1,28 @@
 """Reads report.json; writes report.html and the figures, and a report as text for terminal and model card.
 
-The report and the manifests beside the training logs that it names decide every byte. At the end the page of one run of
-kinject train, augment or documents. Texts and names come from documents, models and logs: the pages escape all of them.
+The report and the manifests beside the training logs that it names decide every byte. Texts and names come from
+documents, models and logs: the page escapes all of them.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import check_output, check_version, file_name, read_json, read_jsonl, read_manifest, write_text
+from kinject.disk import check_version, read_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report import figures
-from kinject.report.figures import Log, training
 from kinject.report.formatting import (
     ROLES,
     Training,
     View,
     escape_markdown,
     format_count,
-    format_date,
     format_name,
-    format_percent,
     join_words,
     unscored_text,
 )
@@ -38,13 +34,10 @@ from kinject.report.page import (
     Page,
     Section,
     TableBlock,
-    line,
     render_html,
     render_markdown_table,
     render_text_block,
-    without_empty_columns,
 )
-from kinject.report.style import draw_figure
 from kinject.report.tables import (
     arms_table,
     changes_table,
@@ -56,6 +49,7 @@ from kinject.report.tables import (
     names_table,
     results_table,
     small_tables,
+    sweep_tables,
 )
 from kinject.report.words import limitations, write_opening
 from kinject.results import Report
@@ -71,10 +65,6 @@ _CAPTIONS = {
         "Learning against forgetting; the numbers are in the tables",
         "Up: more learned. Right: more kept. A model better than another lies above and to the right of it. Thin lines: 95% "
         "intervals.",
-    ),
-    "sweep": (
-        "Accuracy along a sweep; its numbers are in the table of results",
-        "95% intervals over documents and seeds. Thin line: the base on the first set. Dotted: the control.",
     ),
 }
 """Figure -> its label for screen readers, and its caption."""
@@ -94,28 +84,18 @@ def read_report(path: Path) -> Report:
     Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged or of a
     newer format. Unknown keys are ignored.
     """
+    from pydantic import TypeAdapter, ValidationError
+
     value = read_json(path, _FIX)
     check_version(value.get("format_version", 1), f"{path}: format_version")
     try:
-        return _from_json(value, str(path))
-    except InputError as error:
-        raise InputError(f"{error} {_FIX}") from None
-
-
-def _from_json(value: Mapping[str, Any], source: str) -> Report:
-    """Return the report that `value` (JSON values) describes. Raises `InputError` naming the first field that is wrong."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        report = TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
+        return TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"]).removeprefix(
-            "."
-        )
+        steps = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"])
         found = "missing" if first["type"] == "missing" else f"found {first['input']!r:.60}: {first['msg']}"
-        raise InputError(f"{source}: damaged report: {place or 'report'}: {found}.") from None
-    return report
+        place = steps.removeprefix(".") or "report"
+        raise InputError(f"{path}: damaged report: {place}: {found}. {_FIX}") from None
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
@@ -134,17 +114,6 @@ def write_report(run_dir: Path, report: Report) -> Path:
     path = run_dir / "report.html"
     write_text(path, render_html(page, plots))
     return path
-
-
-def redraw_report(run_dir: Path) -> Path:
-    """Write the page and figures of a finished run again, whichever verb made it; return the HTML's path.
-
-    Raises `DiskError` when there is none, `InputError` when one of its files is damaged.
-    """
-    stage = (read_manifest(run_dir / "manifest.json") or {}).get("stage")
-    if stage in ("train", "augment", "documents"):
-        return write_run_report(run_dir)
-    return write_report(run_dir, read_report(run_dir / "report.json"))
 
 
 def render_summary(report: Report) -> str:
@@ -234,8 +203,8 @@ def _sections(parts: Iterator[tuple[str, tuple[Block, ...]]]) -> tuple[Section, 
     return tuple(Section(title, blocks) for title, blocks in parts if blocks)
 
 
-def _figure(name: str, plots: Mapping[str, str], kind: str = "") -> tuple[FigureBlock, ...]:
-    return (FigureBlock(name, *_CAPTIONS[kind or name]),) if name in plots else ()
+def _figure(name: str, plots: Mapping[str, str]) -> tuple[FigureBlock, ...]:
+    return (FigureBlock(name, *_CAPTIONS[name]),) if name in plots else ()
 
 
 def _first_sheet(view: View) -> Iterator[tuple[str, tuple[Block, ...]]]:
@@ -252,8 +221,7 @@ def _details(
     yield "What these data cannot tell", (Bullets(tuple(limitations(view))),)
     yield "Claims", (claims_table(report.claims),) if report.claims else ()
     yield "Learning against forgetting", _figure("frontier", plots)
-    for stem, name in _sweep_stems(report).items():
-        yield f"Sweep: {format_name(name)}", _figure(stem, plots, "sweep")
+    yield "Sweeps", tuple(sweep_tables(view))
     yield "Answers that changed", (changes,) if changes is not None else ()
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
     about = Bullets(_ABOUT, small=True)
@@ -279,7 +247,7 @@ def _title(view: View) -> str:
 def _facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the page's head: when, which models, which questions."""
     report = view.report
-    yield "date", format_date(report.written)
+    yield "date", format_name(report.written[:10])
     sources = [(format_name(name), format_name(report.model_sources.get(name, ""))) for name in report.models]
     yield "base model", join_words([f"{name} ({source})" if source else name for name, source in sources])
     sets = [view.first(name) for name in view.sets()]
@@ -288,170 +256,12 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
     yield "questions", "; ".join([*named, *more])
 
 
-def _sweep_stems(report: Report) -> dict[str, str]:
-    """Return stem of the figure's files -> name of each sweep."""
-    names = dict.fromkeys(sweep.name for sweep in report.sweeps)
-    return {file_name(f"sweep-{name}"): name for name in names}
-
-
 def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:
     """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
     drawn = {"accuracy": figures.accuracy(view), "frontier": figures.frontier(view)}
-    for stem, name in _sweep_stems(view.report).items():
-        drawn[stem] = figures.sweep(view, [sweep for sweep in view.report.sweeps if sweep.name == name])
-    plots = {}
-    for name, figure in drawn.items():
-        svg = draw_figure(run_dir / "figures" / name, figure, _CAPTIONS.get(name, _CAPTIONS["sweep"])[0])
-        if svg is not None:
-            plots[name] = svg
+    svgs = {name: figures.draw_figure(run_dir / "figures" / name, figure) for name, figure in drawn.items()}
+    plots = {name: svg for name, svg in svgs.items() if svg is not None}
     for path in (run_dir / "figures").glob("*.*"):
         if path.stem not in plots and path.suffix in (".png", ".svg"):
             path.unlink()  # of an earlier report
     return plots
-
-
-PAGES = {"train": "report.html", "augment": "report.html", "documents": "documents.html"}
-"""Stage -> the file of its page."""
-_HEADLINES = {
-    "train": "{steps:,} steps in {seconds:,.0f} seconds",
-    "augment": "{got:,} of {asked:,} requested rewritings are in the corpus",
-    "documents": "{n_documents:,} documents from {n_read:,} of {n_files:,} files",
-}
-_LEFT_OUT = {
-    "rejected.jsonl": ("Refused answers", {"reason": "reason", "style": "style", "document_id": "document", "detail": "found",
-                                           "text": "the answer"}),
-    "skipped.jsonl": ("Skipped", {"where": "file", "detail": "why"}),
-    "duplicates.jsonl": ("Copies and versions", {
-        "dropped": "left out", "version": "version", "kept": "kept", "how": "how", "words_only_here": "words only in the first",
-        "words_only_there": "in the other instead",
-    }),
-}  # fmt: skip
-"""File of a run -> the title of its table, and its columns."""
-_LOGGED = ("loss", "learning_rate", "grad_norm")
-_MOST_ROWS = 1_000  # of one table
-_UNFOLDED = 20
-_LONGEST = 400  # characters of a text
-_CURVES = "Loss, learning rate, gradient norm and probe accuracies by step"
-_CAPTION = (
-    "By step; a light line ends an epoch. A loss that steps down at those lines is memorisation: it falls because the same text "
-    "comes again."
-)
-
-
-def write_run_report(run_dir: Path) -> Path:
-    """Write the page of a finished run (and a training's figure); return the page's path.
-
-    Raises `InputError` when `run_dir` holds no finished run of one of these stages, or one of its files is damaged.
-    """
-    manifest = read_manifest(run_dir / "manifest.json")
-    stage = "" if manifest is None else str(manifest.get("stage"))
-    if manifest is None or stage not in PAGES:
-        raise InputError(f"{run_dir}: holds no finished run of kinject {join_words(list(PAGES))}. Give its run_dir.")
-    path = run_dir / PAGES[stage]
-    try:
-        log = read_training_log(run_dir / "log.jsonl") if stage == "train" else {}
-        svg = draw_figure(run_dir / "figures" / "training", training(log, _probes(manifest)), _CURVES)
-        page = _make_run_page(run_dir, stage, manifest, log, has_curves=svg is not None)
-        write_text(path, render_html(page, {} if svg is None else {"training": svg}))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{run_dir}: a file of another shape ({error!r:.80}). Run kinject {stage} again.") from error
-    return path
-
-
-def _make_run_page(run_dir: Path, stage: str, manifest: Mapping[str, Any], log: Log, *, has_curves: bool) -> Page:
-    counts = manifest["counts"]
-    notes = tuple(format_name(str(note)) for note in (*counts.get("notes", ()), *counts.get("warnings", ())))
-    numbers = tuple(line(format_name(name), text) for name, text in _flat(counts) if text)
-    command = format_name(" ".join(map(str, manifest.get("command", ()))))
-    sections = (
-        Section("The course of the run", (FigureBlock("training", _CURVES, _CAPTION),) if has_curves else ()),
-        Section("Refused and left out", tuple(_left_out(run_dir))),
-        Section("Notes and warnings", (Bullets(notes),) if notes else ()),
-        Section("The run in numbers", (TableBlock("", "", ("", ""), numbers),)),
-        Section("Run it again", (Code((command,)),) if command else ()),
-    )
-    headline = _HEADLINES[stage].format_map(counts) + "".join(_course(log, _probes(manifest))) + "."
-    if stage == "train" and not counts.get("finished"):
-        headline += " This run is not finished."
-    facts = (("date", format_date(str(manifest.get("written", "")))), ("base model", _value_of(manifest, "model")),
-             ("corpus", _value_of(manifest, "corpus")))  # fmt: skip
-    versions = (manifest.get("versions") or {}).get("kinject", "")
-    return Page(
-        title=format_name(run_dir.name), subtitle=f"kinject {stage}", description="",
-        facts=tuple(fact for fact in facts if fact[1]), headline=headline,
-        sections=tuple(section for section in sections if section.blocks),
-        footer=format_name(f"Written with kinject {versions}." if versions else ""),
-    )  # fmt: skip
-
-
-def _value_of(manifest: Mapping[str, Any], section: str) -> str:
-    value = (manifest.get("recipe") or {}).get(section)
-    return format_name(str(value.get("path") or "")) if isinstance(value, dict) else ""
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the numbers and short texts of a manifest's counts by their keys, joined: ``tokens: trained``."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flat(item, f"{name}: {key}".removeprefix(": ").replace("_", " "))
-    elif isinstance(value, bool) or value is None or isinstance(value, list):
-        return
-    elif isinstance(value, float):
-        yield name, f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    else:
-        yield name, f"{value:,}" if isinstance(value, int) else format_name(str(value), 80)
-
-
-def _probes(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the question sets that probed the training, with their roles."""
-    sets = ((manifest.get("recipe") or {}).get("probes") or {}).get("questions", {})
-    return {name: item.get("role", "learning") if isinstance(item, dict) else "learning" for name, item in sets.items()}
-
-
-def _course(log: Log, probes: Mapping[str, str]) -> Iterator[str]:
-    """Yield in words how the loss and the accuracies of the probes changed, from the first to the last."""
-    losses = [loss for loss in log.get("loss", ((), ()))[1] if math.isfinite(loss)]
-    if losses:
-        yield f"; the training loss went from {losses[0]:.2f} to {losses[-1]:.2f}"
-    for name in probes:
-        _, values = log.get(f"eval_{name}_accuracy", ((), ()))
-        if values:
-            yield f"; “{format_name(name)}” from {format_percent(values[0])} to {format_percent(values[-1])}"
-
-
-def _left_out(run_dir: Path) -> Iterator[TableBlock]:
-    """Yield a table of each file that lists what is not in the result."""
-    for name, (title, columns) in _LEFT_OUT.items():
-        rows = [row for _, row in read_jsonl(run_dir / name)] if (run_dir / name).is_file() else []
-        if rows:
-            lines = (
-                line(*(format_name(_text(row.get(key)), _LONGEST) for key in columns)) for row in rows[:_MOST_ROWS]
-            )
-            about = f"the first {_MOST_ROWS:,}; {name} has all" if len(rows) > _MOST_ROWS else ""
-            yield without_empty_columns(TableBlock(
-                f"{title}: {len(rows):,}", about, tuple(columns.values()), tuple(lines), wordy=True,
-                folded=len(rows) > _UNFOLDED,
-            ))  # fmt: skip
-
-
-def read_training_log(path: Path) -> Log:
-    """Return the numbers of a training log; of rows with one step the last counts, as after a resume.
-
-    Raises `DiskError` when the file cannot be read and `InputError` (file:line) for a row of another shape.
-    """
-    values: dict[str, dict[float, float]] = {}
-    check_output(path, "Train again with --resume: the newest checkpoint holds the log.")
-    for number, row in read_jsonl(path):
-        logged = (*_LOGGED, "epoch") if "loss" in row else _LOGGED
-        for key in (key for key in row if key in logged or key.startswith("eval_")):
-            try:
-                value = math.nan if row[key] is None else float(row[key])
-                values.setdefault(key, {})[float(row["step"])] = value
-            except (KeyError, TypeError, ValueError) as error:
-                raise InputError(f"{path}:{number}: {key}: found {row[key]!r:.60} at step {row.get('step')!r:.60}, numbers are "
-                                 "needed.") from error  # fmt: skip
-    return {key: tuple(zip(*sorted(by_step.items()), strict=True)) for key, by_step in values.items()}  # type: ignore[misc]
-
-
-def _text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from kinject.question_formats import FORMATS
 from kinject.results import ArmInfo, ArmResult, Perplexity, PromptFormat, Report, UnscoredResult
@@ -39,15 +38,6 @@ def quoted(name: str) -> str:
 def format_count(n: int, noun: str) -> str:
     """Return ``1 question`` or ``1,200 questions``."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def format_date(text: str) -> str:
-    """Return an ISO 8601 date in words: ``22 November 2026``; other text as it is."""
-    try:
-        date = datetime.fromisoformat(text)
-    except ValueError:
-        return format_name(text)
-    return f"{date.day} {date:%B %Y}"
 
 
 def format_percent(fraction: float) -> str:

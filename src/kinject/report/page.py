@@ -51,11 +51,8 @@ class Cell:
     below: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a table, its first cell the head."""
-
-    cells: tuple[Cell, ...]
+Line = tuple[Cell, ...]
+"""One line of a table, its first cell the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,49 +128,50 @@ class Page:
 
 def line(*values: str | Cell) -> Line:
     """Return a line of texts and cells."""
-    return Line(tuple(value if isinstance(value, Cell) else Cell(value) for value in values))
+    return tuple(value if isinstance(value, Cell) else Cell(value) for value in values)
 
 
 def without_empty_columns(table: TableBlock) -> TableBlock:
     """Return `table` without its empty columns (the first is kept)."""
     used = [
         i for i in range(len(table.columns))
-        if i == 0 or any(row.cells[i].text or row.cells[i].below for row in table.lines)
+        if i == 0 or any(row[i].text or row[i].below for row in table.lines)
     ]  # fmt: skip
-    lines = tuple(Line(tuple(row.cells[i] for i in used)) for row in table.lines)
+    lines = tuple(tuple(row[i] for i in used) for row in table.lines)
     columns = tuple(table.columns[i] for i in used)
     return replace(table, columns=columns, lines=lines, heads=sum(i < table.heads for i in used))
 
 
 def render_html(page: Page, figures: Mapping[str, str]) -> str:
-    """Return the page with its figures (inline SVG by name) as one HTML file.
+    """Return the page with its figures (SVG by name) as one HTML file.
 
-    Nothing is fetched, everything but the figures and kinject's own script is escaped. Its policy allows the one style sheet
-    and the one script, each by its hash, and style attributes (figures have them). It allows nothing else: no other script,
-    image, font, frame, form or address. Browsers that do not know ``style-src-elem`` follow ``style-src``.
+    Nothing is fetched, everything but kinject's own script is escaped. Its policy allows the one style sheet and the one
+    script, each by its hash, and images that the file holds. It allows nothing else: no other script, no font, frame, form or
+    address.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("kinject.report", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    plots = {name: Markup(svg) for name, svg in figures.items()}  # noqa: S704 - of our own making
+    plots = {name: base64.b64encode(svg.encode()).decode() for name, svg in figures.items()}
     html = str(environment.get_template("report.html.j2").render(
         page=page, plots=plots, kind_of=lambda block: type(block).__name__, policy=_POLICY, settle=SETTLE,
     )).lstrip()  # fmt: skip
-    sheet, script = (_hash_of("".join(inline.findall(html)[:1])) for inline in (_STYLE, _SCRIPT))
-    policy = (
-        f"default-src 'none'; script-src {script}; style-src 'unsafe-inline'; style-src-elem {sheet}; "
-        "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return html.replace(_POLICY, policy_of(html), 1)
+
+
+def policy_of(html: str) -> str:
+    """Return the content security policy that allows the inline style sheet and script of a page, by hash, and no more."""
+    sheet, script = (
+        base64.b64encode(hashlib.sha256("".join(inline.findall(html)[:1]).encode()).digest()).decode()
+        for inline in (_STYLE, _SCRIPT)
     )
-    return html.replace(_POLICY, policy, 1)
-
-
-def _hash_of(text: str) -> str:
-    """Return the source that a content security policy knows an inline sheet or script by."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{sheet}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
 
 
 def render_markdown_table(block: TableBlock) -> list[str]:
@@ -186,7 +184,7 @@ def render_markdown_table(block: TableBlock) -> list[str]:
     lines += [f"| {' | '.join(map(escape_markdown, block.columns))} |", f"|{ruler}|"]
     for row in block.lines:
         cells = []
-        for cell in row.cells:
+        for cell in row:
             text = escape_markdown(cell.text)
             text = f"**{text}**" if cell.tone and text else text
             cells.append(f"{text} ({escape_markdown(cell.below)})" if cell.below else text)
@@ -198,7 +196,7 @@ def render_text_block(table: TableBlock) -> list[str]:
     """Return the lines of a table as plain text, for the terminal."""
     from kinject.terminal import aligned
 
-    rows = [table.columns, *(tuple(_plain(cell) for cell in row.cells) for row in table.lines)]
+    rows = [table.columns, *(tuple(_plain(cell) for cell in row) for row in table.lines)]
     about = f" ({table.subtitle})" if table.subtitle else ""
     return [f"{table.title}{about}", aligned(rows, frozenset(range(table.heads, len(table.columns))))]
 

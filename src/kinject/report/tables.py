@@ -196,6 +196,19 @@ def _change_cells(row: Row) -> tuple[str | Cell, ...]:
     )  # fmt: skip
 
 
+def sweep_tables(view: View) -> Iterator[TableBlock]:
+    """Yield the accuracies along each sweep of a base model: a line for each value, a column for each question set."""
+    for sweep in view.report.sweeps:
+        sets = view.sets("", sweep.model)
+        lines = (
+            line(format_name(point.label), *(_accuracy(view.result(sweep.model, point.arm, name)) for name in sets))
+            for point in sweep.points
+        )
+        title = format_name(sweep.name) + (f", {format_name(sweep.model)}" if view.several_models else "")
+        columns = (format_name(sweep.key), *map(format_name, sets))
+        yield TableBlock(title, "correct answers in %, 95% interval below", columns, tuple(lines), folded=True)
+
+
 def names_table(view: View) -> TableBlock:
     """Return the arms and question sets in words: what each model read, what each set is for."""
     lines = []
@@ -262,20 +275,17 @@ def cost_table(view: View) -> TableBlock:
         seeds = len({cost.seed for cost in costs})
         stages = (sum(c.seconds for c in costs if c.stage == stage) for stage in _STAGES)
         money = sum(cost.money / cost.shared_by for cost in costs)
+        trained = sum(cost.tokens for cost in costs if cost.stage == "train")
         name = format_name(arm) + (f", {format_name(model)}" if view.several_models else "")
         lines.append(line(
             name, str(seeds), *(duration(seconds) if seconds else "" for seconds in stages),
-            duration(sum(cost.seconds / cost.shared_by for cost in costs)), f"{_tokens(costs, 'train'):,}",
+            duration(sum(cost.seconds / cost.shared_by for cost in costs)), f"{trained:,}",
             *_per_seed(costs, seeds), f"{peak / 2**30:.1f} GiB" if (peak := max(cost.peak_bytes for cost in costs)) else "",
             f"{money:.2f}" if money else "",
         ))  # fmt: skip
     columns = ("arm", "seeds", *_STAGES, "its part", "tokens trained", "tokens written, a seed", "read by a teacher, a seed",
                "work of training, a seed", "peak memory", "money")  # fmt: skip
     return without_empty_columns(TableBlock("Cost of each arm", "seeds together", columns, tuple(lines), folded=True))
-
-
-def _tokens(costs: Sequence[Cost], stage: str) -> int:
-    return sum(cost.tokens for cost in costs if cost.stage == stage)
 
 
 def _per_seed(costs: Sequence[Cost], seeds: int) -> tuple[str, str, str]:
