@@ -198,7 +198,7 @@ def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client
         recipe={"trainer": {"max_steps": 2000}},
         counts={"finished": False},
     )
-    write_jsonl(run / "log.jsonl", log)
+    write_jsonl(run / "log.jsonl", [*log, {"step": 1000, "epoch": 100.0, "eval_new_accuracy": 0.75}])
     with lock_dir(run):
         shown = {item["name"]: item for item in client.ask("runs")[1]["runs"]}
         assert (shown["runs/cpt"]["state"], shown["runs/cpt"]["progress"]) == (
@@ -206,7 +206,10 @@ def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client
             "step 1000 of 2000, loss 0.004",
         )
         assert shown["runs/augment"]["progress"] == "2 of 3"
-        steps, losses = client.ask("log?run=runs/cpt")[1]["loss"]
+        curves = client.ask("log?run=runs/cpt")[1]
+    steps, losses = curves["loss"]
+    assert curves["eval_new_accuracy"] == [[1000], [0.75]]
+    assert curves["epoch"][1] == pytest.approx([step / 10 for step in curves["epoch"][0]])  # so that epochs are marked
     assert len(steps) == len(losses) <= 400
     assert losses[0] is None
     numbers = client.ask("numbers?run=runs/cpt")[1]

@@ -173,7 +173,7 @@ model. kinject augment and kinject questions honour the decisions on their next 
 examples:
   kinject view                     the runs of this folder
   kinject view runs/eval --open    one run, in the browser
-  kinject view runs/eval --draw    draw its report again, from its files, and stop"""
+  kinject view runs/eval --draw    draw its report again"""
 
 
 def add_view(verbs: Any) -> None:

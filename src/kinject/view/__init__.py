@@ -43,7 +43,7 @@ _WORK = {"augment": ("variants.jsonl", "accepted"), "questions": ("outcomes.json
 _MOST_ROWS = 200
 _MOST_BYTES = 2**20  # of a request
 _LONGEST = 20_000  # characters of a text on the page
-_LOGGED = ("loss", "learning_rate", "grad_norm")
+_LOGGED = ("loss", "learning_rate", "grad_norm", "epoch")
 _MOST_POINTS = 400  # of a curve
 _MOST_NEW_TOKENS = 128
 
