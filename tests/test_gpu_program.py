@@ -37,14 +37,14 @@ def _dry_run(results: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: None) -> None:
-    cases = ["attention/sdpa", "attention/varlen", "train/1B full/kinject", "train/1B full/bare"]
+    cases = ["attention/sdpa", "attention/flash_attention_2", "train/1B full/kinject", "train/1B full/bare"]
     done = _dry_run(tmp_path, "--only", *cases, "--page", str(tmp_path / "gpu.md"), "--minutes", "5")
     assert "3 done, 1 failed, 0 wait for the next run" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
     entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(entries) == 4
     results = {entry["case"]: entry for entry in entries}
-    assert results["attention/varlen"]["reason"] == "RuntimeError: varlen needs an NVIDIA GPU, and the model is on cpu"
+    assert results["attention/flash_attention_2"]["reason"].endswith("needs an NVIDIA GPU, and the model is on cpu")
     assert results["attention/sdpa"]["values"]["loss_difference"] == 0
     assert results["attention/sdpa"]["values"]["isolation"] < 1e-5
     trained = results["train/1B full/kinject"]["values"]
@@ -55,7 +55,7 @@ def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: 
     for text in (
         "A dry run on a CPU",
         "| 1B full | kinject | sdpa |",
-        "| attention/varlen | RuntimeError",
+        "| attention/flash_attention_2 | RuntimeError",
     ):
         assert text in page
     assert all(len(line) <= 120 or line.startswith("|") for line in page.splitlines())
@@ -148,14 +148,14 @@ def test_the_page_awaits_a_run_until_there_is_one(program: Any) -> None:
 def test_a_table_of_results_is_computed_from_the_figures(program: Any) -> None:
     versions = {"torch": "2.11.0", "trl": None}
     machine = {"versions": versions, "python": "3.12", "cores": 16, "device": "cuda", "gpu": "NVIDIA H200", "capability": "9.0",
-               "cuda": "13.0", "memory_gib": 139.7, "matmul_tflops": 780.0, "copy_tb_s": 4.3, "auto": ["varlen"]}  # fmt: skip
+               "cuda": "13.0", "memory_gib": 139.7, "matmul_tflops": 780.0, "copy_tb_s": 4.3, "auto": ["flash"]}  # fmt: skip
     ours = {"tokens_per_second": 9000.0, "flops_per_token": 4.8e10, "peak_gib": 100.0, "planned_gib": 95.0, "rows": 2,
-            "attention": "varlen"}  # fmt: skip
+            "attention": "flash"}  # fmt: skip
     theirs = {**ours, "tokens_per_second": 6000.0, "attention": "sdpa"}
     values = {"machine": machine, "train/8B full/kinject": ours, "train/8B full/SFTTrainer": theirs}
     results = {name: {"case": name, "status": "done", "values": one, "tiny": False} for name, one in values.items()}
     page = program("page").render(results)
-    assert "| 8B full | kinject | varlen | 2 | 9,000 | 44% | 100.0 | 1.00 |" in page  # 9,000 x 4.8e10 of 989e12
+    assert "| 8B full | kinject | flash | 2 | 9,000 | 44% | 100.0 | 1.00 |" in page  # 9,000 x 4.8e10 of 989e12
     assert "| 8B full | SFTTrainer | sdpa | 2 | 6,000 | 29% | 100.0 | 1.50 |" in page
     assert "| 8B full | 95.0 | 100.0 | 0.95 |" in page
     assert "3 of 48 cases are measured" in page

@@ -22,7 +22,7 @@ PACKAGES = (
     "bitsandbytes", "torchao", "liger-kernel", "kernels", "flash-attn", "flash-attn-3", "flash-attn-4", "lm_eval",
 )  # fmt: skip
 ATTENTION = (
-    "sdpa", "varlen", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "eager",
+    "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "eager",
 )  # fmt: skip
 PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "B200": 2250, "L40S": 362, "L4": 121, "4090": 165, "T4": 65}
 """Products of bfloat16 (T4: float16) a second by the vendor's datasheet, dense, for MFU."""
@@ -107,12 +107,10 @@ def compare_attention(setting: Setting, name: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from kinject.models import attention_fault
-    from kinject.models.attention import register
 
     fault = attention_fault(name, setting.device)
     if fault:
         raise RuntimeError(f"{name} {fault}")
-    register()
     model = AutoModelForCausalLM.from_pretrained(
         make_model(setting, "0.5B"), dtype=torch.float32, attn_implementation="sdpa", device_map={"": setting.device}
     )

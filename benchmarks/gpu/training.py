@@ -327,9 +327,7 @@ def train_bare(setting: Setting, name: str, method: str) -> dict[str, Any]:
     from torch.nn.functional import cross_entropy
 
     from kinject import models
-    from kinject.models.attention import register
 
-    register()
     attention = next(iter(models.fastest_attention(setting.device)), "sdpa")
     model = load(setting, name, method, attention)
     model.train()

@@ -59,7 +59,7 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"model": {"path": "m", "quantization": "4bit"}}, {}, "model.quantization", "do not train"),
     ({"model": {"path": "m", "freeze": ["*"]}, "adapter": {"r": 2}}, {}, "model.freeze", "freezes the base"),
     ({"model": {"path": "m", "quantization": "4bit"}, "adapter": {"merge": True}}, {}, "adapter.merge", "loses precision"),
-    ({}, {"lacks_attention": "varlen needs an NVIDIA GPU"}, "model.attention", "varlen needs an NVIDIA GPU. Set"),
+    ({}, {"lacks_attention": "flash needs an NVIDIA GPU"}, "model.attention", "flash needs an NVIDIA GPU. Set"),
     ({"model": {"path": "m", "attention": "flex_attention"}}, {}, "model.attention", "does not train on a CPU"),
     ({"trainer": {"bf16": True}}, {"emulates_bf16": "T4 emulates."}, "trainer.bf16", "T4 emulates. Remove"),
     ({"model": {"path": "m", "dtype": "bfloat16"}}, {"emulates_bf16": "T4 emulates."}, "model.dtype", "Set model.dtype: float32"),

@@ -1,13 +1,12 @@
-"""What a causal language model attends to: its window, the test that it reads no later tokens, attention for packed rows.
+"""What a causal language model attends to: its window, the test that it reads no later tokens, a try of other kernels.
 
 A model that reads later tokens learns to copy them, and has none to copy when it writes: its training loss and its log-probs
-mean nothing. With torch's variable-length flash attention a packed row costs what its documents cost one by one. A document
-begins where the positions restart. For training only: there is no KV cache.
+mean nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
 from kinject.models.folder import first_line
@@ -17,7 +16,6 @@ from kinject.process import is_fsdp_launch
 if TYPE_CHECKING:
     import torch
 
-NAME = "varlen"
 _SEPARATOR = "<|endoftext|>"
 _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
@@ -115,100 +113,6 @@ def causal_fault(config: Any) -> str:
     return ""
 
 
-def register() -> None:
-    """Register ``varlen`` with transformers, as an attention that needs no mask."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
-    AttentionInterface.register(NAME, varlen_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
-
-
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    return None
-
-
-def varlen_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any
-) -> tuple[torch.Tensor, None]:
-    """Return the attention output [batch, length, heads, dimension] of rows of packed documents.
-
-    `query` is [batch, heads, length, dimension]; `options` are transformers' own: scaling, sliding_window, position_ids
-    [batch or 1, length], dropout, softcap. The kernel does not support float32; sdpa with a mask then computes the same.
-    Raises `ValueError` for what the kernel does not support (dropout, capped logits, keys longer than the query).
-    """
-    import torch
-
-    if options.get("dropout") or options.get("softcap") or options.get("s_aux") is not None:
-        raise ValueError("varlen attention has no dropout, no capped logits and no sinks. Set model.attention: sdpa.")
-    if query.shape[2] != key.shape[2] or options.get("position_ids") is None:
-        raise ValueError("varlen attention is for training rows with positions. Set model.attention: sdpa.")
-    device = query.device.type
-    if torch.is_autocast_enabled(device):  # rotary positions leave query and key in float32; sdpa casts them as well
-        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
-    n_rows, n_heads, length, size = query.shape
-    starts = options["position_ids"].expand(n_rows, length) == 0
-    starts = starts | (torch.arange(length, device=query.device) == 0)
-    window, scaling = options.get("sliding_window"), options.get("scaling")
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return _masked_attention(query, key, value, starts, window=window, scaling=scaling), None
-    offsets, longest = _boundaries(options["position_ids"], starts)
-    q, k, v = (tensor.transpose(1, 2).reshape(n_rows * length, -1, size) for tensor in (query, key, value))
-    out = _run_kernel(q, k, v, offsets, longest, window=window, scaling=scaling)
-    return out.view(n_rows, length, n_heads, size), None
-
-
-_last: tuple[torch.Tensor, torch.Size, torch.Tensor, int] | None = None
-
-
-def _boundaries(positions: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the offsets of the documents of all rows (int32, with the end), and the tokens of the longest document.
-
-    All layers of a forward pass, and their recomputation, are given the same tensor of positions. Its result is kept, so
-    that the GPU is waited for once a batch, not twice a layer.
-    """
-    import torch
-
-    global _last  # a batch's positions are not written to after it was made
-    cached = _last
-    if cached is None or cached[0] is not positions or cached[1] != starts.shape:
-        offsets = starts.flatten().nonzero()[:, 0].to(torch.int32)
-        offsets = torch.cat([offsets, offsets.new_tensor([starts.numel()])])
-        _last = cached = positions, starts.shape, offsets, int(offsets.diff().max())
-    return cached[2:]
-
-
-def _run_kernel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, longest: int,
-    *, window: int | None, scaling: float | None,
-) -> torch.Tensor:  # fmt: skip
-    """Return causal attention [tokens, heads, dimension] inside each document, by torch's kernel (2.12 or newer)."""
-    from torch.nn.attention import varlen
-
-    options: dict[str, Any] = {"scale": scaling, "window_size": (-1 if window is None else window - 1, 0)}
-    if k.shape[1] != q.shape[1]:
-        options["enable_gqa"] = True
-    return cast("torch.Tensor", varlen.varlen_attn(q, k, v, offsets, offsets, longest, longest, **options))
-
-
-def _masked_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor,
-    *, window: int | None, scaling: float | None,
-) -> torch.Tensor:  # fmt: skip
-    """Return the result of `varlen_attention`, computed by sdpa; `starts` [batch, length] marks first tokens."""
-    import torch
-    import torch.nn.functional as F
-
-    document = starts.cumsum(-1)
-    index = torch.arange(starts.shape[1], device=starts.device)
-    distance = index[:, None] - index[None, :]
-    in_window = (distance >= 0) & (distance < (window if window is not None else starts.shape[1]))
-    mask = (document[:, :, None] == document[:, None, :]) & in_window
-    gqa = key.shape[1] != query.shape[1]
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None], scale=scaling, enable_gqa=gqa)
-    return out.transpose(1, 2)
-
-
 def try_attention(model: Any, name: str) -> str:
     """Switch `model` from its attention to `name` and return ""; if that fails or differs, keep it and return the reason.
 
@@ -219,8 +123,6 @@ def try_attention(model: Any, name: str) -> str:
 
     if not is_runnable(model):
         return "it is not tried on weights that are sharded or still to be moved to the GPU"
-    if name == NAME:
-        register()
     device, before = model.device, model.config._attn_implementation
     ids = torch.arange(3, 35, device=device)[None] % int(model.get_input_embeddings().weight.shape[0])
     positions = torch.cat([torch.arange(12), torch.arange(20)]).to(device)[None]

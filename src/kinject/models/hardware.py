@@ -97,11 +97,11 @@ def emulated_bf16(device: str) -> str:
 
 _CAPABILITY = {
     "flash_attention_2": (8, 99), "flash_attention_3": (8, 9), "flash_attention_4": (9, 99), "flex_attention": (8, 99),
-    "varlen": (8, 99), "kernels-community/flash-attn2": (8, 99), "kernels-community/flash-attn3": (8, 9),
+    "kernels-community/flash-attn2": (8, 99), "kernels-community/flash-attn3": (8, 9),
     "kernels-community/vllm-flash-attn3": (8, 9), "kernels-community/flash-attn4": (9, 99),
 }  # fmt: skip
 """Attention -> lowest and highest major compute capability of the NVIDIA GPUs that run it."""
-_FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2", "varlen")
+_FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 
 
 def choose_attention(requested: str, device: str, section: str = "model") -> str | None:
@@ -132,7 +132,7 @@ def fastest_attention(device: str) -> tuple[str, ...]:
         "flash_attention_2": import_utils.is_flash_attn_2_available, "flash_attention_3": import_utils.is_flash_attn_3_available,
         "flash_attention_4": import_utils.is_flash_attn_4_available,
     }  # fmt: skip
-    names = (n for n in _FASTEST if n not in installed or installed[n]() or import_utils.is_kernels_available())
+    names = (name for name in _FASTEST if installed[name]() or import_utils.is_kernels_available())
     return tuple(name for name in names if not attention_fault(name, device))
 
 
@@ -152,8 +152,6 @@ def attention_fault(name: str, device: str) -> str:
     if torch.version.hip is None and not lowest <= major <= highest:
         limit = f"{lowest}.0 or newer" if highest == 99 else f"{lowest}.0 to {highest}.x"
         return f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has {major}.{minor}"
-    if name == "varlen" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
-        return "needs torch 2.12 or newer (pip install -U torch)"
     return ""
 
 

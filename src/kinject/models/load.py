@@ -221,10 +221,6 @@ def _options(
     options: dict[str, Any] = {"dtype": dtype}
     if device_map != "none":
         options["device_map"] = device_map
-    if attention == "varlen":
-        from kinject.models.attention import register
-
-        register()
     if attention is not None:
         options["attn_implementation"] = attention
     if quantization != "none":

@@ -27,7 +27,6 @@ Attention = Literal[
     "kernels-community/flash-attn2", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3",
     "kernels-community/flash-attn4",
 ]  # fmt: skip
-"""Attention implementations that can score; training also has varlen."""
 
 MAX_SAMPLES = 10_000
 """Most samples of one style and passage; `kinject.augment.validation` checks it with the names of the styles."""
@@ -51,10 +50,10 @@ class ModelSection:
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
     dtype: Dtype = option("auto", help="Weights in memory.")
-    attention: Literal[Attention, "varlen"] = option(
+    attention: Attention = option(
         "auto",
-        help="Attention implementation; varlen (training only) is torch's own variable-length attention. "
-        "flash_attention_N is the installed package, or else the prebuilt kernel of the hub that transformers chooses.",
+        help="Attention implementation; flash_attention_N is the installed package, or else the prebuilt kernel of the hub "
+        "that transformers chooses.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
     quantization: Quantization = option("none", help="Load through bitsandbytes (with an adapter).")
