@@ -29,7 +29,6 @@ from trl import SFTTrainer
 from kinject.disk import (
     check_sha256sums,
     is_system_failure,
-    open_to_read,
     read_bytes,
     write_json,
     write_sha256sums,
@@ -52,12 +51,6 @@ _OPTIMIZER = "optimizer"
 """The folder of a sharded optimizer in a checkpoint."""
 _STATE_KEY = "kinject"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
-_METADATA = frozenset({
-    ("collections", "OrderedDict"), ("builtins", "set"), ("torch", "Size"), ("torch", "device"),
-    ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
-})  # fmt: skip
-_METADATA_CLASSES = "torch.distributed.checkpoint.metadata"
 
 
 def mark_complete(checkpoint: Path) -> None:
@@ -138,70 +131,22 @@ def _files(checkpoint: Path) -> list[Path]:
     return [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != _MARKER]
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """Reads the metadata of torch's distributed checkpoints, and refuses every other name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class of the metadata. Raises `pickle.UnpicklingError` for everything else."""
-        of_torch = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
-        plain = "." not in name and not name.startswith("__")
-        if (module, name) in _METADATA or of_torch or (module == _METADATA_CLASSES and plain):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
 @contextlib.contextmanager
 def numbers_only(checkpoint: Path | None) -> Iterator[None]:
-    """Refuse a file of `checkpoint` that holds more than numbers while the block resumes from it; none of its code runs.
+    """Raise `TrainingError` for a file of `checkpoint` that holds more than numbers while the block resumes from it.
 
-    transformers and torch write pickles. transformers reads optimizer, scheduler, scaler and random states with
-    ``weights_only``, which refuses by itself; files that torch reads without (the ``.metadata`` of a sharded checkpoint)
-    are checked first. DeepSpeed reads its own files without a check. Raises `TrainingError`.
+    transformers reads optimizer, scheduler, scaler and random states with ``weights_only``, so none of their code runs. torch
+    and DeepSpeed read the files of sharded checkpoints without.
     """
-    if checkpoint is None:
-        yield
-        return
-    for path in sorted(checkpoint.rglob(".metadata")):
-        try:
-            with open_to_read(path) as file:
-                _MetadataUnpickler(file).load()
-        except Exception as error:  # a damaged pickle raises anything
-            raise _refused(checkpoint, path.name, error) from error
     try:
-        with _plain_values():
-            yield
+        yield
     except pickle.UnpicklingError as error:
-        raise _refused(checkpoint, "its optimizer's, scheduler's or random state", error) from error
-
-
-@contextlib.contextmanager
-def _plain_values() -> Iterator[None]:
-    """Let torch's distributed checkpoints refuse a value (of the optimizer's groups) that holds more than numbers."""
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
-    load = DefaultLoadPlanner.load_bytes
-
-    def load_bytes(planner: Any, item: Any, value: Any) -> None:
-        torch.load(value, weights_only=True)
-        value.seek(0)
-        load(planner, item, value)
-
-    planners: Any = DefaultLoadPlanner
-    planners.load_bytes = load_bytes
-    try:
-        yield
-    finally:
-        planners.load_bytes = load
-
-
-def _refused(checkpoint: Path, name: str, error: Exception) -> TrainingError:
-    lines = str(error).strip().splitlines()
-    reason = next((line.strip() for line in lines if "GLOBAL" in line or "Unsupported" in line), "")
-    reason = reason or (lines or [type(error).__name__])[0]
-    return TrainingError(
-        f"{checkpoint}: {name} holds more than numbers, or is damaged ({reason[:200]}). Loading it could run code, so it "
-        f"is not loaded. Delete {checkpoint.name} and resume from an older one with --resume, or start over with --overwrite."
-    )
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = next((line.strip() for line in lines if "GLOBAL" in line or "Unsupported" in line), lines[0])
+        raise TrainingError(
+            f"{checkpoint}: a state holds more than numbers, or is damaged ({reason[:200]}). Loading it could run code, so it "
+            "is not loaded. Delete this checkpoint and resume from an older one with --resume, or start over with --overwrite."
+        ) from error
 
 
 def without_tied(model: Any, state_dict: dict[str, Any] | None) -> dict[str, Any] | None:
