@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from kinject import process
-from kinject.errors import InputError
 
 MIB = 2**20
 
@@ -55,46 +54,3 @@ def test_the_resident_set_and_its_peak_are_those_of_the_process() -> None:
         f"assert process.peak_memory() > before + {32 * MIB}\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-@pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Replace the environment by one of the test's own."""
-    values: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", values)
-    return values
-
-
-@pytest.mark.parametrize("value", ["two", "-1", "0.5", "9" * 30, "\u0663", "1e3", "0x2"])
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"])
-def test_a_variable_that_is_no_number_is_refused_by_name(name: str, value: str, environ: dict[str, str]) -> None:
-    environ[name] = value
-    with pytest.raises(InputError, match=rf"variable {name}: found .*, expected a whole number\. .* unset it\.$"):
-        process.check_environment()
-
-
-@pytest.mark.parametrize(
-    "values", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "3", "WORLD_SIZE": "4"}, {"OMP_NUM_THREADS": "4,2"}]
-)
-def test_values_of_launchers_and_users_are_kept(values: dict[str, str], environ: dict[str, str]) -> None:
-    environ.clear()
-    environ.update(values)
-    process.check_environment()
-    assert environ == values
-
-
-def test_an_empty_variable_counts_as_not_set(environ: dict[str, str]) -> None:
-    environ.clear()
-    environ.update({"RANK": "", "WORLD_SIZE": " ", "OMP_NUM_THREADS": "", "LANG": ""})
-    process.check_environment()
-    assert environ == {"LANG": ""}
-
-
-@pytest.mark.parametrize(
-    "values", [{"WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": ""}, {"RANK": "2", "WORLD_SIZE": "2"}]
-)
-def test_a_rank_without_a_world_or_beyond_it_is_refused(values: dict[str, str], environ: dict[str, str]) -> None:
-    environ.clear()
-    environ.update(values)
-    with pytest.raises(InputError, match="RANK and WORLD_SIZE"):
-        process.check_environment()

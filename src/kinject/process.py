@@ -25,32 +25,10 @@ from kinject.errors import InputError, KinjectError, Terminated
 
 _Made = TypeVar("_Made")
 
-_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
-"""Environment variables that kinject and its libraries read as whole numbers."""
 _SHORTAGE = re.compile(
     r"out of memory|failed to map segment|(can't|cannot|unable to) allocate|bad_alloc|start new thread|too many open files",
     re.IGNORECASE,
 )
-
-
-def check_environment() -> None:
-    """Check the environment variables of launchers and threads, before a library reads them. Raises `InputError`.
-
-    An empty one counts as not set, and is removed.
-    """
-    for name in _NUMBERS:
-        value = os.environ.get(name, "1")
-        if not value.strip():
-            del os.environ[name]
-        elif not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", value.strip()):  # OMP: one number for each level of nesting
-            raise InputError(
-                f"the environment variable {name}: found {value[:100]!r}, expected a whole number. Correct it, or unset it."
-            )
-    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ) or rank() >= world_size():
-        raise InputError(
-            "the environment variables RANK and WORLD_SIZE: a launcher (accelerate launch, torchrun) sets both, and RANK is "
-            "below WORLD_SIZE. Start kinject under one, or unset them."
-        )
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from kinject.disk import FoundRun, find_runs, fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError
 from kinject.process import (
-    check_environment,
     exit_code,
     handled_by,
     is_first_process,
@@ -185,7 +184,6 @@ def _run(words: Sequence[str]) -> int:
     if arguments.verb is None:
         show(render_next_step())
         return 0
-    check_environment()
     code = int(arguments.run(arguments))
     sys.stdout.flush()
     return code
