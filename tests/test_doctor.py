@@ -45,12 +45,9 @@ def test_a_missing_input_is_a_problem_with_its_line(here: Path, tiny_model: Path
     assert not check.problems
 
 
-def test_what_training_would_run_on_is_reported(here: Path, tiny_model: Path) -> None:
+def test_what_this_machine_lacks_for_a_training_is_a_problem(here: Path, tiny_model: Path) -> None:
     Path("c.jsonl").write_text('{"text": "a"}\n')
-    model = {"path": str(tiny_model), "device": "cpu", "attention": "eager"}
-    (check,) = doctor.check_recipes([_write("t.yaml", run_dir="r", **_train(model, "c.jsonl", bf16=False))])
-    assert check.value == "trains on cpu in float32, eager"
-    model["attention"] = "flash_attention_2"
+    model = {"path": str(tiny_model), "device": "cpu", "attention": "flash_attention_2"}
     (check,) = doctor.check_recipes([_write("t.yaml", run_dir="r", **_train(model, "c.jsonl"))])
     (problem,) = check.problems
     assert "flash_attention_2" in problem
@@ -88,7 +85,6 @@ def test_the_command_ends_with_0_or_1_and_shows_no_key(
     assert "HF_TOKEN not set" in out
     assert "not tried (--offline)" in out
     assert "good.yaml" in out
-    assert "trains on cpu" in out
     _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "gone.jsonl"))
     assert main(["doctor", "good.yaml", "--offline"]) == 1
     assert "found 'gone.jsonl'" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from typing import Any
 
 from kinject.errors import KinjectError, RecipeError
 from kinject.hub import unreachable_reason
-from kinject.models import choose_attention, choose_device, fastest_attention, has_fast_bf16
+from kinject.models import choose_device, fastest_attention, has_fast_bf16
 from kinject.process import core_count, machine_memory
 from kinject.recipe import GeneratorSection, Recipe, read_recipe
 from kinject.recipe.read import TrainRecipe, Verb
@@ -34,12 +34,11 @@ _SECTION: Mapping[str, Verb] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One line about the machine or a recipe, its problems, and the environment variables from which it reads keys."""
+    """One line about the machine or a recipe, and its problems."""
 
     name: str
     value: str
     problems: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,11 @@ def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
 
     Of keys, only their presence in the environment is reported.
     """
-    checks = tuple(check_recipes(recipes))
-    keys = sorted({"HF_TOKEN", "OPENAI_API_KEY", *(key for check in checks for key in check.keys)})
-    found = ", ".join(f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in keys)
+    keys = ", ".join(
+        f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in ("HF_TOKEN", "OPENAI_API_KEY")
+    )
     hub = "not tried (--offline)" if offline else unreachable_reason() or "answers"
-    return Checkup((*_check_machine(), Check("hub", hub), Check("keys", found), *checks))
+    return Checkup((*_check_machine(), Check("hub", hub), Check("keys", keys), *check_recipes(recipes)))
 
 
 def _check_machine() -> Iterator[Check]:
@@ -105,44 +104,27 @@ def check_recipes(files: Sequence[Path]) -> Iterator[Check]:
         try:
             if "compute_environment" not in read_yaml(file).root:
                 yield _check_recipe(read_recipe(file))
-        except RecipeError as error:
-            yield Check(str(file), "cannot be read", tuple(str(error).splitlines()))
         except KinjectError as error:
-            yield Check(str(file), "cannot be read", (str(error),))
+            yield Check(str(file), "cannot be read", tuple(str(error).splitlines()))
 
 
 def _check_recipe(recipe: Recipe) -> Check:
-    problems, parts = list[str](), list[str]()
-    for verb in [verb for section, verb in _SECTION.items() if section in recipe.raw]:
+    """Return the verbs of a recipe, and what keeps them from running: inputs, settings, and keys that are not set."""
+    from kinject.train.config import make_sft_config
+
+    verbs, problems = [verb for section, verb in _SECTION.items() if section in recipe.raw], list[str]()
+    for verb in verbs:
         try:
             checked = read_recipe(recipe.path, verb=verb)
             if isinstance(checked, TrainRecipe):
-                parts.append(_describe_training(checked))
+                make_sft_config(checked)
         except RecipeError as error:
             problems += str(error).splitlines()
-    if recipe.eval is not None:
-        parts.append(f"scores on {choose_device('auto')}")
-    generators = [generator for generator in _generators(recipe) if generator.kind == "openai"]
-    for generator in generators:
+    for generator in _generators(recipe):
         key = generator.api_key_env
-        parts.append(f"sends requests to {generator.model or 'a model'} at {generator.address or 'OpenAI'}")
-        if generator.address is None and not os.environ.get(key):
+        if generator.kind == "openai" and generator.address is None and not os.environ.get(key):
             problems.append(f"{recipe.path}: the environment variable {key} is not set. export {key}=...")
-    keys = tuple(generator.api_key_env for generator in generators)
-    return Check(str(recipe.path), "; ".join(parts) or "runs in this process", tuple(problems), keys)
-
-
-def _describe_training(recipe: TrainRecipe) -> str:
-    """Return the device, dtype and attention of a training run. Raises `RecipeError` for what this machine lacks for it."""
-    from kinject.train.config import make_sft_config
-
-    config, model = make_sft_config(recipe), recipe.model
-    device = "cpu" if config.use_cpu else choose_device(model.device)
-    attention = choose_attention(model.attention, device) or next(iter(fastest_attention(device)), "sdpa")
-    dtype = "float32" if model.dtype == "auto" else model.dtype
-    mixed = " with fp16" if config.fp16 else " with bf16" if config.bf16 else ""
-    quantization = f", {model.quantization}" if model.quantization != "none" else ""
-    return f"trains on {device} in {dtype}{mixed}{quantization}, {attention}"
+    return Check(str(recipe.path), ", ".join(verbs), tuple(problems))
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:

@@ -70,7 +70,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 _DOCTOR = """\
-Check this machine and what each recipe would do on it: device, dtype, attention, missing inputs. Exit
+Check this machine, and what keeps each recipe from running on it: missing inputs, keys, hardware. Exit
 code 0: no problems; 1: problems.
 
 examples:
