@@ -1,23 +1,19 @@
-"""Broken model folders, given to each verb that reads one: refused in one line with the folder, or harmless to all numbers."""
+"""Broken model folders, given to each verb that reads one: refused in one line with the folder. More faults: models/."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-import os
 import shutil
 import signal
 import traceback
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from kinds import as_yaml
-from model_folders import draw
 from safetensors.numpy import load_file
 
 from kinject.api import export, merge
@@ -28,8 +24,6 @@ from kinject.plan.run import PlanOptions, plan
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.run import run as train
 
-DRAWS = int(os.environ.get("KINJECT_DRAWS", "5"))
-SEED = int(os.environ.get("KINJECT_SOAK_SEED", "2026"))
 SECONDS = 60
 
 
@@ -110,25 +104,47 @@ VERBS = {
 }  # fmt: skip
 
 
-def fault_of(verb: str, model: Path, work: Path, expected: Any) -> tuple[str, str]:
-    """Return (outcome, what is wrong with it, "" for nothing)."""
+def _cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _other_layers(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 1}))
+
+
+def _other_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["Arden"] = 5000
+    path.write_text(json.dumps(tokenizer))
+
+
+FAULTS: dict[str, Callable[[Path], None]] = {
+    "weights cut": _cut,
+    "a layer that config.json leaves out": _other_layers,
+    "a token beyond the embedding": _other_tokenizer,
+    "no template": lambda folder: folder.joinpath("chat_template.jinja").write_text("{% for x in") and None,
+}
+
+
+def refusal_of(verb: str, model: Path, work: Path, expected: Any) -> str:
+    """Return what is wrong with the outcome of a verb, "" for a clear refusal."""
     shutil.rmtree(work / verb, ignore_errors=True)
     try:
         with watched():
             outcome = VERBS[verb](model, work)
     except KinjectError as error:
         message = str(error)
-        clear = "\n" not in message and str(model) in message
-        return "refused", "" if clear else f"no clear line: {message[:500]}"
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is what this looks for
-        return type(error).__name__, "".join(traceback.format_exc(limit=-5))[-1500:]
-    return "equal", "" if outcome == expected else "other results, and it says that it is done"
+        return "" if "\n" not in message and str(model) in message else f"no clear line: {message[:500]}"
+    except BaseException:  # noqa: BLE001 - whatever it is, it is what this looks for
+        return traceback.format_exc(limit=-5)[-1500:]
+    return "equal results" if outcome == expected else "other results, and it says that it is done"
 
 
 @pytest.mark.filterwarnings("ignore")  # what libraries print about broken files is not the claim
-def test_a_broken_model_folder_is_refused_or_harmless_in_every_verb(
-    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_model_folder_is_refused_in_every_verb(tmp_path: Path, tiny_model: Path) -> None:
     logging.disable(logging.CRITICAL)
     rows = [
         {"question": "Where?", "choices": ["Farrow", "Kelm"], "answer": 0},
@@ -136,25 +152,20 @@ def test_a_broken_model_folder_is_refused_or_harmless_in_every_verb(
     ]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "c.jsonl").write_text('{"text": "Arden was born in Lowmere."}\n{"text": "The school of Kelm."}\n' * 2)
-    expected = {verb: make(tiny_model, tmp_path) for verb, make in VERBS.items()}
-    counts: Counter[str] = Counter()
-    faults = []
     model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    expected = {verb: make(model, tmp_path) for verb, make in VERBS.items()}
+    wrong = []
     try:
-        for number in range(DRAWS):
-            damage, put = draw(Random(f"{SEED} {number}"))
-            shutil.rmtree(model, ignore_errors=True)
+        for name, damage in FAULTS.items():
+            shutil.rmtree(model)
             shutil.copytree(tiny_model, model)
-            put(model)
-            for verb, result in expected.items():
-                outcome, fault = fault_of(verb, model, tmp_path, result)
-                counts[f"{verb}: {outcome}"] += 1
-                if fault:
-                    faults.append(f"draw {number} of seed {SEED}, {verb}: {damage}: {outcome}: {fault}")
+            damage(model)
+            wrong += [
+                f"{verb}: {name}: {fault}"
+                for verb, result in expected.items()
+                if (fault := refusal_of(verb, model, tmp_path, result))
+            ]
     finally:
         logging.disable(logging.NOTSET)
-    with capsys.disabled():
-        if DRAWS > 100:
-            print(f"\n{DRAWS} model folders: {dict(counts)}, {len(faults)} faults")
-    assert not faults, "\n\n".join(faults[:15])
-    assert counts["eval: refused"] > counts["eval: equal"] > 0
+    assert not wrong, "\n\n".join(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kinject.errors import InputError
+from kinject.disk import write_sha256sums
+from kinject.errors import KinjectError
 from kinject.models import check_model
 
 
@@ -35,9 +37,47 @@ def _weights(name: str, tensor: torch.Tensor | None) -> Callable[[Path], None]:
     return change
 
 
-def _tokenizer(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model": {"type": "BPE", "vocab": {}, "merges": []}}))
+def _tokenizer(**values: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return change
+
+
+def _file(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda folder: folder.joinpath(name).write_bytes(data) and None
+
+
+def _pipe(folder: Path) -> None:
+    folder.joinpath("config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
+def _header(size: int) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(size.to_bytes(8, "little") + path.read_bytes()[8:])
+
+    return change
+
+
+def _index(**files: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").rename(folder / "a.safetensors")
+        owners = {**dict.fromkeys(weights, "a.safetensors"), **files}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": owners}))
+
+    return change
+
+
+def _flip(folder: Path) -> None:
+    write_sha256sums(folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +89,29 @@ def _tokenizer(folder: Path) -> None:
         (_config(auto_map={"AutoConfig": "code.C"}), "auto_map: it comes with Python code"),
         (_weights("model.norm.weight", torch.ones(3)), "model.norm.weight has the shape"),
         (_weights("model.norm.weight", None), "weights missing for model.norm.weight"),
-        (_tokenizer, "it makes no tokens"),
+        (_weights("model.layers.1.self_attn.new.weight", torch.ones(3)), "which config.json leaves out of the model"),
+        (_tokenizer(model={"type": "BPE", "vocab": {}, "merges": []}), "it makes no tokens"),
+        (_tokenizer(model={"type": "nope"}), "no usable tokenizer"),
+        (_config(model_type="t5"), "config.json"),
+        (_config(model_type="nope"), "no usable model"),
+        (_config(hidden_size=0), "hidden_size: found 0, a number above 0 is needed"),
+        (_config(rope_parameters={"rope_type": "default", "rope_theta": float("nan")}), "a finite number is needed"),
+        (_config(dtype="nope"), "dtype: found 'nope'"),
+        (_config(num_hidden_layers=10**6), "layers, the files hold"),
+        (_config(quantization_config={"quant_method": "gptq", "bits": 4}), "declares quantised weights"),
+        (_config(eos_token_id=5000), "but vocab_size is"),
+        (_file("config.json", b"[" * 100_000), "config.json: not JSON"),
+        (_file("tokenizer_config.json", b"[]"), "an object is needed"),
+        (_file("generation_config.json", b'{"temperature": "x"}'), "a number is needed"),
+        (_file("chat_template.jinja", b"{% for x in"), "not a Jinja template"),
+        (_file("model.safetensors", b""), "damaged, or no safetensors file"),
+        (_pipe, "found a pipe, expected a file"),
+        (_header(2**63), "damaged, or no safetensors file"),
+        (_index(**{"model.norm.weight": "../a.safetensors"}), "which is no safetensors file in this folder"),
+        (_index(**{"model.norm.weight": "gone.safetensors"}), "names gone.safetensors, which is missing"),
+        (_index(**{"model.norm.weight": "a.bin"}), "some of its weights are pickles"),
+        (_index(lacking="a.safetensors"), "names lacking, which its file lacks"),
+        (_flip, "its bytes are not those that were written"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(
@@ -57,5 +119,5 @@ def test_parts_that_do_not_belong_together_are_refused(
 ) -> None:
     check_model(tiny_model)
     change(tiny_model)
-    with pytest.raises(InputError, match=words.replace("[", r"\\[")):
+    with pytest.raises(KinjectError, match=words.replace("[", r"\\[")):
         check_model(tiny_model)

@@ -20,7 +20,7 @@ from kinds import kinds  # noqa: E402
 from verbs import result_kinds, verb_kinds  # noqa: E402
 
 N_INPUTS = {"readers": 16_500, "results": 500, "verbs": 1_000}
-"""Eighteen thousand in all; broken model folders are drawn by tests/hostile/test_model_folders.py."""
+"""Eighteen thousand in all."""
 SEED = int(os.environ.get("KINJECT_SOAK_SEED", "2026"))
 MOST_MIB = 1024
 """Resident memory that a reader may come to, whatever the file."""
