@@ -20,7 +20,8 @@ from transformers import (
     MambaConfig,
 )
 
-from kinject.models import causal_fault, reads_later_tokens, window_of
+from kinject.models import causal_fault, window_of
+from kinject.models.attention import reads_later_tokens
 from kinject.models.generate import end_tokens
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

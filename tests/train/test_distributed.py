@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from kinject.cli import main
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError, RecipeError
-from kinject.models import Sharding, read_sharding, reads_later_tokens
+from kinject.models import Sharding, read_sharding
+from kinject.models.attention import reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
