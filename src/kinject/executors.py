@@ -108,11 +108,11 @@ class LocalExecutor:
         environment = {**os.environ, "OMP_NUM_THREADS": self._n_threads}  # a fork server has that of its own start
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
-        process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
+        process = self._context.Process(target=_serve, args=(theirs, environment))
         resource_tracker.ensure_running()  # starting it later would unblock the signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)  # inherited by the worker
         try:
-            with _main_hidden(), _allowed_to_start():
+            with _main_hidden():
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -169,21 +169,6 @@ class LocalExecutor:
             for worker in self._workers:
                 worker.process.kill()
             raise
-
-
-@contextlib.contextmanager
-def _allowed_to_start() -> Iterator[None]:
-    """Let a worker start workers of its own (a stage of a study collects documents): they end with it, as it with its parent.
-
-    `multiprocessing` forbids it to daemons, for want of `_end_with_parent`.
-    """
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    daemon = config.pop("daemon", None)
-    try:
-        yield
-    finally:
-        if daemon is not None:
-            config["daemon"] = daemon
 
 
 def executor_factory(n_jobs: int | None) -> Callable[[], LocalExecutor]:
