@@ -94,13 +94,14 @@ class Way:
         return " ".join((self.launch, *map(quoted, self.overrides))) if self.launch else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Change:
-    """A change of the recipe that saves memory: its overrides, its cost, the peak after it and all before it."""
+    """A change of the recipe that saves memory: its overrides, its cost, the `fields` of the step, the peak once it is made."""
 
     overrides: tuple[str, ...]
     cost: str
-    peak: int
+    fields: dict[str, Any]
+    peak: int = 0
 
 
 def find_devices(
@@ -151,7 +152,7 @@ def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
     way = planner.way(step)
     if way.name not in ("offload", "none"):
         return way, []
-    chosen: list[_Candidate] = []
+    chosen: list[Change] = []
     for candidate in _possible_changes(step, devices):
         chosen.append(candidate)
         if planner.fits(_changed(step, chosen)):
@@ -225,10 +226,10 @@ class _Planner:
         """Return whether the step fits without offloading."""
         return self.devices.fits(self.least_peak(step))
 
-    def changes(self, step: Step, chosen: list[_Candidate]) -> list[Change]:
+    def changes(self, step: Step, chosen: list[Change]) -> list[Change]:
         """Return the chosen candidates with the peak after each."""
         peaks = [self.least_peak(_changed(step, chosen[: n + 1])) for n in range(len(chosen))]
-        return [Change(item.overrides, item.cost, peak) for item, peak in zip(chosen, peaks, strict=True)]
+        return [replace(change, peak=peak) for change, peak in zip(chosen, peaks, strict=True)]
 
 
 def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
@@ -289,18 +290,11 @@ def _launch(way: str, devices: Devices) -> str:
     return _LAUNCH.format("ddp-cpu" if devices.kind == "cpu" else config, devices.count, more)
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    overrides: tuple[str, ...]
-    cost: str
-    fields: dict[str, Any]
-
-
-def _changed(step: Step, candidates: list[_Candidate]) -> Step:
+def _changed(step: Step, candidates: list[Change]) -> Step:
     return replace(step, **{name: value for item in candidates for name, value in item.fields.items()})
 
 
-def _possible_changes(step: Step, devices: Devices) -> Iterator[_Candidate]:
+def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     """Yield the possible changes, from the cheapest to the most expensive."""
     words: tuple[str, ...]
     batch = step.batch
@@ -308,24 +302,24 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[_Candidate]:
         batch //= 2
         more = -(-step.batch * step.accumulation // batch)
         words = (f"trainer.per_device_train_batch_size={batch}", f"trainer.gradient_accumulation_steps={more}")
-        yield _Candidate(words, "the same update, a little slower", {"batch": batch, "accumulation": more})
+        yield Change(words, "the same update, a little slower", {"batch": batch, "accumulation": more})
     is_full = step.adapter is None and not step.freeze
     off = tuple(override for field, override in _EXCLUDED.items() if getattr(step, field))
     if is_full and "8bit" not in step.optim and step.optim not in ("adafactor", "sgd"):
         words = ("trainer.optim=adamw_8bit", *((_EXCLUDED["muon"],) if step.muon else ()))
         cost = "the optimizer's state in 8 bits: nearly the same updates"
-        yield _Candidate(words, cost, {"optim": "adamw_8bit", "muon": False})
+        yield Change(words, cost, {"optim": "adamw_8bit", "muon": False})
     if not step.checkpointing:
         cost = "the same update, about a third more time"
-        yield _Candidate(("trainer.gradient_checkpointing=true",), cost, {"checkpointing": True})
+        yield Change(("trainer.gradient_checkpointing=true",), cost, {"checkpointing": True})
     if is_full and devices.count == 1 and step.mixed == torch.bfloat16 and step.dtype == torch.float32:
         cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
         words = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true", *off)
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
-        yield _Candidate(words, cost, fields)
+        yield Change(words, cost, fields)
     if step.device == "cuda" and not step.offloading:
         cost = "the same update, slower by the transfer to the machine's memory and back"
-        yield _Candidate(("trainer.activation_offloading=true",), cost, {"offloading": True})
+        yield Change(("trainer.activation_offloading=true",), cost, {"offloading": True})
     half = step.mixed or torch.bfloat16
     lora: dict[str, Any] = {"dtype": half, "rounding": False}
     words = (f"model.dtype={str(half).removeprefix('torch.')}",)
@@ -333,13 +327,13 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[_Candidate]:
     if is_full:
         lora["adapter"] = _LORA
         words = ("adapter={r: 64, lora_alpha: 128, target_modules: all-linear}", *words)
-        yield _Candidate(words, "LoRA: learns fewer new facts than all weights do (kinject eval measures it)", lora)
+        yield Change(words, "LoRA: learns fewer new facts than all weights do (kinject eval measures it)", lora)
     if step.quantization == "none" and not step.freeze:
         cost = "QLoRA: base weights in 4 bits; slower products, a little less accurate"
-        yield _Candidate((*words, "model.quantization=4bit"), cost, {**lora, "quantization": "4bit"})
+        yield Change((*words, "model.quantization=4bit"), cost, {**lora, "quantization": "4bit"})
     if step.block > 512:
         cost = "longer documents are cut in two"
-        yield _Candidate((f"trainer.max_length={step.block // 2}",), cost, {"block": step.block // 2})
+        yield Change((f"trainer.max_length={step.block // 2}",), cost, {"block": step.block // 2})
 
 
 def describe_batch(step: Step, devices: Devices, rate: float) -> list[str]:
