@@ -11,7 +11,7 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -100,28 +100,3 @@ class _Raw(io.FileIO):
     def truncate(self, size: int | None = None) -> int:
         self.disk.call("truncate")
         return super().truncate(size)
-
-
-@contextlib.contextmanager
-def unreadable(path: Path, number: int = errno.EACCES) -> Iterator[None]:
-    """Refuse to open `path` for reading, as a file of another user does; root reads those all the same."""
-    real_open, real_os_open = io.open, os.open
-
-    def is_it(file: object) -> bool:
-        return isinstance(file, str | os.PathLike) and os.fspath(file) == str(path)
-
-    def open_(file: Any, *args: Any, **options: Any) -> Any:
-        if is_it(file):
-            raise OSError(number, os.strerror(number), str(file))
-        return real_open(file, *args, **options)
-
-    def os_open(file: Any, *args: Any, **options: Any) -> int:
-        if is_it(file):
-            raise OSError(number, os.strerror(number), str(file))
-        return real_os_open(file, *args, **options)
-
-    with (
-        mock.patch.object(io, "open", open_), mock.patch.object(builtins, "open", open_),
-        mock.patch.object(os, "open", os_open),
-    ):  # fmt: skip
-        yield

@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
-from damage import message_of
 
 from kinject.disk import file_hash, read_manifest
 from kinject.disk import run_folder as manifest_module
 from kinject.disk.run_folder import check_output, manifest_beside, write_manifest
+from kinject.errors import KinjectError
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    """Return the message of a call that fails."""
+    with pytest.raises(KinjectError) as caught:
+        call()
+    return str(caught.value)
 
 
 def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:
