@@ -141,13 +141,6 @@ def compare_with_itself(path: Path) -> None:
     render_comparison(compare_runs([read_run(path), read_run(path)]))
 
 
-def read_result(path: Path) -> None:
-    """Read a report.json."""
-    from kinject.report.files import read_report
-
-    read_report(path)
-
-
 def read_rewritings(path: Path) -> None:
     """Read rewritings that someone else made."""
     from kinject.augment.plan import read_precomputed
