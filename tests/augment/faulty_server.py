@@ -25,7 +25,7 @@ FAULTY_ANSWERS: Mapping[str, Callable[[str, Any], tuple[str | None, str]]] = {
     "refusal": lambda text, messages: ("I'm sorry, but I can't help with rewriting this text.", "stop"),
     "wrapped": lambda text, messages: (f"Sure, here is a paraphrase of the passage:\n\n{text}", "stop"),
     "trailing": lambda text, messages: (f"{text}\n\nLet me know if you would like another version!", "stop"),
-    "echo": lambda text, messages: (passage_of(messages), "stop"),
+    "echo": lambda text, messages: (passage_of(messages) if "<passage>" in messages[-1]["content"] else text, "stop"),
     "changed": lambda text, messages: (plant_error("number", text, random.Random(len(text))) or text, "stop"),
 }
 """Name -> (good answer, messages) to (faulty answer, finish_reason)."""

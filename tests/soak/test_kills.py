@@ -294,7 +294,6 @@ def show(name: str, tally: Counter[str]) -> None:
     print(f"\n{name}: {tally.total()} signals: {dict(sorted(tally.items()))}")
 
 
-@pytest.mark.soak
 def test_a_kill_of_augment_loses_no_row_and_no_answer(
     tmp_path: Path, system: System, endpoint: tuple[str, FaultySandbox]
 ) -> None:
