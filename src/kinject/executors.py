@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
-from kinject.disk import fix_for, is_system_failure
+from kinject.disk import fix_for, system_failure
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.process import FROM_TERMINAL, core_count, is_shortage, terminable
 from kinject.terminal import protect_streams, show
@@ -243,8 +243,8 @@ def _run_logged(task: Task) -> tuple[Mapping[str, Any] | None, str]:
                 show(traceback.format_exc(), file=sys.stderr, flush=True)
                 if is_shortage(error):
                     return None, f"{error_line(error)} (too little memory, threads or open files)"
-                if isinstance(error, OSError) and is_system_failure(error):
-                    return None, f"{error.filename or task.folder}: {error.strerror}. {fix_for(error)}"
+                if failure := system_failure(error):
+                    return None, f"{failure.filename or task.folder}: {failure.strerror}. {fix_for(failure)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"
     except OSError as error:
         return None, f"{task.folder}: {error.strerror}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
 import importlib
 import logging
 import os
@@ -19,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kinject.disk import FoundRun, find_runs, fix_for, is_system_failure
+from kinject.disk import FoundRun, causes, find_runs, fix_for, system_failure
 from kinject.errors import InputError, KinjectError
 from kinject.process import (
     exit_code,
@@ -131,15 +130,14 @@ def _report_errors(words: Sequence[str]) -> int:
         for command in dict.fromkeys(map(_fetching, paths)):
             show(command, end="", file=sys.stderr)
     except Exception as error:
-        fault = _disk_fault(error)
-        if fault is not None:
-            prefix = f"{fault.filename}: " if fault.filename else ""
-            fix = (
-                fix_for(fault)
-                if is_system_failure(fault)
-                else "Something moved, deleted or replaced it meanwhile. Check it."
+        failure = system_failure(error)
+        moved = next((seen for seen in causes(error) if isinstance(seen, _PATH_FAULTS) and seen.filename), None)
+        if failure is not None:
+            message = f"{f'{failure.filename}: ' if failure.filename else ''}{failure.strerror}. {fix_for(failure)}"
+        elif moved is not None:
+            message = (
+                f"{moved.filename}: {moved.strerror}. Something moved, deleted or replaced it meanwhile. Check it."
             )
-            message = f"{prefix}{fault.strerror or fault}. {fix}"
         elif is_shortage(error):
             message = _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
         else:
@@ -154,22 +152,6 @@ def _fetching(path: str) -> str:
 
     command = command_for(path)
     return f"This public data is fetched by: {command}\n" if command else ""
-
-
-def _disk_fault(error: BaseException) -> OSError | None:
-    """Return the fault of a disk or path behind `error`; libraries such as torch raise one of their own over it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and (
-            is_system_failure(seen) or (seen.filename and isinstance(seen, _PATH_FAULTS))
-        ):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    if isinstance(error, RuntimeError) and re.search(
-        r"PytorchStreamWriter|file write failed|No space left", str(error)
-    ):
-        return OSError(errno.ENOSPC, "a file could not be written whole: the disk is full, or over its quota")
-    return None
 
 
 def _run(words: Sequence[str]) -> int:

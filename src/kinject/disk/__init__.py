@@ -6,6 +6,7 @@ from kinject.disk.files import (
     LONGEST_LINE,
     SHA256SUMS,
     atomic_file,
+    causes,
     check_regular,
     check_sha256sums,
     content_id,
@@ -16,7 +17,6 @@ from kinject.disk.files import (
     format_size,
     is_file,
     is_folder,
-    is_system_failure,
     open_regular,
     open_to_read,
     part_path,
@@ -24,6 +24,7 @@ from kinject.disk.files import (
     read_bytes,
     read_lines,
     refuse_existing,
+    system_failure,
     unreadable,
     unwritable,
     verified_hashes,
@@ -58,11 +59,11 @@ from kinject.disk.run_folder import (
 
 __all__ = [
     "FORMAT_VERSION", "LARGEST_FILE", "LOCK", "LONGEST_LINE", "SHA256SUMS", "FoundRun", "Journal", "Row",
-    "atomic_file", "check_output", "check_regular", "check_sha256sums", "check_version", "content_id",
+    "atomic_file", "causes", "check_output", "check_regular", "check_sha256sums", "check_version", "content_id",
     "delete_file", "file_hash", "file_name", "find_runs", "fix_for", "folder_hash", "format_size", "is_file",
-    "is_folder", "is_system_failure", "lock_dir", "manifest_beside", "open_jsonl", "open_regular", "open_to_read",
+    "is_folder", "lock_dir", "manifest_beside", "open_jsonl", "open_regular", "open_to_read",
     "parse_json", "parse_object", "parse_row", "part_path", "path_exists", "read_bytes", "read_journal",
     "read_json", "read_jsonl", "read_lines", "read_manifest", "refuse_existing", "refuse_outside_links",
-    "unreadable", "unwritable", "verified_hashes", "write_json", "write_jsonl", "write_manifest",
+    "system_failure",     "unreadable", "unwritable", "verified_hashes", "write_json", "write_jsonl", "write_manifest",
     "write_sha256sums", "write_text",
 ]  # fmt: skip

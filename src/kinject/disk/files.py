@@ -46,6 +46,7 @@ _FIXES = (
     ({errno.ENOENT, errno.ENOTDIR}, "A folder of its path is missing: was it deleted? Run the same command again."),
 )
 _SYSTEM_FAILURES = frozenset(number for numbers, _ in _FIXES[:5] for number in numbers)
+_REFUSED_WRITE = re.compile("No space left|File too large|quota exceeded|PytorchStreamWriter|file write failed")
 
 
 def fix_for(error: OSError) -> str:
@@ -53,9 +54,24 @@ def fix_for(error: OSError) -> str:
     return next((fix for numbers, fix in _FIXES if error.errno in numbers), "Check the path.")
 
 
-def is_system_failure(error: OSError) -> bool:
-    """Return whether no program could have avoided the error: a disk that is full, read-only, failing or unreachable."""
-    return error.errno in _SYSTEM_FAILURES
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those behind it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def system_failure(error: BaseException) -> OSError | None:
+    """Return the fault behind `error` that no program could have avoided: of a full, read-only, failing or unreachable disk.
+
+    safetensors and torch raise an error of their own over it, or in its place.
+    """
+    for seen in causes(error):
+        if isinstance(seen, OSError) and seen.errno in _SYSTEM_FAILURES:
+            return seen
+        if not isinstance(seen, OSError) and _REFUSED_WRITE.search(str(seen)):
+            return OSError(errno.ENOSPC, "a file could not be written whole: the disk is full, or over its quota")
+    return None
 
 
 def unwritable(path: Path, error: OSError, doing: str = "written") -> DiskError:

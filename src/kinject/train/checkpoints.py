@@ -28,8 +28,8 @@ from trl import SFTTrainer
 
 from kinject.disk import (
     check_sha256sums,
-    is_system_failure,
     read_bytes,
+    system_failure,
     write_json,
     write_sha256sums,
 )
@@ -42,11 +42,6 @@ from kinject.train.loss import MeanLoss
 log = logging.getLogger(__name__)
 
 _MARKER = "complete.json"
-_DISK_MESSAGES = {
-    "No space left": "No space left on device", "File too large": "File too large", "quota exceeded": "Disk quota exceeded",
-    "PytorchStreamWriter failed": "a file could not be written whole",
-}  # fmt: skip
-"""Words in the messages of safetensors and PyTorch when the system refuses a write -> the reason."""
 _OPTIMIZER = "optimizer"
 """The folder of a sharded optimizer in a checkpoint."""
 _STATE_KEY = "kinject"
@@ -100,31 +95,18 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        reason = _disk_fault(error)
-        if reason is None:
+        failure = system_failure(error)
+        if failure is None:
             raise
         incomplete = [path for _, path in checkpoints(run_dir) if not is_complete(path)] if is_first_process() else []
         for path in (*incomplete, run_dir / ".model.part"):
             shutil.rmtree(path, ignore_errors=True)
         newest = newest_complete(run_dir)
         raise DiskError(
-            f"{run_dir}: the disk refuses a file of training ({reason}). The newest complete checkpoint is "
+            f"{run_dir}: the disk refuses a file of training ({failure.strerror}). The newest complete checkpoint is "
             f"{newest.name if newest else 'none'}. Fix that, then run again with --resume; trainer.save_total_limit keeps fewer "
             "checkpoints."
         ) from error
-
-
-def _disk_fault(error: BaseException) -> str | None:
-    """Return the reason that the disk gave, None for an error of another kind."""
-    if isinstance(error, OSError) and is_system_failure(error):
-        return error.strerror or str(error)
-    message = str(error)
-    if isinstance(error, OSError | SafetensorError | RuntimeError):
-        for words, reason in _DISK_MESSAGES.items():
-            if words in message:
-                return reason
-    inner = error.__cause__ or error.__context__
-    return _disk_fault(inner) if inner is not None else None
 
 
 def _files(checkpoint: Path) -> list[Path]:

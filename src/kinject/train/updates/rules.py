@@ -19,14 +19,7 @@ from kinject.models import full_tensor, has_fast_bf16, own_part
 from kinject.recipe.check import Conflict
 
 if TYPE_CHECKING:
-    from trl import SFTConfig
-
     from kinject.recipe import TrainRecipe
-
-
-def optim_name(config: SFTConfig) -> str:
-    """Return trainer.optim as its name."""
-    return str(getattr(config.optim, "value", config.optim))
 
 
 def leave_warmup_to_schedule(optimizer: Any) -> None:
