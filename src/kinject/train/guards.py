@@ -311,9 +311,9 @@ def check_trained(trainer: Any) -> None:
 
     The weights are checked as they are saved.
     """
-    unchanged, counted = _unchanged_weights(trainer)
-    fault = update_fault(trainer)
-    if not fault and not trainer.losses.is_finite(trainer._tr_loss):
+    check_updates(trainer)
+    (unchanged, counted), fault = _unchanged_weights(trainer), ""
+    if not trainer.losses.is_finite(trainer._tr_loss):
         fault = f"the loss is not finite at the end of the run. {UNSTABLE}"
     if not fault and unchanged == counted:
         fault = (
@@ -330,22 +330,21 @@ def check_trained(trainer: Any) -> None:
         )
 
 
-def update_fault(trainer: Any) -> str:
-    """Return why no update counts; "" if one was made."""
+def check_updates(trainer: Any) -> None:
+    """Raise `TrainingError` if no update was made that counts; the counts are those of all processes."""
     guard, n_steps = trainer.guard, trainer.state.global_step
     if not n_steps:
-        return (
+        raise TrainingError(
             "the run has no step, so nothing was trained. Check trainer.max_steps, num_train_epochs and "
             "gradient_accumulation_steps against the rows of the corpus."
         )
     if guard.skipped == n_steps:
-        return f"all {n_steps} updates were skipped, since their gradients were not finite. {UNSTABLE}"
+        raise TrainingError(f"all {n_steps} updates were skipped, since their gradients were not finite. {UNSTABLE}")
     if not guard.updates:
-        return (
+        raise TrainingError(
             f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows of the corpus "
             f"have tokens to learn, and which parameters train."
         )
-    return ""
 
 
 def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from kinject.disk import Row, parse_row, write_json, write_text
-from kinject.errors import KinjectError, TrainingError
+from kinject.errors import KinjectError
 from kinject.process import exit_code, peak_memory, resident_memory, terminable
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.recipe.read import NOT_TRAINING
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
     """Take the steps of the recipe at `arguments[0]` and write `RESULT`; return the exit code."""
     import torch
 
-    from kinject.train.guards import update_fault
+    from kinject.train.guards import check_updates
     from kinject.train.setup import make_trainer
 
     device, refused = "cpu", False
@@ -150,8 +150,7 @@ def main(arguments: Sequence[str]) -> int:
             longest = [order[index % len(order)] for index in range(n_rows)]
             trainer.train_dataset, trainer.rounds = torch.utils.data.Subset(trainer.train_dataset, longest), ()
         trainer.train()
-        if not trainer.guard.updates:  # then the optimizer has no state, and its memory is not measured
-            raise TrainingError(update_fault(trainer))
+        check_updates(trainer)  # without one the optimizer has no state, and its memory is not measured
     except torch.OutOfMemoryError:
         device, refused = "cuda", True
     except KinjectError as error:
