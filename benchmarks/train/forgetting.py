@@ -29,7 +29,6 @@ ARMS: dict[str, list[str]] = {
     "layer decay 0.7, replay 25%": [RATE, REPLAY, "techniques.layerwise_lr_decay=0.7"],
     "L2 1e-3, replay 25%": [RATE, REPLAY, "regularization.l2=1e-3"],
     "L2 3e-3, replay 25%": [RATE, REPLAY, "regularization.l2=3e-3"],
-    "EWC 3, replay 25%": [RATE, REPLAY, "regularization.ewc=3"],
     "KL 1, replay 25%": [RATE, REPLAY, "regularization.kl=1"],
     "L2 1e-3, KL 1, replay 25%": [RATE, REPLAY, "regularization.l2=1e-3", "regularization.kl=1"],
     "LoRA, replay 25%": [RATE, REPLAY, LORA],

@@ -105,7 +105,6 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"techniques": {**HARD, **WEIGHTS}}, {}, "techniques.hard_example_mining", "it is undefined which loss"),
     ({"techniques": WEIGHTS, "regularization": {"kl": 1.0}}, {}, "techniques.row_weights", "regularization.kl is in units"),
     ({"regularization": {"kl": 1.0}}, {}, "regularization.kl", "Set corpus.replay."),
-    ({"regularization": {"ewc": 1.0}}, {}, "regularization.ewc", "Set corpus.replay."),
     ({"regularization": {"kl": 1.0}, "trainer": {"packing": True, "packing_strategy": "wrapped"}}, {}, "regularization.kl",
      "needs separated documents"),
     ({"distillation": {}, "method": "cpt"}, {}, "distillation", "belongs to method: distill"),

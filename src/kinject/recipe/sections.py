@@ -80,21 +80,18 @@ class ProjectionSection:
 class RegularizationSection:
     """Terms that keep the model near its base; 0 leaves a term out.
 
-    Strengths are in units of the loss per token: the update follows loss + l2/2 |w - w0|^2 + ewc/2 sum F (w - w0)^2 +
-    kl * KL(base || model), the last on replayed tokens.
+    Strengths are in units of the loss per token: the update follows loss + l2/2 |w - w0|^2 + kl * KL(base || model), the
+    last on replayed tokens.
     """
 
     l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0, max=1e6)
-    ewc: float = option(
-        0.0, help="Strength of the same pull, weighted by the Fisher information of replay.", min=0.0, max=1e6
-    )
     kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0, max=1e6)
     projection: ProjectionSection | None = option(None, help="Project updates away from what other texts use.")
 
     @property
     def needs_base(self) -> bool:
-        """Whether a term compares with the base: L2, EWC or KL."""
-        return bool(self.l2 or self.ewc or self.kl)
+        """Whether a term compares with the base: L2 or KL."""
+        return bool(self.l2 or self.kl)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _updates_elsewhere(f: Launch) -> bool:
 
 
 def _unscaled(r: Any, f: Launch) -> list[str]:
-    return [*_terms(r, "l2", "ewc"), *_on(r, "stochastic_rounding", "muon")] if f.fp16 else []
+    return [*_terms(r, "l2"), *_on(r, "stochastic_rounding", "muon")] if f.fp16 else []
 
 
 def _whole_rows(r: Any, f: Launch) -> list[str]:
@@ -219,7 +219,7 @@ TRAIN_ROWS = (
              "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."),
     Conflict("{0}", lambda r, f: _on(r, "hard_example_mining", "row_weights") if _terms(r, "kl") else [],
              "regularization.kl is in units of the loss of a token, all weighted equally. Keep one."),
-    Conflict("{0}", lambda r, f: _terms(r, "kl", "ewc") if r.corpus.replay is None else [],
+    Conflict("{0}", lambda r, f: _terms(r, "kl") if r.corpus.replay is None else [],
              "is measured on replay. Set corpus.replay."),
     Conflict("regularization.kl", lambda r, f: _terms(r, "kl") and f["packing"] and f["packing_strategy"] == "wrapped",
              "needs separated documents. Set trainer.packing_strategy: bfd_split."),
@@ -233,7 +233,7 @@ TRAIN_ROWS = (
     Conflict("method", lambda r, f: r.method == "distill" and f.is_sharded,
              "distill: the teacher's pass needs whole weights on one process. Use DDP or ZeRO-2."),
     # what trains
-    Conflict("{0}", lambda r, f: _terms(r, "l2", "ewc") if r.adapter is not None else [],
+    Conflict("{0}", lambda r, f: _terms(r, "l2") if r.adapter is not None else [],
              "an adapter does not change the base weights. Remove the line."),
     Conflict("regularization.projection", lambda r, f: _terms(r, "projection") and r.model.new is not None,
              "a new model has nothing to keep. Remove it."),
@@ -255,7 +255,7 @@ TRAIN_ROWS = (
              lambda r, f: r.techniques.reinitialize_last_layers and (r.model.new is not None or r.method == "distill"),
              "a new model's weights are random already, and a teacher needs its own. Remove the line."),
     Conflict("techniques.reinitialize_last_layers",
-             lambda r, f: r.techniques.reinitialize_last_layers and _terms(r, "l2", "ewc", "kl", "projection"),
+             lambda r, f: r.techniques.reinitialize_last_layers and _terms(r, "l2", "kl", "projection"),
              "regularization would hold the model to untrained layers. Keep one; layerwise_lr_decay may stay."),
     # the update
     Conflict("{0}", _unscaled, "needs unscaled gradients. Set trainer.bf16: true instead of fp16."),
@@ -286,7 +286,7 @@ TRAIN_ROWS = (
              lambda r, f: [f["optim"]] if _terms(r, "projection") and (_updates_elsewhere(f) or _is_schedule_free(f)) else [],
              "corrects the weights after each step, and {0} keeps or updates them elsewhere. Set another trainer.optim."),
     # several processes
-    Conflict("{0}", lambda r, f: [(key, f.splits) for key in (*_terms(r, "l2", "ewc", "kl"), *_gradients(r, f)) if f.splits],
+    Conflict("{0}", lambda r, f: [(key, f.splits) for key in (*_terms(r, "l2", "kl"), *_gradients(r, f)) if f.splits],
              "needs the weights and the gradients, and {1}"),
     Conflict("{0}", lambda r, f: [*_on(r, "stochastic_rounding", "muon"), *_terms(r, "projection")]
              if f.in_parts or f.splits else [],

@@ -93,9 +93,9 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
 
 
 def _precision(section: RegularizationSection | None, device: str) -> dict[str, bool]:
-    """Return bf16 or fp16 for a recipe that names neither; none where l2 or ewc would need unscaled gradients."""
+    """Return bf16 or fp16 for a recipe that names neither; none where l2 would need unscaled gradients."""
     precision = models.choose_precision(device)
-    if precision == "fp16" and section is not None and (section.l2 or section.ewc):
+    if precision == "fp16" and section is not None and section.l2:
         precision = "no"
     return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
 

@@ -1,7 +1,7 @@
-"""Against forgetting: L2 to the base weights, EWC, KL to the base's predictions, and projected updates.
+"""Against forgetting: L2 to the base weights, KL to the base's predictions, and projected updates.
 
-L2 (L2-SP, arXiv 1802.01483) and EWC (arXiv 1612.00796) are added to the gradient, once an update and before clipping: the
-same update as a term in the loss, without its graph. KL is part of the loss, on the replayed tokens of each batch. Projection
+L2 (L2-SP, arXiv 1802.01483) is added to the gradient, once an update and before clipping: the same update as a term in
+the loss, without its graph. KL is part of the loss, on the replayed tokens of each batch. Projection
 (GPM, arXiv 2103.09762; Adam-NSCL, arXiv 2103.07113) corrects the weights after each step of the optimizer.
 """
 
@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from accelerate.utils import broadcast
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from kinject.corpus.packing import TrainingRow
-from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.recipe import RegularizationSection
 from kinject.train.loss import divergence
@@ -34,18 +30,8 @@ if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
 
 
-FISHER_ROWS = 64
-"""Replay rows that the Fisher information is measured on."""
-
-
-def _replay_only(row: TrainingRow) -> TrainingRow:
-    """Return `row` with the labels of its replayed tokens only."""
-    labels = [label if replayed else IGNORED for label, replayed in zip(row.labels, row.replayed, strict=True)]
-    return dataclasses.replace(row, labels=labels)
-
-
 class Regularizer(UpdateRule):
-    """Keeps the base model's weights, their Fisher information and its predictions, each if its strength is not 0.
+    """Keeps the base model's weights and its predictions, each if its strength is not 0.
 
     Create it from the model before its first update (a resumed run loads the base first, so it uses the same), and before
     a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it; otherwise those of a copy,
@@ -60,9 +46,8 @@ class Regularizer(UpdateRule):
     ) -> None:  # fmt: skip
         self.strengths = strengths
         self.base: dict[str, torch.Tensor] = {}
-        self.fisher: dict[str, torch.Tensor] = {}
         self._frozen: Any = None
-        if strengths.l2 or strengths.ewc:
+        if strengths.l2:
             self.base = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
         if strengths.kl and not adapter:
             base = copy.deepcopy(model) if load_base is None else load_base()
@@ -80,55 +65,13 @@ class Regularizer(UpdateRule):
         assert section is not None
         return cls(section, inputs.model, adapter=inputs.recipe.adapter is not None, load_base=inputs.load_base)
 
-    def start(self, trainer: Any) -> None:
-        """Measure the Fisher information on replay."""
-        if self.strengths.ewc:
-            replayed = (_replay_only(row) for row in trainer.train_dataset.rows if any(row.replayed))
-            self.measure_fisher(trainer.model, list(islice(replayed, FISHER_ROWS)))
-
-    def measure_fisher(self, model: Any, rows: Sequence[TrainingRow]) -> None:
-        """Set the diagonal of the empirical Fisher information, the mean of a token, from `rows` of replay.
-
-        ``F = sum over rows of (gradient of the row's summed log-likelihood)^2 / number of learned tokens``.
-        Raises `TrainingError` without rows.
-        """
-        if not self.strengths.ewc:
-            return
-        if not rows:
-            raise TrainingError("regularization.ewc: no rows of replay to measure on.")
-        self.fisher = {name: torch.zeros_like(weight) for name, weight in self.base.items()}
-        was_training = model.training
-        model.eval()
-        n_tokens = 0
-        for row in rows:
-            model.zero_grad()
-            ids = torch.tensor([row.input_ids], device=model.device)
-            labels = torch.tensor([row.labels], device=model.device)
-            positions = torch.tensor([row.position_ids], device=model.device)
-            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
-            loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
-            loss.backward()  # type: ignore[no-untyped-call]
-            n_tokens += sum(label != IGNORED for label in row.labels)
-            for name, parameter in model.named_parameters():
-                if name in self.fisher and parameter.grad is not None:
-                    self.fisher[name] += parameter.grad.detach() ** 2
-        for total in self.fisher.values():
-            total /= max(n_tokens, 1)
-        model.zero_grad()
-        model.train(was_training)
-
     @torch.no_grad()
     def change_gradient(self, model: Any, step: int) -> None:
-        """Add the gradient of the L2 and EWC terms: ``(l2 + ewc * F) * (w - w0)``."""
+        """Add the gradient of the L2 term: ``l2 * (w - w0)``."""
         for wrapped, parameter in model.named_parameters():
             name = wrapped.removeprefix("module.").replace("_orig_mod.", "")
-            if name not in self.base or parameter.grad is None:
-                continue
-            difference = parameter.detach() - self.base[name]
-            if self.strengths.l2:
-                parameter.grad.add_(difference, alpha=self.strengths.l2)
-            if self.strengths.ewc:
-                parameter.grad.addcmul_(difference, self.fisher[name], value=self.strengths.ewc)
+            if name in self.base and parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - self.base[name], alpha=self.strengths.l2)
 
     def divergence(self, model: Any, inputs: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
         """Return the summed KL(base || model) over the tokens that `inputs["replayed"]` [batch, length] marks.
