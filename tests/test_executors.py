@@ -101,7 +101,7 @@ def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_thre
     class Context:
         Pipe = staticmethod(multiprocessing.Pipe)
 
-        def Process(self, target, args, daemon):
+        def Process(self, target, args):
             environments.append(args[1])
             return multiprocessing.Process(target=print)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from kinject.errors import InputError
 from kinject.models import (
@@ -43,6 +44,7 @@ def test_another_attention_is_taken_only_where_it_reads_the_model_as_sdpa_does(
     tiny_tokenizer: Any, kernel: Any, reason: str
 ) -> None:
     AttentionInterface.register("sdpa_of_a_test", kernel)
+    AttentionMaskInterface.register("sdpa_of_a_test", sdpa_mask)
     model = new_model(LLAMA, tiny_tokenizer, 0, "sdpa").train()
     assert try_attention(model, "sdpa_of_a_test").startswith(reason)
     assert model.config._attn_implementation == ("sdpa" if reason else "sdpa_of_a_test")

@@ -92,7 +92,7 @@ def _flip(folder: Path) -> None:
         (_weights("model.layers.1.self_attn.new.weight", torch.ones(3)), "which config.json leaves out of the model"),
         (_tokenizer(model={"type": "BPE", "vocab": {}, "merges": []}), "it makes no tokens"),
         (_tokenizer(model={"type": "nope"}), "no usable tokenizer"),
-        (_config(model_type="t5"), "config.json"),
+        (_config(model_type="t5"), "Unrecognized configuration class"),
         (_config(model_type="nope"), "no usable model"),
         (_config(hidden_size=0), "hidden_size: found 0, a number above 0 is needed"),
         (_config(rope_parameters={"rope_type": "default", "rope_theta": float("nan")}), "a finite number is needed"),
