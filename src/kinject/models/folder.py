@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinject.disk import check_regular, file_hash, parse_json, read_bytes, verified_hashes
+from kinject.disk import check_regular, file_hash, read_json, verified_hashes
 from kinject.errors import InputError
 from kinject.gguf import gguf_file
 from kinject.models.hardware import own_part
@@ -36,17 +36,9 @@ _OTHERS = (
 _SUFFIXES = (".model", ".tiktoken")
 """Of tokenizers, under any name."""
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-_SIZES = frozenset((
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
-    "max_position_embeddings", "head_dim", "n_layer", "n_head", "n_embd", "n_positions", "n_ctx", "d_model", "num_layers",
-    "num_heads",
-))  # fmt: skip
-_ABOVE_ZERO = frozenset(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "factor",
-                         "original_max_position_embeddings", "rotary_emb_base"))  # fmt: skip
 _NUMBERS = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p", "num_beams", "repetition_penalty"))
 """Of generation_config.json."""
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
-_DTYPES = ("auto", "float64", "float32", "float16", "bfloat16", "float", "half", "double")
 _FIX = "It must be a folder that save_pretrained wrote; make the model again."
 
 
@@ -72,8 +64,6 @@ def check_files(folder: Path) -> None:
         check_regular(folder / name)
         if name in _OBJECTS:
             value = read_object(folder / name)
-            if name == CONFIG:
-                _check_config(folder / name, value)
             for key in _NUMBERS & value.keys() if name == GENERATION_CONFIG else ():
                 if value[key] is not None and type(value[key]) not in (int, float):
                     raise InputError(f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. {_FIX}")
@@ -200,47 +190,9 @@ def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> Non
             )
 
 
-def _check_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise `InputError` at the key of config.json whose value no model can have."""
-    for key in ("dtype", "torch_dtype"):
-        value = config.get(key)
-        if value is not None and (not isinstance(value, str) or value.removeprefix("torch.") not in _DTYPES):
-            raise InputError(f"{path}: {key}: found {value!r:.60}, allowed: {', '.join(_DTYPES[1:5])}. {_FIX}")
-    n_rows = config.get("vocab_size")
-    for key_path, name, value in _values(config, ""):
-        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not key_path.endswith("]"))):
-            raise InputError(f"{path}: {key_path}: found {value}, a finite number is needed. {_FIX}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if (name in _SIZES and value < 1) or (name in _ABOVE_ZERO and value <= 0):
-            raise InputError(f"{path}: {key_path}: found {value!r:.60}, a number above 0 is needed. {_FIX}")
-        if ("dropout" in name or name.endswith("_pdrop")) and not 0 <= value <= 1:
-            raise InputError(f"{path}: {key_path}: found {value!r:.60}, allowed: 0 to 1. {_FIX}")
-        if name in ("bos_token_id", "eos_token_id", "pad_token_id") and isinstance(n_rows, int) and 0 < n_rows <= value:
-            raise InputError(f"{path}: {key_path}: found {value!r:.60}, but vocab_size is {n_rows}. {_FIX}")
-
-
-def _values(value: Any, key_path: str, name: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield (dotted key, the key nearest to it, value) of every plain value in `value`."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _values(item, f"{key_path}.{key}" if key_path else key, key)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _values(item, f"{key_path}[{index}]", name)
-    else:
-        yield key_path, name, value
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model folder. Raises `InputError` if it holds none."""
-    try:
-        value = parse_json(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({first_line(error)}). {_FIX}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: found {type(value).__name__}, an object is needed. {_FIX}")
-    return value
+    return read_json(path, _FIX)
 
 
 def base_of_adapter(adapter: Path) -> str:

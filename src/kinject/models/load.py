@@ -83,6 +83,7 @@ def check_model(path: str | Path) -> None:
     read_headers(folder)
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
         verified_hashes(folder)
+    load_config(str(folder))  # its fields, before the tokenizer reads them too
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
     tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
     if config.get("quantization_config") is None and hardware.zero3_dtype() is None:  # DeepSpeed takes no device_map
