@@ -318,10 +318,8 @@ def run_several(folder: Path) -> None:
             counts = json.loads((folder / name / "manifest.json").read_text())["counts"]
             phase = counts["this_run"]
             seconds[name] = phase["request_seconds"]
-            fractions = {
-                key: value["answered"] / phase["answered"] for key, value in phase.get("endpoints", {}).items()
-            }
             seen = [server.seen() for server in servers if server.process.is_alive()]
+            fractions = [server_counts["answered"] / phase["answered"] for server_counts in seen]
             twice = sum(server_counts["answered"] - server_counts["different"] for server_counts in seen)
             print(f"{name:36} request phase {seconds[name]:.2f} s, {seconds['one'] / seconds[name]:.2f} times one's speed; got "
                   f"{counts['got']} of {counts['asked']}, sent {phase['sent']}, retried {phase['retried']}, answered twice "

@@ -14,7 +14,6 @@ from kinject.augment.plan import Group, VariantRequest
 from kinject.augment.styles import Style
 from kinject.disk import Journal, Row, content_id, read_jsonl, write_jsonl
 from kinject.errors import InputError
-from kinject.llm.limits import render_endpoints
 from kinject.llm.sender import Sender
 from kinject.types import Completion, Tabular, Usage, Variant
 
@@ -26,8 +25,7 @@ class WritingResult(Tabular):
     `refused` counts by reason, `failed` what got no answer by error. `tokens_in` and `tokens_out` are those of every stored
     answer, refused ones too; `tokens_thinking` is the part of `tokens_out` that a reasoning model's thinking took. `n_sent`
     and `n_cached` are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of
-    the prices. `endpoints` counts this run's answers by endpoint, where there are several. `n_cut` counts the passages that
-    end inside a sentence, a table row or a code block.
+    the prices. `n_cut` counts the passages that end inside a sentence, a table row or a code block.
     """
 
     run_dir: Path
@@ -47,7 +45,6 @@ class WritingResult(Tabular):
     n_cached: int
     cost: float
     out_of_budget: bool
-    endpoints: Mapping[str, Any]
 
     def counts(self, *more: str) -> dict[str, Any]:
         """Return the manifest's counts, with the fields `more`."""
@@ -62,12 +59,12 @@ class WritingResult(Tabular):
         return ["", what, *(f"{n:>8}  {error}" for error, n in self.failed.items())] if self.failed else []
 
     def render_requests(self) -> list[str]:
-        """Return lines about requests, tokens and endpoints."""
+        """Return a line about requests and tokens."""
         line = f"{self.n_sent} requests sent in this run, {self.n_cached} answered from the cache"
         if self.tokens_in or self.tokens_out:
             thinking = f", {self.tokens_thinking:,} of them thinking" if self.tokens_thinking else ""
             line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out{thinking}"
-        return [line, *render_endpoints(self.endpoints)]
+        return [line]
 
     def render_cost(self) -> list[str]:
         """Return lines about cost and budget; none where there are no prices."""
@@ -81,7 +78,7 @@ def sent_by(sender: Sender) -> dict[str, Any]:
     traffic = sender.traffic
     return {
         "n_sent": traffic.n_sent, "n_cached": traffic.n_cached, "cost": sender.budget.spent,
-        "out_of_budget": sender.out_of_budget, "endpoints": traffic.endpoints(),
+        "out_of_budget": sender.out_of_budget,
     }  # fmt: skip
 
 

@@ -20,15 +20,13 @@ class Generator:
     """An open generator.
 
     `identity` holds everything besides messages and seed that shapes an answer. It is part of ids and cache keys, so it
-    holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited. `endpoint` is its
-    key in the recipe where a run has several.
+    holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited.
     """
 
     name: str
     identity: Mapping[str, Any]
     remote: bool
     complete: Complete
-    endpoint: str = ""
 
 
 class Stopped(Exception):

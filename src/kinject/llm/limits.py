@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kinject.llm import Generator, Transient
 from kinject.llm.cache import stored_usage
@@ -115,7 +114,7 @@ class Budget:
 
 @dataclass(eq=False)
 class EndpointState:
-    """One endpoint of a run: its generator, its requests in flight, its latency and its faults.
+    """One endpoint of a run: its generator, its requests in flight and its latency.
 
     `limit` starts at `most`, the recipe's concurrency, and follows the endpoint's capacity: of a burst of four times the
     capacity three in four are refused, which leaves the capacity. `latency` is the exponentially weighted mean of the
@@ -124,9 +123,6 @@ class EndpointState:
 
     generator: Generator
     most: int
-    n_sent: int = 0
-    n_answered: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
     latency: float = 0.0
     in_flight: int = 0
 
@@ -142,13 +138,11 @@ class EndpointState:
         return self.latency * load, load
 
     def record_answer(self, seconds: float) -> None:
-        """Count an answer that took `seconds`."""
-        self.n_answered += 1
+        """Take an answer that took `seconds` into the mean."""
         self.latency += (seconds - self.latency) * (_NEWEST if self.latency else 1.0)
 
     def record_fault(self, fault: Transient) -> None:
-        """Count a fault."""
-        self.faults[fault.kind] += 1
+        """Leave the endpoint alone for longer than before."""
         self.latency = min(max(2 * self.latency, fault.retry_after or 0.0, _LEAST_LATENCY), _MOST_LATENCY)
 
 
@@ -176,22 +170,3 @@ class LoadBalancer:
         endpoint.limit = max(1.0, min(float(endpoint.most), endpoint.limit + (-1 if overloaded else _GROWTH)))
         for _ in range(1 + max(0, int(endpoint.limit) - n_before)):
             self.line.wake()
-
-    def counts(self) -> dict[str, Any]:
-        """Return the manifest's entry: counts by endpoint; {} for one endpoint."""
-        return {
-            one.generator.endpoint: {
-                "sent": one.n_sent, "answered": one.n_answered, "faults": dict(one.faults),
-                "latency_seconds": round(one.latency, 3),
-            }
-            for one in self.endpoints if len(self.endpoints) > 1
-        }  # fmt: skip
-
-
-def render_endpoints(endpoints: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each endpoint of `LoadBalancer.counts`."""
-    return [
-        f"  {name}: {count['answered']:,} answers, {count['latency_seconds']:.2f} s each"
-        + "".join(f", {kind} {number}" for kind, number in count["faults"].items())
-        for name, count in endpoints.items()
-    ]

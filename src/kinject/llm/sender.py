@@ -53,17 +53,13 @@ class Traffic:
     n_lost: int = 0
     used: Usage = Usage()
     seconds: float = 0.0
-    endpoints: Callable[[], Mapping[str, Any]] = dict
-    """The counts by endpoint, where there are several."""
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
-        counts: dict[str, object] = {
+        return {
             "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": dict(self.n_retried),
             "lost": self.n_lost, "request_seconds": round(self.seconds, 3),
         }  # fmt: skip
-        endpoints = self.endpoints()
-        return {**counts, "endpoints": endpoints} if endpoints else counts
 
 
 class Sender:
@@ -84,7 +80,6 @@ class Sender:
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
         most = limits.concurrency // len(generators)
         self._balancer = LoadBalancer([EndpointState(one, most) for one in generators])
-        self.traffic.endpoints = self._balancer.counts
         earlier = cache.usage() if cache else Usage()
         self.budget.spent += limits.cost(earlier.tokens_in, earlier.tokens_out)
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
@@ -194,7 +189,6 @@ class Sender:
                 self.stop()
                 raise Stopped
             self.traffic.n_sent += 1
-            endpoint.n_sent += 1
             used, start = Usage(), monotonic()
             try:
                 completion = self._with_usage(await endpoint.generator.complete(messages, seed), n_in)
@@ -331,9 +325,9 @@ async def open_sender(
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []
-        for name, part in section.parts().items():
+        for part in section.parts().values():
             generator = await stack.enter_async_context(open_generator(part, sandbox, completions=completions))
-            opened.append(replace(generator, endpoint=name, identity={**generator.identity, **(label or {})}))
+            opened.append(replace(generator, identity={**generator.identity, **(label or {})}))
         answers = stack.enter_context(AnswerCache(run_dir / cache)) if opened[0].remote else None
         yield Sender(opened, answers, limits, partner)
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from faulty_server import Hostile, Talk
 
-from kinject.augment import augment, render_summary
-from kinject.disk import read_manifest
+from kinject.augment import augment
 from kinject.errors import RecipeError
 from kinject.llm import Generator
 from kinject.llm.limits import EndpointState, LoadBalancer
@@ -32,10 +31,6 @@ def over(make_recipe: Make) -> Make:
         return make_recipe(None, generator=generator | fields.pop("generator", {}), **fields)
 
     return make
-
-
-def name_of(server: Any) -> str:
-    return str(server.url).removeprefix("http://")
 
 
 def good(talk: Talk, number: int) -> None:
@@ -63,9 +58,7 @@ def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(
     counts = paid(servers)
     assert (len(counts), set(counts.values())) == (144, {1})
     assert len(servers[3].good) == 5
-    faults = result.endpoints[name_of(servers[3])]["faults"]
-    assert faults.keys() == {"connection"}
-    assert len(servers[3].seen) - 5 == faults["connection"] < 20  # the others are expected to answer sooner
+    assert len(servers[3].seen) - 5 < 20  # the others are expected to answer sooner
 
 
 def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Callable[..., Any]) -> None:
@@ -74,11 +67,7 @@ def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Ca
     generator = {"kind": "openai", "model": "sandbox", "base_url": urls, "concurrency": 2}
     result = augment(make_recipe(None, generator=generator, styles={"paraphrase": 6}))
     assert (result.got, result.failed) == (72, {})
-    assert list(result.endpoints) == [url.removeprefix("http://") for url in urls]
     assert [server.most_in_flight for server in servers] == [2, 2, 2]
-    assert [count["answered"] for count in result.endpoints.values()] == [one.n_requests for one in servers]
-    assert read_manifest(result.manifest_path)["counts"]["this_run"]["endpoints"] == result.endpoints
-    assert urls[2].removeprefix("http://") in render_summary(result)
     one = generator | {"base_url": urls[0]}
     assert augment(make_recipe(None, generator=one, styles={"paraphrase": 6})).n_sent == 0  # the same ids
 
@@ -99,13 +88,13 @@ def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: di
 
 def test_a_request_goes_where_the_answer_comes_soonest() -> None:
     async def run() -> list[str]:
-        generators = [Generator("test", {}, True, lambda messages, seed: asyncio.sleep(0), name) for name in "abc"]
+        generators = [Generator(name, {}, True, lambda messages, seed: asyncio.sleep(0)) for name in "abc"]
         states = [EndpointState(one, most) for one, most in zip(generators, (8, 8, 80), strict=True)]
         for endpoint, seconds in zip(states, (1.0, 4.0, 4.0), strict=True):
             endpoint.record_answer(seconds)
         balancer = LoadBalancer(states)
         chosen = [await balancer.enter(lambda: False) for _ in range(24)]
-        return [endpoint.generator.endpoint for endpoint in chosen if endpoint]
+        return [endpoint.generator.name for endpoint in chosen if endpoint]
 
     # The k-th request of an endpoint is expected to wait k/8, 4k/8 and 4k/80 seconds: the 24 shortest of these.
     assert Counter(asyncio.run(run())) == {"a": 6, "b": 1, "c": 17}
