@@ -179,7 +179,6 @@ def _assert_sharded_as_ddp(folder: Path, kind: str) -> None:
 
 
 @NEEDS_DEEPSPEED
-@pytest.mark.usefixtures("forked")
 def test_zero_learns_saves_resumes_and_exports_as_ddp(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:

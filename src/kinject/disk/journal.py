@@ -44,7 +44,7 @@ class Journal:
             self._file.close()
             raise
         try:
-            self.torn_bytes = _cut_torn_tail(path)
+            _cut_torn_tail(path)
             self.rows: list[Row] = []
             for _, offset, row in _scan(self._reader, path, self._fix):
                 if on_row is None:
@@ -140,8 +140,8 @@ def _open(path: Path, mode: str) -> BinaryIO:
         raise unwritable(path, error, "opened for writing") from error
 
 
-def _cut_torn_tail(path: Path) -> int:
-    """Truncate `path` after its last newline; return the number of bytes cut."""
+def _cut_torn_tail(path: Path) -> None:
+    """Truncate `path` after its last newline."""
     try:
         with open(path, "rb+", opener=open_regular) as file:
             size = file.seek(0, os.SEEK_END)
@@ -156,6 +156,5 @@ def _cut_torn_tail(path: Path) -> int:
                 end -= step
             if end < size:
                 file.truncate(end)
-            return size - end
     except OSError as error:
         raise unwritable(path, error, "opened for writing") from error
