@@ -174,6 +174,7 @@ def _run(words: Sequence[str]) -> int:
 def _quieten_libraries() -> None:
     """Log kinject's messages to stderr, and only errors and useful warnings of the libraries."""
     on_screen = logging.StreamHandler(sys.stderr)
+    on_screen.setFormatter(logging.Formatter("%(message)s"))
     on_screen.setLevel(logging.INFO)  # bm25s sets its logger to debug when it is imported
     logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
     logging.getLogger("torch").setLevel(logging.WARNING)  # its import logs at its end
