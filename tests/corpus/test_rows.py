@@ -61,23 +61,15 @@ def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"txt": "x"}', '{"text": 3}', '{"text": " "}'])
-def test_a_faulty_line_is_reported_by_iterating_checking_and_picking(path: Path, line: str) -> None:
+def test_a_faulty_line_is_reported_by_iterating_and_picking(path: Path, line: str) -> None:
     path.write_text(path.read_text("utf-8") + f"\n{line}\n", encoding="utf-8")
     messages = []
-    for read in (list, CorpusFile.check, lambda rows: rows.pick([3])):
+    for read in (list, lambda rows: rows.pick([3])):
         with pytest.raises(InputError) as caught:
             read(CorpusFile(path))
         messages.append(str(caught.value))
     assert len(set(messages)) == 1
     assert "corpus.jsonl:8: " in messages[0]
-
-
-def test_only_rows_that_were_not_picked_are_checked_again(path: Path) -> None:
-    parsed: list[int] = []
-    rows = CorpusFile(path, on_row=lambda number, _: parsed.append(number))
-    rows.pick([2])
-    rows.check(only_unread=True)
-    assert parsed == [7, 1, 4]  # line numbers: each row once
 
 
 def test_every_faulty_line_is_told(write: Write) -> None:

@@ -159,10 +159,10 @@ WEIGHTED: list[Any] = [
 def read_row_weights(path: Path) -> None:
     """Weigh rows by a column, and by a date."""
     from kinject.recipe import RowWeightsSection
-    from kinject.train.objectives import RowWeights
+    from kinject.train.objectives import row_weights
 
-    assert np.isfinite(RowWeights(RowWeightsSection("weight"), path).result()).all()
-    assert np.isfinite(RowWeights(RowWeightsSection("date", half_life=30), path).result()).all()
+    assert np.isfinite(row_weights(RowWeightsSection("weight"), path)).all()
+    assert np.isfinite(row_weights(RowWeightsSection("date", half_life=30), path)).all()
 
 
 def as_csv(rows: Any) -> bytes:

@@ -18,7 +18,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
-from kinject.train.objectives import HardExamples, RowWeights, TrainingLoss
+from kinject.train.objectives import HardExamples, TrainingLoss, row_weights
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
@@ -189,7 +189,7 @@ def test_a_cpu_logs_entropy_and_accuracy_as_trls_own_head_does(
 def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows: Any) -> None:
     dates = ["2024-01-01", "2023-01-01T00:00:00", "2023-12-31T22:00:00-02:00"]
     path = write_rows("aged.jsonl", [{"text": "x", "meta": {"date": date}} for date in dates])
-    weights = RowWeights(RowWeightsSection("meta.date", half_life=365.0), path).result()
+    weights = row_weights(RowWeightsSection("meta.date", half_life=365.0), path)
     assert weights.tolist() == pytest.approx([1.0, 0.5, 1.0])
 
 
@@ -198,12 +198,12 @@ def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
         "odd.jsonl", [{"text": "a", "w": 1}, {"text": "b"}, {"text": "c", "w": -2}, {"text": "d", "w": "2"}]
     )
     with pytest.raises(InputError) as caught:
-        RowWeights(RowWeightsSection("w"), path).result()
+        row_weights(RowWeightsSection("w"), path)
     message = str(caught.value)
     assert "odd.jsonl:2: w: found None, expected a number" in message
     assert "odd.jsonl:3: w: found -2, expected a number of 0 or more" in message
     assert "odd.jsonl:4: w: found '2'" in message
     with pytest.raises(InputError, match="found 1, expected a date such as"):
-        RowWeights(RowWeightsSection("w", half_life=3.0), path).result()
+        row_weights(RowWeightsSection("w", half_life=3.0), path)
     with pytest.raises(InputError, match="every row weighs 0"):
-        RowWeights(RowWeightsSection("w"), write_rows("none.jsonl", [{"text": "a", "w": 0}])).result()
+        row_weights(RowWeightsSection("w"), write_rows("none.jsonl", [{"text": "a", "w": 0}]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -58,8 +58,7 @@ class CorpusFile(Sequence[CorpusRow]):
 
     Iterating parses and checks each row once. Length and random access need one pass that finds the beginnings of lines
     (16 bytes of memory a row) and parses nothing. `origin`, if not empty, replaces the rows' own. `sha256` is the file's
-    hash, if it is known already. `on_row` is called with (line number, JSON object) of each row that is parsed; `column`
-    is a column that it reads, or a field of one.
+    hash, if it is known already. `column` is a column that rows may have beside the known ones, or a field of one.
     """
 
     def __init__(
@@ -68,14 +67,12 @@ class CorpusFile(Sequence[CorpusRow]):
         origin: str = "",
         *,
         sha256: str = "",
-        on_row: Callable[[int, Row], None] | None = None,
         column: str = "",
     ) -> None:
-        self.path, self.origin, self.on_row, self.column = path, origin, on_row, column
+        self.path, self.origin, self.column = path, origin, column
         self._sha256 = sha256
         self._starts, self._numbers = array("q"), array("q")
         self._indexed = False
-        self._parsed: bytearray | None = None
 
     @property
     def cache_key(self) -> tuple[object, ...]:
@@ -103,32 +100,15 @@ class CorpusFile(Sequence[CorpusRow]):
         faults.raise_if_any()
         self._require_rows(n_rows)
 
-    def check(self, *, only_unread: bool = False) -> None:
-        """Parse every row, or only those that were not picked. Raises `InputError` as iterating does."""
-        parsed = self._parsed if only_unread else None
-        faults = LineFaults()
-        index = -1
-        for index, (number, _, line) in enumerate(self._lines()):
-            if parsed is None or not parsed[index]:
-                try:
-                    self._parse(line, number)
-                except InputError as error:
-                    faults.add(str(error))
-        faults.raise_if_any()
-        self._require_rows(index + 1)
-
     def pick(self, indices: Sequence[int]) -> list[CorpusRow]:
         """Return the rows of `indices`, in their order. Raises `InputError` for a faulty one, as file:line."""
         self._index()
-        if self._parsed is None:
-            self._parsed = bytearray(len(self._starts))
         rows = []
         with open_to_read(self.path) as file:
             for index in indices:
                 file.seek(self._starts[index])
                 number = self._numbers[index]
                 rows.append(self._parse(_strip_mark(file.readline(), number), number))
-                self._parsed[index] = 1
         return rows
 
     def __len__(self) -> int:
@@ -168,12 +148,9 @@ class CorpusFile(Sequence[CorpusRow]):
         location = f"{self.path}:{number}"
         raw = parse_row(line, location)
         try:
-            row = parse_corpus_row(raw, self.origin, location, self.column)
+            return parse_corpus_row(raw, self.origin, location, self.column)
         except InputError as error:
             raise InputError(f"{location}: {error}") from error
-        if self.on_row is not None:
-            self.on_row(number, raw)
-        return row
 
     def _require_rows(self, n_rows: int) -> None:
         if not n_rows:

@@ -76,6 +76,10 @@ def _question_rows(questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
         }
 
 
+_SETS = ("first", "second", "third")
+"""Sets of new people that are learned one after the other (recipes/studies/sequence.yaml)."""
+
+
 def write_sandbox(root: Path) -> list[Path]:
     """Write data/sandbox/ and eval/sandbox/ under `root`; return the paths of the files."""
     country = create_country()
@@ -99,6 +103,11 @@ def write_sandbox(root: Path) -> list[Path]:
         "known_open": to_open_questions(known),
         "unanswerable": create_unanswerable_questions(tested, SEED),
     }
+    for number, name in enumerate(_SETS):
+        people = country.new[number :: len(_SETS)]
+        ids = {document_id_of(person) for person in people}
+        rows_of[data / f"{name}.jsonl"] = create_documents(people, "new")
+        questions_of[name] = [question for question in new if question.document_id in ids]
     rows_of |= {
         questions / f"{name}.jsonl": _question_rows(question_set) for name, question_set in questions_of.items()
     }

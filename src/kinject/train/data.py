@@ -29,13 +29,13 @@ from kinject.corpus.tokenize import (
     wanted_tokens,
 )
 from kinject.disk import content_id
-from kinject.errors import InputError, TrainingError
+from kinject.errors import TrainingError
 from kinject.models import window_of
 from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.load import set_chat_template
-from kinject.train.objectives import RowWeights
+from kinject.train.objectives import row_weights
 from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
 from kinject.types import Question
 
@@ -58,24 +58,17 @@ _CHAT_NOTE = (
 
 
 class TrainingCorpus(CorpusFile):
-    """The main corpus of a recipe. Its one pass also checks rows against `method` and collects their weights."""
+    """The main corpus of a recipe. Its one pass also checks rows against `method`."""
 
     def __init__(self, recipe: TrainRecipe, sha256: str = "") -> None:
-        path, section = Path(recipe.corpus.path), recipe.techniques.row_weights
-        self.recipe = recipe
-        self.weights = RowWeights(section, path) if section is not None else None
-        on_row, column = (self.weights.add, self.weights.section.column) if self.weights is not None else (None, "")
-        super().__init__(path, sha256=sha256, on_row=on_row, column=column)
+        self.recipe, section = recipe, recipe.techniques.row_weights
+        super().__init__(Path(recipe.corpus.path), sha256=sha256, column="" if section is None else section.column)
 
     @property
     def cache_key(self) -> tuple[object, ...]:
         """The hash of the file, and the method that its rows were checked against."""
         method = self.recipe.method
         return (*super().cache_key, method) if method in _REFUSED_SHAPES else super().cache_key
-
-    def plain(self) -> CorpusFile:
-        """Return the same rows, to be read once more without checks and weights."""
-        return CorpusFile(self.path, sha256=self._sha256)
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row. Raises `RecipeError` for one that does not fit `method`."""
@@ -165,7 +158,7 @@ def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> dict[str
 class CorpusPacker:
     """Turns corpora into training rows. With `cache`, tokens are kept in that folder by content and mapped from there.
 
-    Each line of a corpus file is parsed at most once; none if its tokens are in the cache.
+    No line of a corpus file is parsed if its tokens are in the cache.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -211,14 +204,9 @@ class CorpusPacker:
             return tokenize_rows(sampled, self.tokenizer, self.tokenization)
 
         def make() -> Iterator[TokenRow]:
-            try:
-                yield from islice(sample_tokens(rows, tokenize, n_target, seed), most)
-            except InputError:
-                if isinstance(rows, CorpusFile):
-                    rows.check()  # reports all faulty lines
-                raise
-            if isinstance(rows, CorpusFile):
-                rows.check(only_unread=True)
+            for _ in rows:  # every faulty line is told, drawn or not
+                pass
+            yield from islice(sample_tokens(rows, tokenize, n_target, seed), most)
 
         return self._tokens(rows, origin, make, round(n_target, 6), seed)
 
@@ -264,7 +252,7 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_out_note = _hold_out(recipe, tokens)
-    teacher = teacher_rows(recipe, corpora.rows.plain(), tokens, tokenizer, tokenization)
+    teacher = teacher_rows(recipe, corpora.rows, tokens, tokenizer, tokenization)
     data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
@@ -273,7 +261,8 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_out_note, *chat_note]
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
-    weights = corpora.rows.weights.result() if corpora.rows.weights is not None else None
+    section = recipe.techniques.row_weights
+    weights = row_weights(section, corpora.rows.path) if section is not None else None
     if weights is not None and held_out:
         weights = weights[learned]
     if teacher is not None and held_out:

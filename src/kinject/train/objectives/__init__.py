@@ -17,7 +17,7 @@ import torch
 
 from kinject.corpus.rows import LineFaults
 from kinject.corpus.tokenize import IGNORED
-from kinject.disk import Row, read_jsonl
+from kinject.disk import read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
@@ -27,7 +27,7 @@ from kinject.train.objectives.distillation import Distillation
 if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
 
-__all__ = ["OBJECTIVES", "HardExamples", "Objective", "RowWeights", "TrainingLoss", "WeightedRows", "make_loss"]
+__all__ = ["OBJECTIVES", "HardExamples", "Objective", "TrainingLoss", "WeightedRows", "make_loss", "row_weights"]
 
 _DAY = 86_400.0
 _HEAVIEST = 1e9
@@ -52,43 +52,27 @@ class WeightedRows(Objective):
         return torch.sum(losses * batch["weights"][:, 1:])
 
 
-class RowWeights:
-    """Collects the weight of each row of a corpus: a number in one of its columns, or a number by its age.
+def row_weights(section: RowWeightsSection, path: Path) -> npt.NDArray[np.float32]:
+    """Return the weight of each row of a corpus: a number in one of its columns, or a number by its age.
 
-    With a half-life, the column holds ISO 8601 dates and the weight is ``0.5 ** (days before the newest / half_life)``.
+    With a half-life, the column holds ISO 8601 dates and the weight is ``0.5 ** (days before the newest / half_life)``. Raises
+    `InputError` with every row (the first 20) whose column is absent or of another kind, each as file:line.
     """
-
-    def __init__(self, section: RowWeightsSection, path: Path) -> None:
-        self.section, self.path = section, path
-        self._values: list[float] = []
-        self._faults = LineFaults()
-
-    def add(self, number: int, row: Row) -> None:
-        """Add the row on line `number`."""
-        value = _look_up(row, self.section.column)
+    read, values, faults = _number if section.half_life is None else _seconds, list[float](), LineFaults()
+    for number, row in read_jsonl(path):
         try:
-            self._values.append(_seconds(value) if self.section.half_life is not None else _number(value))
+            values.append(read(_look_up(row, section.column)))
         except ValueError as error:
-            self._faults.add(f"{self.path}:{number}: {self.section.column}: {error}")
-
-    def result(self) -> npt.NDArray[np.float32]:
-        """Return the weight of each row, in order; the file is read if no row was added (its tokens were cached).
-
-        Raises `InputError` with every row (the first 20) whose column is absent or of another kind, each as file:line.
-        """
-        if not self._values and not self._faults:
-            for number, row in read_jsonl(self.path):
-                self.add(number, row)
-        self._faults.raise_if_any("Give every row the column.")
-        weights = np.array(self._values)
-        if self.section.half_life is not None and len(weights):
-            weights = 0.5 ** ((weights.max() - weights) / _DAY / self.section.half_life)
-        if not weights.any():
-            raise InputError(
-                f"{self.path}: every row weighs 0 by {self.section.column}, so nothing would be learned. Give some a "
-                "weight."
-            )
-        return np.asarray(weights, dtype=np.float32)
+            faults.add(f"{path}:{number}: {section.column}: {error}")
+    faults.raise_if_any("Give every row the column.")
+    weights = np.array(values)
+    if section.half_life is not None and len(weights):
+        weights = 0.5 ** ((weights.max() - weights) / _DAY / section.half_life)
+    if not weights.any():
+        raise InputError(
+            f"{path}: every row weighs 0 by {section.column}, so nothing would be learned. Give some a weight."
+        )
+    return np.asarray(weights, dtype=np.float32)
 
 
 def _look_up(row: Any, column: str) -> Any:
