@@ -110,7 +110,7 @@ def generate(
         eos_token_id=list(ends) or None,
         use_cache=True,
     )
-    sampler = _draw(seeds, settings, str(model.device), weight if others else 0.0)
+    sampler = _Sampler(settings, seeds, str(model.device), weight if others else 0.0)
     if exact and model.dtype in (torch.float32, torch.float64):
         sampler.decide_alone(model, n_pads)
     ids = [[pad] * n + list(row) for n, row in zip(n_pads, rows, strict=True)]
@@ -141,34 +141,26 @@ def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
     return tokens[: end + 1]
 
 
-def _draw(seeds: Sequence[int], settings: WritingSettings, device: str, weight: float = 0.0) -> _Sampler:
-    """Return the logits processor that samples from the section's distribution, with one seed for each row.
-
-    Temperature comes first, then top_k, top_p and min_p, as in transformers.
-    """
-    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
-    temperature, sampling = settings.sampling_temperature, settings.extra_body or {}
-    filters: list[Any] = []
-    if temperature and temperature >= COLDEST:
-        filters = [TemperatureLogitsWarper(temperature)]
-        filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
-    return _Sampler(filters, seeds, device, weight)
-
-
 class _Sampler:
     """A logits processor after which the argmax is a sample, for rows [seeds], or for two halves of a batch that are mixed.
 
-    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer. Without `filters`
-    it is the likeliest token. With a `weight`, rows and seeds are half as many: each row is drawn from the second half with
-    that probability, from the first otherwise, and both halves get the same token.
+    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer. At temperature 0
+    it is the likeliest token; else temperature comes first, then top_k, top_p and min_p, as in transformers. With a `weight`,
+    rows and seeds are half as many: each row is drawn from the second half with that probability, from the first otherwise,
+    and both halves get the same token.
     """
 
-    def __init__(self, filters: Sequence[Any], seeds: Sequence[int], device: str, weight: float) -> None:
+    def __init__(self, settings: WritingSettings, seeds: Sequence[int], device: str, weight: float) -> None:
         import torch
+        from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-        self.filters, self.n, self.device, self.weight = filters, len(seeds), device, weight
+        self.n, self.device, self.weight = len(seeds), device, weight
+        warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+        temperature, sampling = settings.sampling_temperature, settings.extra_body or {}
+        self.filters: list[Any] = []
+        if temperature and temperature >= COLDEST:
+            self.filters = [TemperatureLogitsWarper(temperature)]
+            self.filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
         self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
         self.coins = [
             torch.Generator().manual_seed(int(content_id("mixture", seed)[:8], 16) & 0x7FFFFFFF)
