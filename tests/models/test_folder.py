@@ -98,6 +98,7 @@ def _flip(folder: Path) -> None:
         (_config(dtype="nope"), "no usable model"),
         (_config(num_hidden_layers=10**6), "layers, the files hold"),
         (_config(quantization_config={"quant_method": "gptq", "bits": 4}), "declares quantised weights"),
+        (_file("tokenizer.json", b"\xff"), "no usable tokenizer"),
         (_file("config.json", b"[" * 100_000), "config.json: damaged: not JSON"),
         (_file("tokenizer_config.json", b"[]"), "an object is needed"),
         (_file("generation_config.json", b'{"temperature": "x"}'), "a number is needed"),
