@@ -103,6 +103,7 @@ def test_a_trained_tokenizer_keeps_bos_digits_and_text(tmp_path: Path) -> None:
     [
         ({"model_type": "lama"}, "Did you mean llama?"),
         ({"model_type": "llama", "hidden_siz": 4}, "Did you mean hidden_size?"),
+        ({"model_type": "llama", "num_hidden_layers": 2**63}, "allowed: up to 2,000"),
     ],
 )
 def test_a_new_models_config_is_checked(config: dict[str, Any], fault: str) -> None:
