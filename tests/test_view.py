@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -231,3 +234,124 @@ def write_many(folder: Path, n: int) -> None:
     write_jsonl(run / "variants.jsonl", [])
     write_manifest(run / "manifest.json", stage="augment", inputs={}, recipe={}, counts={"asked": n, "got": 0})
     (run / ".lock").touch()
+
+
+class Browser:
+    """A headless Chromium with one page, driven over its debugging pipe."""
+
+    def __init__(self, folder: Path) -> None:
+        (theirs, self.write), (self.read, answers) = os.pipe(), os.pipe()
+        options = (
+            f"--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --user-data-dir={folder}"
+        )
+        command = f"exec {BROWSER} {options} --remote-debugging-pipe about:blank 3<&{theirs} 4>&{answers}"
+        self.process = subprocess.Popen(["bash", "-c", command], pass_fds=(theirs, answers), stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        os.close(answers)
+        self.number, self.buffer, self.session = 0, b"", ""
+        targets = self.call("Target.getTargets")["targetInfos"]
+        page = next(target for target in targets if target["type"] == "page")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """Return the result of a command of the DevTools protocol."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        os.write(
+            self.write, json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode() + b"\0"
+        )
+        while True:
+            while b"\0" not in self.buffer:
+                part = os.read(self.read, 1 << 16)
+                assert part, "the browser has ended"
+                self.buffer += part
+            line, _, self.buffer = self.buffer.partition(b"\0")
+            answer = json.loads(line)
+            if answer.get("id") == self.number:
+                return answer["result"]
+
+    def run(self, script: str) -> Any:
+        """Return the value of an expression on the page."""
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def wait(self, script: str) -> None:
+        """Wait until an expression is true."""
+        end = time.monotonic() + 60
+        while not self.run(script):
+            assert time.monotonic() < end, (script, self.run("document.body.innerText.slice(0, 500)"))
+            time.sleep(0.02)
+
+    def press(self, key: str) -> None:
+        """Press a letter, Tab or Enter."""
+        code, text = {"Tab": (9, {}), "Enter": (13, {"text": "\r"})}.get(key, (ord(key[0].upper()), {"text": key}))
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **about, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self.read)
+        os.close(self.write)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser here (chromium): what its page does was not checked")
+def test_in_a_browser_nothing_hostile_runs_20_000_rows_are_fluid_a_phone_fits_and_keys_decide(
+    folder: Path, client: Client, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    write_many(folder, 20_000)
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    try:
+        browser.call("Page.navigate", url=f"{client.server.url}#run=runs%2Fmany&tab=refused")
+        shown = "document.querySelectorAll('#items > li').length === 50"
+        browser.wait(shown)
+        assert HOSTILE in browser.run("document.querySelector('#items .text').textContent")
+        assert browser.run("document.querySelectorAll('#items img, #items script').length") == 0
+        assert browser.run("window.pwned") is None
+        seconds = []  # from the request to the drawn rows: pages, and searches through all rows
+        for n in (5000, 10_000, 15_000, 19_000):
+            for change, seen in (
+                (f"q: '', offset: {n}", f"Text {n + 1} about"),
+                (f"q: 'text {n + 7}', offset: ''", f"Text {n + 7} about"),
+            ):
+                start = time.monotonic()
+                browser.run(f"go({{ {change} }})")
+                browser.wait(f"document.querySelector('#items')?.textContent.includes('{seen}')")
+                seconds.append(time.monotonic() - start)
+        assert sorted(seconds)[4] < 1  # the machine may be busy with more
+        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
+        for address in (
+            "",
+            "#run=runs%2Fmany&tab=refused",
+            "#run=runs%2Faugment&tab=accepted",
+            "#run=runs%2Faugment&tab=numbers",
+        ):
+            browser.run(f"location.hash = {address!r}")
+            browser.wait("document.querySelector('#main').textContent.length > 40")
+            assert browser.run("document.documentElement.scrollWidth") <= 390, address
+        browser.run("location.hash = '#run=runs%2Faugment&tab=accepted'")
+        browser.wait("document.querySelectorAll('#items > li').length === 2")
+        name, other = (row["id"] for row in rows_of(folder / "runs" / "augment" / "variants.jsonl"))
+        for _ in range(40):  # Tab reaches the button of the first text
+            if browser.run("document.activeElement.textContent") == "drop":
+                break
+            browser.press("Tab")
+        assert browser.run("document.activeElement.textContent") == "drop"
+        browser.press("Enter")
+        browser.wait("document.querySelector('#items > li').dataset.decision === 'drop'")
+        browser.press("j")
+        browser.press("e")
+        browser.wait("document.activeElement.tagName === 'TEXTAREA'")
+        browser.call("Input.insertText", text="Kelm. ")
+        browser.run("document.activeElement.form.requestSubmit()")
+        browser.wait("document.querySelectorAll('#items > li')[1].dataset.decision === 'edit'")
+        found = {row["id"]: row for row in rows_of(folder / "runs" / "augment" / "decisions.jsonl")}
+        assert found[name]["decision"] == "drop"
+        assert "Kelm. " in found[other]["text"]
+        browser.press("u")
+        browser.wait("document.querySelectorAll('#items > li')[1].dataset.decision === ''")
+        assert browser.run("window.pwned") is None
+    finally:
+        browser.close()
