@@ -50,6 +50,7 @@ def _prompts() -> dict[str, str]:
         ("verify", verify_messages(PROSE, question, choices)),
         ("closed book", closed_book_messages(question, choices)),
         ("propose, open", propose_messages(PROSE, 4, [], ("open",))),
+        ("propose, retention", propose_messages(PROSE, 4, [], retention=True)),
     )
     prompts["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
     grades = (

@@ -182,6 +182,31 @@ def test_what_the_model_knows_without_the_passage_is_refused_and_other_facts_are
     )
 
 
+def test_retention_keeps_neighbours_that_the_model_knows_and_the_passage_does_not_name(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
+    facts = {"the capital of France": "Paris", "the capital of Peru": "Lima", "the first name": "Bryn"}
+
+    def knows_paris(messages: list[Message], completion: Completion) -> str:
+        task = messages[-1]["content"]
+        if "which show" in task or "well-known neighbour" in task:
+            in_passage = next(word for word in task.split("<passage>")[1].split() if word.istitle() and len(word) > 4)
+            right = {**facts, "its name": in_passage}
+            return "\n\n".join(
+                f"Question: What is {asked} of all?\nAnswer: {answer}\nWrong: Rome\nWrong: Oslo\nWrong: Riga\n"
+                f"Sentence: It is {answer}."
+                for asked, answer in right.items()
+            )
+        lines = [line for line in task.splitlines() if line[1:] == ". Paris"]
+        return lines[0][0] if lines else "X"
+
+    result = make_questions(make(question_server(knows_paris).url, retention=True, n_questions=1, max_attempts=1))
+    assert {(row["question"], row["choices"][row["answer"]]) for row in rows(result.questions_path)} == {
+        ("What is the capital of France of all?", "Paris")
+    }
+    assert (result.got, set(result.refused)) == (12, {"not known", "in the passage"})
+
+
 def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[..., Any]) -> None:
     asked: list[str] = []
 

@@ -178,6 +178,8 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("augment", {"budget": 1.0}, "augment.budget", "augment.generator.price"),
     ("augment", {"generator": {**OPENAI, "price": [1.0]}}, "augment.generator.price", "expected two numbers"),
     ("questions", {"generator": FILE}, "questions.generator.kind", "need a model to ask"),
+    ("questions", {"retention": True, "closed_book": 0}, "questions.retention", "closed_book: 0 asks none"),
+    ("questions", {"retention": True, "generator": {"kind": "sandbox"}}, "questions.retention", "has no knowledge"),
     ("questions", {"budget": 1.0}, "questions.budget", "questions.generator.price"),
     ("questions", {"generator": {}}, "questions.generator", "model is missing. Give the name of a model"),
     ("augment", {"judge": {"kind": "transformers"}}, "augment.judge", "model is missing. Give a model folder"),

@@ -52,6 +52,7 @@ REASONS: Mapping[str, str] = {
     "points at the text": "the question cannot be understood without the passage",
     "injection": "the question or a choice has prompt injection",
     "sentence": "the sentence with the answer is not in the passage",
+    "in the passage": "the passage has the answer, so the question is on no neighbour",
     "markup": "HTML that the passage does not have",
     "language": "another language than the passage",
     "duplicate": "the same question or fact as another on the document",
@@ -60,6 +61,7 @@ REASONS: Mapping[str, str] = {
     "not verified": "asked with the passage, the model gives another answer, or none",
     "decision": "a person dropped it",
     "closed-book": "asked without the passage, the model is correct every time",
+    "not known": "asked without the passage, the model is not correct every time",
 }
 """Reason of a refusal -> its meaning."""
 
@@ -110,10 +112,13 @@ def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
     return Draft(first.get("question", ""), first.get("answer", ""), wrong, sentence)
 
 
-def find_fault(draft: Draft, passage: str, others: Iterable[Draft], *, open_answer: bool = False) -> tuple[str, str]:
+def find_fault(
+    draft: Draft, passage: str, others: Iterable[Draft], *, open_answer: bool = False, retention: bool = False
+) -> tuple[str, str]:
     """Return (reason of `REASONS`, evidence) of the first fault, ("", "") without one.
 
-    The draft must differ from `others`; the answer of an open question (`open_answer`) is short.
+    The draft must differ from `others`; the answer of an open question (`open_answer`) is short. One that measures
+    `retention` is on what the passage does not state.
     """
     if not (draft.question and draft.answer and draft.sentence and len(draft.wrong) == 3):
         return (
@@ -135,7 +140,10 @@ def find_fault(draft: Draft, passage: str, others: Iterable[Draft], *, open_answ
     mention = _MENTIONS_TEXT.search(draft.question)
     if mention:
         return "points at the text", mention[0]
-    if f" {normal_form(draft.sentence)} " not in f" {normal_form(passage)} ":
+    is_stated = f" {normal_form(draft.sentence)} " in f" {normal_form(passage)} "
+    if retention and (is_stated or f" {forms[0]} " in f" {normal_form(passage)} "):
+        return "in the passage", draft.answer
+    if not retention and not is_stated:
         return "sentence", draft.sentence[:80]
     full_text = " ".join((draft.question, draft.answer, *draft.wrong))
     tag = new_markup(full_text, passage)
@@ -207,6 +215,16 @@ likely to someone who has not read it.
 - No "all of the above", "none of the above" or "both".
 {language}"""
 
+_RETENTION = """\
+Someone will learn this passage by heart. Write at most {n} four-choice questions that show whether they then mix up what \
+they knew before: each on a well-known neighbour of something in the passage, of the same kind but another one (another \
+company, person, place, product, law, event), which the passage does not name.
+- An educated person who never saw the passage answers it. It has one right answer.
+- The three wrong answers are of the same kind, length and precision.
+- The right answer must not stand in the question, nor in the passage.
+- No "all of the above", "none of the above" or "both".
+{language}"""
+
 _OPEN = """\
 - The right answer is short: a name, a number, a date or a few words.
 """
@@ -219,7 +237,8 @@ Answer: the right answer
 Wrong: a wrong answer
 Wrong: a wrong answer
 Wrong: a wrong answer
-Sentence: the sentence of the passage that answers it, word for word"""
+Sentence: {sentence}"""
+_STATED, _KNOWN = "the sentence of the passage that answers it, word for word", "a sentence that states the answer"
 
 _EARLIER = "\n\nThese exist already; ask about other facts:\n"
 
@@ -236,11 +255,15 @@ _CLOSED_BOOK = "{question}\n\nWhich answer is right? Answer with the letter alon
 
 
 def propose_messages(
-    source: Source, n: int, earlier: Sequence[str], kinds: Collection[str] = ("choices",)
+    source: Source, n: int, earlier: Sequence[str], kinds: Collection[str] = ("choices",), *, retention: bool = False
 ) -> list[Message]:
-    """Return the prompt for `n` questions of `kinds` on a passage, about other facts than the `earlier` questions."""
+    """Return the prompt for `n` questions of `kinds` on a passage, about other facts than the `earlier` questions.
+
+    Those on `retention` are about its neighbours.
+    """
     rule = (_OPEN if "open" in kinds else "") + language_line(source.text) + "\n"
-    return _about(source, _PROPOSE.format(n=n, language=rule) + _AS_LINES + _earlier(earlier))
+    task = (_RETENTION if retention else _PROPOSE).format(n=n, language=rule)
+    return _about(source, task + _AS_LINES.replace("{sentence}", _KNOWN if retention else _STATED) + _earlier(earlier))
 
 
 def _earlier(questions: Sequence[str]) -> str:

@@ -199,7 +199,7 @@ def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -
     section, blank = recipe.questions, ("",) * len(LETTERS)
     arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
     messages = [
-        propose_messages(*arguments),
+        propose_messages(*arguments, retention=section.retention),
         verify_messages(Source("", ""), "", blank),
         closed_book_messages("", blank),
     ]
@@ -224,9 +224,11 @@ class QuestionWriter:
             if not outcome.is_short(self.section):
                 break
             drafts = await self._propose(document, passage, attempt, outcome)
-            verified = await self._verify(document, passage, drafts, outcome)
-            unknown = await self._unknown_without_passage(verified, outcome)
-            outcome.candidates += unknown
+            if self.section.retention:
+                candidates = [Candidate(draft, 1) for draft in drafts]
+            else:
+                candidates = await self._verify(document, passage, drafts, outcome)
+            outcome.candidates += await self._asked_without_passage(candidates, outcome)
             outcome.candidates.sort(key=lambda candidate: -candidate.specificity)  # stable: ties in order of proposal
 
     async def _propose(self, document: Document, passage: Passage, attempt: int, outcome: Outcome) -> list[Draft]:
@@ -235,7 +237,7 @@ class QuestionWriter:
         known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
         earlier = [draft.question for draft in known]
         arguments = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
-        messages = propose_messages(*arguments)
+        messages = propose_messages(*arguments, retention=self.section.retention)
         (completion,) = await self._send([(messages, self._seed_of(messages, attempt))], outcome)
         verdict = check_completion(completion)
         drafts = read_drafts(completion.text) if verdict.accepted else []
@@ -244,7 +246,8 @@ class QuestionWriter:
         accepted: list[Draft] = []
         is_open, text = "open" in self.section.kinds, split_injection(passage.shown)[0]
         for draft in drafts[: self.section.n_proposed]:
-            reason, detail = find_fault(draft, text, [*known, *accepted], open_answer=is_open)
+            others, retention = [*known, *accepted], self.section.retention
+            reason, detail = find_fault(draft, text, others, open_answer=is_open, retention=retention)
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
@@ -279,8 +282,8 @@ class QuestionWriter:
         answers = await self._send(requests, outcome)
         return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
 
-    async def _unknown_without_passage(self, candidates: Sequence[Candidate], outcome: Outcome) -> list[Candidate]:
-        """Return the candidates that the model does not answer correctly every time without the passage.
+    async def _asked_without_passage(self, candidates: Sequence[Candidate], outcome: Outcome) -> list[Candidate]:
+        """Return the candidates that the model does not answer correctly every time without the passage (retention: does).
 
         The choices are rotated each time, so a preference for one letter is correct one time in four at most.
         """
@@ -295,18 +298,19 @@ class QuestionWriter:
                 correct.append(LETTERS[choices.index(candidate.draft.answer)])
         answers = await self._send(requests, outcome)
         hits = [parse_letter(answer.text) == letter for answer, letter in zip(answers, correct, strict=True)]
-        unknown: list[Candidate] = []
+        kept: list[Candidate] = []
         for index, candidate in enumerate(candidates):
             times = slice(index * n_times, (index + 1) * n_times)
             # An empty answer does not show whether the model knows the fact.
             empty = next((answer for answer in answers[times] if not answer.text.strip()), None)
             if empty is not None:
                 outcome.refused.append((candidate.draft, "no answer", check_completion(empty).detail))
-            elif n_times and all(hits[times]):
-                outcome.refused.append((candidate.draft, "closed-book", f"correct {n_times} times of {n_times}"))
+            elif n_times and all(hits[times]) != self.section.retention:
+                reason = "not known" if self.section.retention else "closed-book"
+                outcome.refused.append((candidate.draft, reason, f"correct {sum(hits[times])} times of {n_times}"))
             else:
-                unknown.append(candidate)
-        return unknown
+                kept.append(candidate)
+        return kept
 
     async def _send(self, requests: Sequence[_Request], outcome: Outcome) -> list[Completion]:
         """Return an answer for each request, in order. Raises an error that ends the run before one of a single request."""

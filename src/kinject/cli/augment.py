@@ -149,6 +149,11 @@ def add_questions(verbs: Any) -> None:
         metavar="RUN",
         help="part the questions of an evaluation (kinject eval) by whether its base knows them",
     )
+    parser.add_argument(
+        "--retention", action="store_true",
+        help="questions on well-known neighbours of the documents that the model answers, to measure what training "
+        "forgets, in the folder retention of the run's",
+    )  # fmt: skip
     parser.add_argument("--retry", action="store_true", help="ask again about passages that have too few questions")
     parser.add_argument("--dry-run", action="store_true", help="count passages and planned questions, then stop")
     parser.set_defaults(run=_questions)
@@ -159,6 +164,9 @@ def _questions(arguments: argparse.Namespace) -> int:
         return _drop_known(arguments)
     from kinject.augment.questions import make_questions, render_questions
 
+    if arguments.retention:
+        run_dir = recipe_of(arguments, "questions").run_dir / "retention"
+        arguments.arguments += [f"run_dir={run_dir}", "questions.retention=true"]
     if arguments.dry_run:
         from kinject.augment.preview import preview_questions
 

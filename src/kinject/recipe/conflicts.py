@@ -195,6 +195,10 @@ _AUGMENT = (
 _QUESTIONS = (
     Conflict("questions.generator.kind", lambda r, f: r.questions.generator.kind == "file",
              "questions need a model to ask; kind: file has none."),
+    Conflict("questions.retention", lambda r, f: r.questions.retention and not r.questions.closed_book,
+             "questions on neighbours are kept where the model answers them without the passage; closed_book: 0 asks none."),
+    Conflict("questions.retention", lambda r, f: r.questions.retention and r.questions.generator.kind == "sandbox",
+             "the sandbox's writer knows no neighbours: it has no knowledge beside the passage."),
     Conflict("questions.budget", lambda r, f: _free(r.questions.budget, r.questions.generator),
              "needs questions.generator.price: without prices all is free."),
 )  # fmt: skip

@@ -284,6 +284,11 @@ class QuestionsSection:
     closed_book: int = option(
         2, help="Times that each is asked without the passage; if always correct, it is refused.", min=0, max=100
     )
+    retention: bool = option(
+        False,
+        help="Questions on well-known neighbours of what the passages tell of, to measure what training forgets; those "
+        "that the model answers each time are kept.",
+    )
     validation: float = option(
         0.2, help="Fraction of the documents whose questions are for validation.", min=0.0, max=1.0
     )
