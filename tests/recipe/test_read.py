@@ -119,6 +119,10 @@ def test_a_key_without_its_section_is_suggested_with_it(write: Write) -> None:
             "r.yaml:2: corpus.bos: found 'yes' (text), expected true or false.",
         ),
         ("run_dir: a\nseed:\n", "r.yaml:2: seed: found nothing, expected a whole number."),
+        (
+            "run_dir: a\ndocuments: {fields: {txt: body}}\n",
+            "r.yaml:2: documents.fields.txt: found 'txt' (text). Did you mean text?",
+        ),
     ],
 )
 def test_one_fault_is_one_line(write: Write, text: str, fault: str) -> None:

@@ -108,8 +108,11 @@ class Checker:
         if origin in (dict, Mapping):
             if not isinstance(value, Mapping):
                 return self._invalid(key, f"found {_describe(value)}, expected a mapping.")
+            names = [
+                self.value(arguments[0], name, (*key, name)) for name in value if get_origin(arguments[0]) is Literal
+            ]
             built = {name: self.value(arguments[1], item, (*key, name)) for name, item in value.items()}
-            return _INVALID if any(item is _INVALID for item in built.values()) else built
+            return _INVALID if any(item is _INVALID for item in (*names, *built.values())) else built
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             section = self.section(hint, value, key)
             return _INVALID if section is None else section
