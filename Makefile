@@ -51,7 +51,7 @@ types: .venv/dev
 recipes: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tests/audit.py
+	-$(BIN)/python -m pip_audit -r constraints.txt --no-deps --disable-pip --timeout 5 --progress-spinner off
 	$(BIN)/kinject recipes check recipes
 
 check: .venv/dev static
