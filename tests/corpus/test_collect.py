@@ -25,7 +25,6 @@ from kinject.cli import main
 from kinject.disk import read_jsonl
 from kinject.documents import copies, document_hashes, parse, read_documents
 from kinject.documents.collect import DocumentsResult, collect
-from kinject.errors import InputError
 from kinject.executors import Outcome
 from kinject.recipe import DocumentsSection
 
@@ -224,17 +223,6 @@ def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkey
         assert len({(result.folder / name).read_bytes() for result in (*results, resumed)}) == 1
 
 
-def test_strict_stops_at_the_first_file_that_cannot_be_read(heap: Path) -> None:
-    (heap / "a.txt").write_text(prose(1))
-    (heap / "b.jsonl").write_text("[]\n")
-    (heap / ".hidden").write_text("x")
-    with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):
-        collect([heap], DocumentsSection(strict=True))
-    assert collect([heap]).n_skipped == 1
-    with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):  # also where it is known by then
-        collect([heap], DocumentsSection(strict=True))
-
-
 def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> None:
     text = prose(1, 200)
     words = text.split()
@@ -345,7 +333,7 @@ def test_patterns_and_several_paths_are_heaps_and_a_text_never_names_paths(
     for words, message in (
         (["nowhere"], "nowhere: nothing is there"), (["heap/*.pdf"], "no file fits this pattern"), (["/"], "the root"),
         (["/proc/self"], "devices of the system"), (["/sys"], "devices of the system"),
-        (["heap", "documents.strct=true"], "unknown key. Did you mean strict?"),
+        (["heap", "documents.boilerplat=1"], "unknown key. Did you mean boilerplate?"),
     ):  # fmt: skip
         assert main(["documents", *words]) == 2
         assert message in capsys.readouterr().err

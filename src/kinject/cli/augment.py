@@ -54,7 +54,7 @@ PATH is a folder, a pattern in quotes, or a file. In the run folder:
   documents.jsonl    a row for each document; augment, questions and eval read it
   skipped.jsonl      every file, page or row that was not read, with the reason
   duplicates.jsonl   copies, passages and lines that were left out
-Exit code 0: all was read; 1: something was skipped; 2: nothing could be read, or documents.strict.
+Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
 
 examples:
   kinject documents handbook/

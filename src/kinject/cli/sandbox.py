@@ -25,6 +25,12 @@ to use the endpoint from another terminal:
   kinject augment recipes/augment-openai.yaml augment.generator.model=sandbox \\
       augment.generator.base_url=http://127.0.0.1:8000/v1"""
 
+_ROWS = {
+    "corpus": ("runs/sandbox/base-corpus.jsonl", "write the base model's training corpus"),
+    "chat": ("runs/sandbox/chat.jsonl", "write the dialogues that teach the base model to chat"),
+}
+"""Action that writes rows -> their file, and its help."""
+
 
 def add_sandbox(verbs: Any) -> None:
     """Add the verb and its actions."""
@@ -35,19 +41,16 @@ def add_sandbox(verbs: Any) -> None:
     build = actions.add_parser("build", help="write documents and questions")
     build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
     build.set_defaults(run=_build)
-    corpus = actions.add_parser("corpus", help="write the base model's training corpus")
-    corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
-    corpus.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    corpus.set_defaults(run=_corpus)
+    for name, (out, summary) in _ROWS.items():
+        rows = actions.add_parser(name, help=summary)
+        rows.add_argument("--out", type=Path, default=Path(out), help="default: %(default)s")
+        rows.set_defaults(run=_rows)
     for name in ("base", "instruct"):
         model = actions.add_parser(
             name, help=f"copy the {name} model that ships, as the run of recipes/sandbox/{name}.yaml"
         )
         model.add_argument("--out", type=Path, help=f"run folder (default: runs/sandbox/{name})")
         model.set_defaults(run=_model)
-    chat = actions.add_parser("chat", help="write the dialogues that teach the base model to chat")
-    chat.add_argument("--out", type=Path, default=Path("runs/sandbox/chat.jsonl"), help="default: %(default)s")
-    chat.set_defaults(run=_chat)
     sentences = actions.add_parser("sentences", help="write rows that teach to answer in sentences, and to abstain")
     sentences.add_argument("--out", type=Path, default=Path("runs/sandbox"), help="folder (default: %(default)s)")
     sentences.set_defaults(run=_sentences)
@@ -64,10 +67,11 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _corpus(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import write_base_corpus
+def _rows(arguments: argparse.Namespace) -> int:
+    from kinject.sandbox import write_base_corpus, write_dialogues
 
-    show(f"{arguments.out}: {write_base_corpus(arguments.out, seed=arguments.seed):,} rows")
+    write = write_base_corpus if arguments.action == "corpus" else write_dialogues
+    show(f"{arguments.out}: {write(arguments.out):,} rows")
     return 0
 
 
@@ -81,13 +85,6 @@ def _model(arguments: argparse.Namespace) -> int:
         f"the {run.name} model that ships" if run.is_in(folder) else f"a model of {run.recipe} that was trained here"
     )
     show(f"{folder / 'model'}: {'' if written else 'already there: '}{model}")
-    return 0
-
-
-def _chat(arguments: argparse.Namespace) -> int:
-    from kinject.sandbox import write_dialogues
-
-    show(f"{arguments.out}: {write_dialogues(arguments.out):,} rows")
     return 0
 
 

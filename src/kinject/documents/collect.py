@@ -124,7 +124,7 @@ def collect(
     duplicates.jsonl.
 
     Raises `DiskError` if nothing is at a source or something cannot be written, `InputError` if nothing can be read there,
-    and with `strict` for the first file that cannot. `KeyboardInterrupt` after Ctrl-C: the files parsed so far are stored.
+    `KeyboardInterrupt` after Ctrl-C: the files parsed so far are stored.
     """
     section = section or DocumentsSection()
     folder = folder or _folder_of(sources, section)
@@ -154,7 +154,7 @@ def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
 
 def _output_options(section: DocumentsSection) -> dict[str, Any]:
     """Return the options that decide the output."""
-    return {key: value for key, value in asdict(section).items() if key not in ("cache_dir", "strict")}
+    return {key: value for key, value in asdict(section).items() if key != "cache_dir"}
 
 
 def _hashed(files: Sequence[FoundFile], section: DocumentsSection) -> list[HeapFile]:
@@ -230,11 +230,7 @@ def _write(
     parts = [[file.found.name, file.sha256, file.fault, day_of(file.found.mtime)] for file in heap]
     heap_id = content_id("documents", readers_version(), _output_options(section), parts)
     manifest = read_manifest(manifest_path)
-    if (
-        manifest is not None
-        and manifest["counts"].get("heap") == heap_id
-        and not (section.strict and manifest["counts"]["skipped"])
-    ):
+    if manifest is not None and manifest["counts"].get("heap") == heap_id:
         try:
             for name in OUTPUTS:
                 check_output(folder / name, "")

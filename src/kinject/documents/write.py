@@ -13,7 +13,6 @@ from typing import Any
 from kinject.disk import open_to_read, read_jsonl, write_jsonl
 from kinject.documents.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
 from kinject.documents.parse import FoundFile, Parsed, parsed_of
-from kinject.errors import InputError
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress
 from kinject.types import Document
@@ -126,15 +125,13 @@ class HeapWriter:
         return self.heap[found.file].found.name + found.location
 
     def _find(self) -> None:
-        """Read all records once. Raises `InputError` for the first fault if the recipe is strict."""
+        """Read all records once."""
         for number, file in enumerate(self.heap):
             name = file.found.name
             for start, n_bytes, parsed in file.read():
                 if parsed.document is not None:
                     date = _date(name, parsed.document, file.found.mtime)
                     self.found.append(_Found(number, start, n_bytes, parsed.location, date, parsed.facts))
-                elif self.section.strict and not file.found.left_out:
-                    raise InputError(f"{file.found.path}{parsed.location}: {parsed.fault}")
                 else:
                     self._skip(number, parsed.location, parsed.fault)
 

@@ -13,7 +13,6 @@ from kinject.recipe.sections import option
 class DocumentsSection:
     """Turns a heap of files (a folder, a pattern) into documents: how they are read, and what is left out."""
 
-    strict: bool = option(False, help="Stop at the first file that cannot be read, instead of leaving it out.")
     fields: Mapping[Literal["text", "title", "id"], str] | None = option(
         None, help="Columns or keys with the text, the title and the id; default: found by name."
     )
