@@ -13,12 +13,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
+
+from kinject.augment.sandbox import Connection, SandboxServer
 
 Style = Literal["vllm", "sglang", "llama-server", "ignores-echo", "absurd"]
 
@@ -99,27 +100,17 @@ def serve(folder: Path, style: Style = "vllm") -> Iterator[Served]:
     """Serve the model in `folder`, in float32, from a thread of this process."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Connection):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             served.bodies.append(body)
-            status, answer = served.reply(self.path, body)
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.say(*served.reply(self.path, body))
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+    class Server(SandboxServer):
+        connection_class = Handler
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    served = Served(
-        f"http://127.0.0.1:{server.server_port}/v1", style, model, transformers.AutoTokenizer.from_pretrained(folder)
-    )
+    server = Server()
+    served = Served(server.url, style, model, transformers.AutoTokenizer.from_pretrained(folder))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -7,14 +7,13 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from kinject.augment.sandbox import generate_answer
+from kinject.augment.sandbox import Connection, SandboxServer, generate_answer
 from kinject.corpus.grading import contains, matches
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl
@@ -36,42 +35,26 @@ Grader = Callable[[str, list[str], str], str]
 """(question, accepted texts, written text) -> what the judge writes."""
 
 
-class Endpoint(ThreadingHTTPServer):
+class Endpoint(SandboxServer):
     """A chat endpoint on loopback whose answers `grader` writes."""
 
-    daemon_threads = True
-
     def __init__(self, grader: Grader) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__()
         self.grader = grader
         self.bodies: list[dict[str, Any]] = []
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Graded(Connection):
     server: Endpoint
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.bodies.append(body)
-        item = graded_in(body["messages"])
+    def answer(self, body: bytes) -> None:
+        self.server.bodies.append(json.loads(body))
+        item = graded_in(self.server.bodies[-1]["messages"])
         assert item is not None
-        text = self.server.grader(*item)
-        self._respond(200, {
-            "model": body["model"], "usage": {"prompt_tokens": 10, "completion_tokens": 2},
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-        })  # fmt: skip
+        self.complete(self.server.grader(*item), "stop", 10)
 
-    def _respond(self, status: int, value: dict[str, Any]) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, *args: Any) -> None:
-        pass
+Endpoint.connection_class = _Graded
 
 
 @pytest.fixture
@@ -109,10 +92,7 @@ def questions() -> list[Question]:
 
 
 def section_of(endpoint: Endpoint, tmp_path: Path, **others: Any) -> Any:
-    judge = {
-        "kind": "openai", "model": "judge", "base_url": f"http://127.0.0.1:{endpoint.server_address[1]}/v1",
-        "temperature": 0.0,
-    }  # fmt: skip
+    judge = {"kind": "openai", "model": "judge", "base_url": endpoint.url, "temperature": 0.0}
     whole = {
         "models": {"base": str(tmp_path)}, "questions": {"open": str(tmp_path / "open.jsonl")}, "formats": ["generate"],
         "scores": ["judge"],
@@ -282,7 +262,7 @@ def test_a_budget_that_ends_is_an_error_that_keeps_the_grades(
 ) -> None:
     endpoint = serve(simulated(questions, 1.0))
     judge = {
-        "kind": "openai", "model": "judge", "base_url": f"http://127.0.0.1:{endpoint.server_address[1]}/v1",
+        "kind": "openai", "model": "judge", "base_url": endpoint.url,
         "price": [1000.0, 1000.0], "max_tokens": 4, "concurrency": 1,
     }  # fmt: skip
     recipe = section_of(endpoint, tmp_path, judge=judge, budget=0.5)
