@@ -125,10 +125,10 @@ def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str
 
     kinject.styles()["paraphrase"]
     """
-    from kinject.augment.preview import known_styles
+    from kinject.augment.styles import read_styles
 
-    checked: AugmentRecipe | None = None if recipe is None else _checked(recipe, "augment")
-    return {name: style.about for name, style in known_styles(checked).items()}
+    files = () if recipe is None else _checked(recipe, "augment").augment.style_files
+    return {name: style.about for name, style in read_styles(files).items()}
 
 
 def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: bool = False) -> TrainResult:

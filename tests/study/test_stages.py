@@ -21,7 +21,7 @@ def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
     recipe = read_recipe(path, overrides, "study")
     arms = expand_arms(recipe).arms
     by_name = {arm.name: arm for arm in arms}
-    return {(arm.name, seed): Planner(recipe).arm_run(arm, seed, by_name) for arm in arms for seed in arm.seeds}
+    return {(arm.name, seed): Planner(recipe.study).arm_run(arm, seed, by_name) for arm in arms for seed in arm.seeds}
 
 
 def ids(run: ArmRun) -> dict[str, str]:

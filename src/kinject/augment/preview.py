@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from kinject.augment.checks.judge import N_TRIALS
 from kinject.augment.plan import LONGEST_DOCUMENT, QUOTA, Group, Plan, coverage_of, make_plan
 from kinject.augment.prompts import describe
-from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style, read_styles
+from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import read_jsonl
 from kinject.documents import read_documents
@@ -188,11 +188,6 @@ def render_preview(preview: Preview) -> str:
         note = "enough, by estimate" if enough else "exceeded: raise augment.budget, or request less"
         lines.append(f"budget      {preview.budget:>12,.4f}  {note}")
     return "\n".join(lines)
-
-
-def known_styles(recipe: AugmentRecipe | None) -> Mapping[str, Style]:
-    """Return the shipped styles and those that a recipe names. Raises `RecipeError` for faults in their files."""
-    return read_styles(recipe.augment.style_files) if recipe else STYLES
 
 
 def find_style(name: str) -> Style:

@@ -108,7 +108,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
         progress = Progress("augment", counts["variants"], "rewritings")
         with Store(recipe.run_dir, plan.catalog) as store, progress:
-            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
+            rewriter = await _rewrite(recipe.run_dir, section, limits, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages)
@@ -152,15 +152,15 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
 
 
 async def _rewrite(
-    recipe: AugmentRecipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
+    run_dir: Path, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
     progress: Progress,
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants, then texts for facts that too few carry; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
-            open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer)
+            open_sender(section.generator, run_dir, limits, sandbox=sandbox.generate_answer)
         )
-        judge = await open_judge(stack, recipe, section, passages, sender)
+        judge = await open_judge(stack, run_dir, section, plan.seed, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         start = monotonic()
         try:
@@ -175,7 +175,7 @@ async def _rewrite(
 
 
 async def open_judge(
-    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection,
+    stack: contextlib.AsyncExitStack, run_dir: Path, section: AugmentSection, seed: int,
     passages: Iterable[PlannedDocument], partner: Sender,
 ) -> Judge | None:  # fmt: skip
     """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
@@ -183,10 +183,10 @@ async def open_judge(
         return None
     limits = limits_of(section.judge, section.budget)
     opened = open_sender(
-        section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, sandbox=sandbox.generate_answer,
+        section.judge, run_dir, limits, cache="judge.sqlite", partner=partner, sandbox=sandbox.generate_answer,
     )  # fmt: skip
     sender = await stack.enter_async_context(opened)
-    judge = Judge(sender, recipe.seed)
+    judge = Judge(sender, seed)
     pairs = ((document.title, passage.shown) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):

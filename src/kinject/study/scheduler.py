@@ -161,7 +161,7 @@ class Study:
     _exit_stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.planner = Planner(self.recipe)
+        self.planner = Planner(self.recipe.study)
 
     def __enter__(self) -> Study:
         return self

@@ -36,7 +36,8 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.models import model_hash
 from kinject.process import peak_memory
-from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
+from kinject.recipe import TrainRecipe, read_recipe, read_values
+from kinject.recipe.eval_section import StudySection
 from kinject.sandbox import (
     BASE,
     BASE_CORPUS,
@@ -120,10 +121,10 @@ class ArmRun:
 class Planner:
     """Makes the stages of one study; the same work gets the same stage."""
 
-    def __init__(self, recipe: StudyRecipe) -> None:
+    def __init__(self, section: StudySection) -> None:
         _hash.cache_clear()  # files may have changed since the last study in this process
-        self.section = recipe.study
-        self.models = base_models(recipe.study)
+        self.section = section
+        self.models = base_models(section)
         self.cache_dir = Path(self.section.cache_dir)
 
     def setup_stages(self) -> Iterator[list[Stage]]:
@@ -360,7 +361,7 @@ def _run_train(stage: Stage) -> dict[str, Any]:
         manifest = _read_matched_manifest(Path(stage.parameters["match_steps_of"]))
         overrides.append(f"trainer.max_steps={manifest['counts']['steps']}")
     if "match_seconds_of" in stage.parameters:
-        overrides += _matching_steps(read_recipe(Path(stage.recipe), overrides, "train"), stage.parameters)
+        overrides += _matching_steps(read_recipe(Path(stage.recipe), overrides, "train").trainer, stage.parameters)
     return _train_recipe(read_recipe(Path(stage.recipe), overrides, "train"))
 
 
@@ -380,8 +381,8 @@ def _read_matched_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[str]:
-    """Return the overrides by which `recipe` takes the seconds of the arm that it is matched to, warm-up in proportion."""
+def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
+    """Return the overrides by which `trainer` takes the seconds of the arm that it is matched to, warm-up in proportion."""
     fix = "Delete this folder to train it again."
     matched, unmatched = (Path(parameters[key]) for key in ("match_seconds_of", "unmatched"))
     for folder in (matched, unmatched):
@@ -397,7 +398,7 @@ def _matching_steps(recipe: TrainRecipe, parameters: Mapping[str, Any]) -> list[
             "arm out."
         )
     overrides = [f"trainer.max_steps={scaled}"]
-    warmup = recipe.trainer.get("warmup_steps") or 0
+    warmup = trainer.get("warmup_steps") or 0
     return [*overrides, f"trainer.warmup_steps={round(warmup * scaled / n_steps)}"] if warmup >= 1 else overrides
 
 
