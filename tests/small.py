@@ -1,4 +1,4 @@
-"""What tests share: a tiny model, an interrupted run, reports whose figures are not saved, the benchmarks as modules."""
+"""What tests share: a tiny model, an interrupted run, blank figures, the benchmarks as modules, log-probs by a plain pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -62,3 +62,13 @@ def load_benchmark(name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def naive_log_prob(model: Any, tokenizer: Any, context: str, continuation: str) -> float:
+    """Return the log-prob of `continuation` behind `context`, by one plain pass over the whole string."""
+    import torch
+
+    n, ids = len(tokenizer(context).input_ids), tokenizer(context + continuation).input_ids
+    with torch.no_grad():
+        log_probs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return sum(float(log_probs[i - 1, ids[i]]) for i in range(n, len(ids)))

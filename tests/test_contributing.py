@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from kinject.cli import main
@@ -24,6 +23,7 @@ from kinject.models import load_model
 from kinject.question_formats import FORMATS
 from kinject.recipe import read_recipe
 from kinject.report.formatting import format_prompt
+from small import naive_log_prob
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinject"
@@ -112,12 +112,8 @@ def test_a_question_format_from_outside_is_asked_in_its_own_layout(
     (answer,) = read_answers(recipe.run_dir / "answers.jsonl")
     loaded = load_model(str(tiny_model))
     context = "Where was Arden born?\n1) Lowmere\n2) Kelm\nNumber:"
-    for number, log_prob in zip((" 1", " 2"), answer.log_probs, strict=True):
-        n, ids = len(loaded.tokenizer(context).input_ids), loaded.tokenizer(context + number).input_ids
-        with torch.no_grad():
-            naive = loaded.model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
-        expected = sum(float(naive[i - 1, ids[i]]) for i in range(n, len(ids)))
-        assert log_prob == pytest.approx(expected, abs=1e-4)
+    expected = [naive_log_prob(loaded.model.double(), loaded.tokenizer, context, number) for number in (" 1", " 2")]
+    assert answer.log_probs == pytest.approx(expected, abs=1e-4)
     assert format_prompt(report.results[0].prompt_format) == "numbers, 0 shots"
     with pytest.raises(RecipeError, match="Did you mean numbered"):
         read_recipe(recipes["eval"], ["eval.formats=[numbred]"], "eval")

@@ -363,11 +363,3 @@ def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: p
     capsys.readouterr()
     assert main(["documents", "heap", "documents.near_duplicates=2"]) == 2
     assert "documents.near_duplicates: found 2, allowed: 0.5 to 1.0" in capsys.readouterr().err
-
-
-def test_a_worker_of_a_study_may_collect(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (heap / "a.txt").write_text(prose(1))
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    monkeypatch.setitem(config, "daemon", True)
-    assert collect([heap]).n_parsed == 1
-    assert config["daemon"] is True

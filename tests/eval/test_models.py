@@ -23,7 +23,7 @@ from kinject.models import new_model
 from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import EvalSection, LocalModelSection
 from kinject.results import Report
-from small import TINY
+from small import TINY, naive_log_prob
 
 QUESTIONS = [
     {"id": "q1", "question": "Where was Arden born?", "choices": ["Lowmere", "the mill", "Farrow"], "answer": 0},
@@ -61,17 +61,8 @@ def scored_now(folder: Path) -> int:
 
 def by_hand(model: Any, tokenizer: Any) -> list[tuple[float, ...]]:
     """Log-probs of the choices by one plain pass each."""
-    rows = []
-    for row in QUESTIONS:
-        context, sums = f"Question: {row['question']}\nAnswer:", []
-        n = len(tokenizer(context).input_ids)
-        for choice in row["choices"]:
-            ids = torch.tensor([tokenizer(f"{context} {choice}").input_ids])
-            with torch.no_grad():
-                log_probs = model(ids).logits[0].float().log_softmax(-1)
-            sums.append(sum(float(log_probs[i - 1, ids[0, i]]) for i in range(n, ids.shape[1])))
-        rows.append(tuple(sums))
-    return rows
+    prompts = [(f"Question: {row['question']}\nAnswer:", row["choices"]) for row in QUESTIONS]
+    return [tuple(naive_log_prob(model, tokenizer, text, f" {c}") for c in choices) for text, choices in prompts]
 
 
 def save_adapter(base: Path, folder: Path, seed: int = 3) -> Any:

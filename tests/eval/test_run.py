@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from kinject.disk import lock_dir
@@ -27,6 +26,7 @@ from kinject.recipe import read_recipe
 from kinject.report.files import render_summary, write_report
 from kinject.results import Report
 from kinject.types import Answer
+from small import naive_log_prob
 
 ROWS = [
     {"id": f"q{i}", "question": f"Where was {name} born?", "choices": choices, "answer": i % 3, "document_id": name}
@@ -66,14 +66,7 @@ def manifest(tmp_path: Path) -> dict[str, Any]:
 def naive(folder: Path, context: str, continuations: Sequence[str]) -> list[float]:
     """Log-probs in float64 from whole strings, by transformers alone."""
     loaded = load_model(str(folder))
-    model, scores = loaded.model.double(), []
-    for continuation in continuations:
-        n = len(loaded.tokenizer(context).input_ids)
-        ids = torch.tensor([loaded.tokenizer(context + continuation).input_ids])
-        with torch.no_grad():
-            log_probs = model(ids).logits[0].log_softmax(-1)
-        scores.append(sum(float(log_probs[i - 1, ids[0, i]]) for i in range(n, ids.shape[1])))
-    return scores
+    return [naive_log_prob(loaded.model.double(), loaded.tokenizer, context, text) for text in continuations]
 
 
 OPEN = [

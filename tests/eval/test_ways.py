@@ -29,6 +29,7 @@ from kinject.report.files import read_report, render_summary, write_report
 from kinject.report.formatting import View
 from kinject.report.tables import results_table
 from kinject.types import Question
+from small import naive_log_prob
 
 NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]
 ROWS = [
@@ -118,11 +119,7 @@ def test_a_chat_template_wraps_the_prompt_once(recipe, tmp_path, tiny_model):
     loaded.tokenizer.save_pretrained(tiny_model)
     run(recipe(chat=True))
     context = "U: Question: Where was Arden born?\nAnswer:\nA:"
-    ids = loaded.tokenizer(context + "Lowmere").input_ids
-    n = len(loaded.tokenizer(context).input_ids)
-    with torch.no_grad():
-        log_probs = loaded.model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
-    expected = sum(float(log_probs[i - 1, ids[i]]) for i in range(n, len(ids)))
+    expected = naive_log_prob(loaded.model.double(), loaded.tokenizer, context, "Lowmere")
     assert stored(tmp_path)["texts", 0, 0, "q0"].log_probs[0] == pytest.approx(expected, abs=1e-4)
 
 

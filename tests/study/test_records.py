@@ -78,7 +78,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
         )
         records.read("m", arm, seed, folder)
     questions = {"set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]}
-    arms = [Arm(name, "m", "", "", {}, "", "", "", None, name == "base", (0,)) for name in ("base", "ft")]
+    arms = [Arm(name, "m", "", "", {}, "", "", None, name == "base", (0,)) for name in ("base", "ft")]
     rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}))
     assert [(row["arm"], row["question_id"], row["change"]) for row in rows] == [
         ("base+rag", "q1", "wrong to right"), ("base+rag", "q2", "wrong to right"), ("base+rag", "q4", "wrong to right"),
