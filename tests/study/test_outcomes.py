@@ -107,7 +107,7 @@ def test_claims_on_an_outcome_keep_their_level_and_find_a_known_difference() -> 
 def test_a_study_reports_each_outcome_over_seeds() -> None:
     records = simulate(7, -0.4)
     arms = [
-        Arm(name, "m", "", "", {}, "", "", "", None, True, seeds) for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
+        Arm(name, "m", "", "", {}, "", "", None, True, seeds) for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
     ]
     results = summarize_arms(records, arms, {"set": "learning"}, {})
     base, ft = results
@@ -244,7 +244,7 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     after = records.by_run["m", "ft", 0][SETTING]
     after[:] = [replace(item, text=f"<b>{item.text}</b>") for item in after]
     arms = [
-        Arm(name, "m", "", "", {}, "", "", "", None, True, seeds) for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
+        Arm(name, "m", "", "", {}, "", "", None, True, seeds) for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
     ]
     results = summarize_arms(records, arms, {"set": "learning"}, {})
     report = Report("study", "a study", ("m",), arm_infos(arms), tuple(results), seeds=(0, 1, 2))
