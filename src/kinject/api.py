@@ -231,16 +231,15 @@ def read_report(path: str | Path) -> Report:
 
 
 def plan(recipe: TrainRecipe | str | Path, **options: Any) -> Plan:
-    """Estimate memory, time and disk of a training run; `options` are those of `kinject.plan.run.PlanOptions`.
+    """Estimate memory, time and disk of a training run; `options` are those of `kinject.plan.run.plan`.
 
     Without devices, this machine's. `calibration` times a few real steps.
 
         kinject.plan("recipes/cpt.yaml", calibration=False).fits
     """
-    from kinject.plan.run import PlanOptions
     from kinject.plan.run import plan as run
 
-    return run(_checked(recipe, "plan"), PlanOptions(**options))
+    return run(_checked(recipe, "plan"), **options)
 
 
 def find_lr(

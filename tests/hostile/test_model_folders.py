@@ -20,7 +20,7 @@ from kinject.api import export, merge
 from kinject.errors import KinjectError
 from kinject.eval.chat import ChatSetup, open_chat
 from kinject.eval.run import evaluate
-from kinject.plan.run import PlanOptions, plan
+from kinject.plan.run import plan
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.run import run as train
 
@@ -73,7 +73,7 @@ def trained_weights(model: Path, work: Path) -> Any:
 
 def planned(model: Path, work: Path) -> Any:
     """Return the estimate of the peak memory."""
-    return plan(training_recipe(model, work), PlanOptions(calibration=False)).memory.peak
+    return plan(training_recipe(model, work), calibration=False).memory.peak
 
 
 def _weights(folder: Path) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kinject.plan import run as planning
-from kinject.plan.run import PlanOptions, StepTiming, plan, time_steps
+from kinject.plan.run import StepTiming, plan, time_steps
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.short_run import run_process
 
@@ -60,7 +60,7 @@ def test_a_recipe_for_a_thousand_steps_takes_eight_and_leaves_nothing(
         {"patience": 1, "sam": 0.05}, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps",
         eval_steps=5, save_strategy="steps", save_steps=5, load_best_model_at_end=True, metric_for_best_model="loss",
     )  # fmt: skip
-    result = plan(recipe, PlanOptions())
+    result = plan(recipe)
     assert result.timing is not None, result.notes
     assert result.timing.n_steps == 6
     assert result.seconds == pytest.approx(1000 * result.timing.step_seconds)

@@ -49,20 +49,14 @@ def _plan(arguments: argparse.Namespace) -> int:
         if value is not None and value <= 0:
             raise InputError(f"--{option}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
-    from kinject.plan.run import PlanOptions, draw_rates, plan, render_plan
+    from kinject.plan.run import draw_rates, plan, render_plan
     from kinject.plan.ways import parse_memory
 
-    memory = parse_memory(arguments.memory) if arguments.memory is not None else None
-    link = None if arguments.link is None else arguments.link * 1e9
-    options = PlanOptions(
-        memory,
-        arguments.devices,
-        not arguments.no_calibration,
-        arguments.nodes,
-        link,
-        arguments.gpu,
-    )
-    result = plan(recipe, options)
+    result = plan(
+        recipe, memory=parse_memory(arguments.memory) if arguments.memory is not None else None,
+        n_devices=arguments.devices, nodes=arguments.nodes, link=arguments.link and arguments.link * 1e9,
+        gpu=arguments.gpu, calibration=not arguments.no_calibration,
+    )  # fmt: skip
     show(render_plan(result))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)

@@ -61,22 +61,6 @@ _DRAWN_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """Options of the command line: bytes of a device, devices of a machine and machines (None: this machine's).
-
-    `calibration` times real steps; `link` are the bytes a second of the slowest link; `gpu` is a name in
-    `GPUS`.
-    """
-
-    memory: int | None = None
-    devices: int | None = None
-    calibration: bool = True
-    nodes: int | None = None
-    link: float | None = None
-    gpu: str | None = None
-
-
-@dataclass(frozen=True)
 class RunLength:
     """The steps and tokens of a run. `tokens` are read in all `steps` together; `learned` of them are in the loss."""
 
@@ -142,8 +126,14 @@ class Plan(Tabular):
         return [{"memory": name, "GiB": n_bytes / GIB} for name, n_bytes in parts.items()]
 
 
-def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
+def plan(
+    recipe: TrainRecipe, *, memory: int | None = None, n_devices: int | None = None, nodes: int | None = None,
+    link: float | None = None, gpu: str | None = None, calibration: bool = True,
+) -> Plan:  # fmt: skip
     """Return the plan of `recipe`. A missing corpus or missing weights become notes; the rest is counted.
+
+    It is for `nodes` machines with `n_devices` of `memory` bytes each, or cards `gpu` (`GPUS`); by default this machine's.
+    `link` are the bytes a second of the slowest link. `calibration` times real steps.
 
     Raises `RecipeError` for faults that training would refuse before it starts, `InputError` if there is no model config.
     """
@@ -152,11 +142,11 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     from kinject.train.setup import check_training
 
     recipe.raise_any(find_problems("plan", recipe))
-    described = any(value is not None for value in (options.memory, options.devices, options.nodes, options.gpu))
+    described = any(value is not None for value in (memory, n_devices, nodes, gpu))
     if not described:
         check_training(recipe)
-    kind = _device_kind(recipe, options, described=described)
-    devices = find_devices(kind, options.memory, options.devices, options.nodes, options.link, options.gpu)
+    kind = "cuda" if gpu is not None else _device_kind(recipe, described=described)
+    devices = find_devices(kind, memory, n_devices, nodes, link, gpu)
     if described:
         (check_training if devices.here else check_model)(recipe)
     notes = list(recipe.notes)
@@ -165,17 +155,17 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     if recipe.model.path is not None and not step.model.name_or_path:
         notes.append(f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape.")
     shapes = read_shapes(step)
-    memory = estimate(step, shapes)
+    estimated = estimate(step, shapes)
     way, changes = choose(step, devices)
     length = _count_length(recipe, devices.count, notes)
-    timing = _calibrate(recipe, options, devices, devices.fits(memory.peak), length, notes)
+    timing = _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes) if calibration else None
     n_steps = length.steps if length is not None else max(trainer_field(recipe.trainer, "max_steps"), 0)
     per_epoch = updates_per_epoch(recipe, length.n_rows, devices.count) if length is not None else 0
     follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
     is_drawn = 0 < n_steps <= _DRAWN_STEPS and (per_epoch > 0 or not follows_epochs)
     return Plan(
         recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, shapes=shapes,
-        memory=memory, devices=devices, changes=tuple(changes), way=way, length=length,
+        memory=estimated, devices=devices, changes=tuple(changes), way=way, length=length,
         timing=timing,
         seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
         step_flops=count_flops(step, shapes), rate=trainer_field(recipe.trainer, "learning_rate"), notes=tuple(notes),
@@ -183,10 +173,10 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     )  # fmt: skip
 
 
-def _device_kind(recipe: TrainRecipe, options: PlanOptions, *, described: bool) -> str:
+def _device_kind(recipe: TrainRecipe, *, described: bool) -> str:
     device = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
     elsewhere = described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available()))
-    return "cuda" if options.gpu is not None or elsewhere else choose_device(device)
+    return "cuda" if elsewhere else choose_device(device)
 
 
 def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
@@ -306,27 +296,19 @@ def updates_per_epoch(recipe: TrainRecipe, n_rows: int, n_devices: int) -> int:
 
 
 def _calibrate(
-    recipe: TrainRecipe, options: PlanOptions, devices: Devices, fits: bool, length: RunLength | None, notes: list[str]
+    recipe: TrainRecipe, devices: Devices, fits: bool, length: RunLength | None, notes: list[str]
 ) -> StepTiming | None:
-    """Return the timing of a few real steps; None, with a note, if they are switched off or impossible."""
+    """Return the timing of a few real steps; None, with a note, if they are impossible."""
     path = recipe.model.path
-    reason = ""
-    if not options.calibration:
-        reason = "--no-calibration"
-    elif not devices.here:
-        reason = "the devices are not this machine's"
-    elif not fits:
-        reason = "the step does not fit"
-    elif length is None:
-        reason = "the corpus cannot be read"
-    elif path is not None and is_folder(path) and not any(Path(path).glob("*.safetensors")):
-        reason = f"{path} holds no weights"
-    if reason:
-        notes.append(f"time is not estimated: {reason}.")
-        return None
-    timing = time_steps(recipe)
+    impossible = {
+        "the devices are not this machine's": not devices.here,
+        "the step does not fit": not fits,
+        "the corpus cannot be read": length is None,
+        f"{path} holds no weights": path is not None and is_folder(path) and not any(Path(path).glob("*.safetensors")),
+    }
+    timing = next((reason for reason, applies in impossible.items() if applies), "") or time_steps(recipe)
     if isinstance(timing, str):
-        notes.append(f"time is not estimated: {timing}")
+        notes.append(f"time is not estimated: {timing.removesuffix('.')}.")
         return None
     return timing
 
