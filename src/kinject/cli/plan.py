@@ -10,7 +10,7 @@ from kinject.cli import add_verb, recipe_of
 from kinject.terminal import show
 
 _PLAN = """\
-Print what a training recipe will need: parameters, memory by part, steps, tokens, exposures and time;
+Print what a training recipe will need: parameters, memory by part, steps, tokens and time;
 whether it fits, the cheapest changes if it does not, and how to spread it over several devices.
 No weights are read; a few real steps are timed in a process of their own.
 Exit code 0: it fits, or a way to run it fits; 1: none does.

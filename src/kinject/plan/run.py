@@ -249,14 +249,14 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
     paths += [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
     missing = [path for path in paths if not is_file(path)]
     if missing:
-        notes.append(f"steps, tokens and exposures are not counted: {', '.join(missing)} does not exist yet.")
+        notes.append(f"steps and tokens are not counted: {', '.join(missing)} does not exist yet.")
         return None
     try:
         tokenizer = load_training_tokenizer(recipe)
     except RecipeError:
         raise
     except KinjectError as error:
-        notes.append(f"steps, tokens and exposures are not counted: {error}")
+        notes.append(f"steps and tokens are not counted: {error}")
         return None
     return measure_length(recipe, tokenizer, n_devices)
 
