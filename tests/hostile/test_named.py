@@ -29,7 +29,6 @@ Reader = Callable[[Path], object]
 ROWS: dict[str, Reader] = {
     "documents": lambda path: list(read_documents(path)),
     "corpus": lambda path: list(CorpusFile(path)),
-    "corpus file": lambda path: CorpusFile(path).check(),
     "questions": read_questions,
     "samples": read_run,
 }
@@ -355,7 +354,7 @@ def test_messages_of_megabytes_keep_their_place_and_their_cure(tmp_path: Path) -
 
 
 def test_a_thousand_faults_are_counted_and_not_all_kept(tmp_path: Path) -> None:
-    for read in (ROWS["corpus"], ROWS["corpus file"], read_questions):
+    for read in (ROWS["corpus"], read_questions):
         message = refusal(read, written(tmp_path / "x.jsonl", b"{}\n" * 1000))
         assert message.count("\n") == 20
         assert message.endswith(("... and 980 more faulty lines.", "... and 2980 more."))

@@ -78,7 +78,6 @@ def measured(kind: str, path: Path) -> tuple[int, str]:
     [
         ("documents", "x.jsonl", b'{"text": "'),
         ("corpus", "x.jsonl", b'{"text": "'),
-        ("corpus file", "x.jsonl", b'{"text": "'),
         ("questions", "x.jsonl", b'{"question": "'),
         ("samples", "x.jsonl", b'{"doc": "'),
         ("run", "answers.jsonl", b'{"key": "'),
@@ -111,7 +110,6 @@ def test_a_line_of_two_gibibytes_is_refused_in_bounded_memory(
     [
         ("documents", {"text": ""}),
         ("corpus", {"text": ""}),
-        ("corpus file", {"text": ""}),
         ("questions", {"question": ""}),
     ],
 )
