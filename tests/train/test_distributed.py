@@ -140,7 +140,7 @@ def _run_in_two(runs: list[dict[str, Any]], folder: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    errors = [process.communicate(timeout=400)[1] for process in started]
+    errors = [process.communicate(timeout=900)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(error[-3000:] for error in errors)
 
 
