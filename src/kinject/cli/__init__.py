@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
+import json
 import logging
 import os
 import re
@@ -13,10 +15,10 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kinject.disk import FoundRun, causes, find_runs, fix_for, system_failure
 from kinject.errors import InputError, KinjectError
@@ -32,6 +34,9 @@ from kinject.terminal import aligned, lost_output, protect_streams, show
 
 if TYPE_CHECKING:
     from kinject.recipe.read import Verb
+
+Outcome = tuple[Any, int]
+"""A verb's result, which --json prints (None: it was announced, or another process has it), and its exit code."""
 
 _GROUPS = {
     "do": {
@@ -112,8 +117,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as stop:
             with handled_by(signal.SIG_IGN):
                 if is_first_process():
-                    show(f"\nkinject {_verb(words)}: {render_resume_hint(_verb(words), words, stop)}", file=sys.stderr)
+                    hint = render_resume_hint(_verb(words), words, stop)
+                    show(f"\nkinject {_verb(words)}: {hint}", file=sys.stderr)
+                    answer(words, {"error": hint, "exit": exit_code(stop)})
             return exit_code(stop)
+        except _UsageError as error:
+            answer(words, {"error": error.message, "exit": 2})
+            raise
+        except Exception as bug:
+            answer(words, {"error": f"{type(bug).__name__}: {bug}", "exit": 70})
+            raise
+
+
+def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None = None) -> None:
+    """Print the one JSON object of a command with --json: its result and exit code, or its error."""
+    if "--json" in words and is_first_process():
+        from pydantic_core import to_jsonable_python
+
+        plain = to_jsonable_python(value, inf_nan_mode="null", fallback=_as_json, serialize_unknown=False)
+        show(json.dumps(plain), file=file, flush=True)
+
+
+def _as_json(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _verb(words: Sequence[str]) -> str:
@@ -125,7 +151,8 @@ def _report_errors(words: Sequence[str]) -> int:
     try:
         return _run(words)
     except KinjectError as error:
-        show(f"kinject {_verb(words)}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+        message = str(error)
+        show(f"kinject {_verb(words)}: {message}" if "\n" not in message else message, file=sys.stderr)
         paths = [path for path in re.findall(r"\bdata/[\w./-]+", str(error)) if not Path(path).exists()]
         for command in dict.fromkeys(map(_fetching, paths)):
             show(command, end="", file=sys.stderr)
@@ -143,6 +170,7 @@ def _report_errors(words: Sequence[str]) -> int:
         else:
             raise
         show(f"kinject {_verb(words)}: {message}", file=sys.stderr)
+    answer(words, {"error": message, "exit": 2})
     return 2
 
 
@@ -155,20 +183,25 @@ def _fetching(path: str) -> str:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Parse and run a command; return its exit code."""
-    parser = _parser()
-    arguments, overrides = parser.parse_known_args(words)
+    """Parse and run a command; return its exit code. With --json, what it prints goes to stderr, and its result to stdout."""
+    parser, as_json, out = _parser(), "--json" in words, sys.stdout
+    arguments, overrides = parser.parse_known_args([word for word in words if word != "--json"])
     if overrides and (not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)):
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
     if overrides:  # argparse takes no overrides after an option
         arguments.arguments = [*arguments.arguments, *overrides]
     _quieten_libraries()
-    if arguments.verb is None:
-        show(render_next_step())
-        return 0
-    code = int(arguments.run(arguments))
+    arguments.announce = lambda value: answer(
+        words, {"result": value, "exit": 0}, out
+    )  # of what serves until it is stopped
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        if arguments.verb is None:
+            show(render_next_step())
+        value, code = ({"runs": find_runs()}, 0) if arguments.verb is None else arguments.run(arguments)
+    if value is not None:
+        answer(words, {"result": value, "exit": code})
     sys.stdout.flush()
-    return code
+    return int(code)
 
 
 def _quieten_libraries() -> None:
@@ -280,11 +313,12 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="kinject",
-        usage="kinject [-h] [--version] VERB ...",
+        usage="kinject [-h] [--version] [--json] VERB ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"kinject {version('kinject')}")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object, all else on stderr")
     verbs = parser.add_subparsers(
         dest="verb", metavar="VERB", prog="kinject", help=argparse.SUPPRESS, parser_class=_VerbParser
     )
@@ -297,11 +331,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _UsageError(SystemExit):
+    """A command line that cannot be parsed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(2)
+        self.message = message
+
+
 class _VerbParser(argparse.ArgumentParser):
     """Prints descriptions as they are written."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and message, and raise `_UsageError`."""
+        self.print_usage(sys.stderr)
+        show(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise _UsageError(message)
 
 
 class _Parser(_VerbParser):

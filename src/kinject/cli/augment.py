@@ -7,7 +7,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
-from kinject.cli import add_verb, recipe_of
+from kinject.cli import Outcome, add_verb, recipe_of
 from kinject.errors import InputError
 from kinject.terminal import show
 
@@ -36,7 +36,7 @@ def add_try(verbs: Any) -> None:
     parser.set_defaults(run=_try)
 
 
-def _try(arguments: argparse.Namespace) -> int:
+def _try(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import try_
     from kinject.augment.survey import render_commands, render_survey
 
@@ -45,7 +45,7 @@ def _try(arguments: argparse.Namespace) -> int:
     folder = min((*survey.recipes, *survey.kept)).parent
     counts = survey.preview.n_documents, *survey.pilot
     show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))
-    return 1 if survey.skipped else 0
+    return survey, 1 if survey.skipped else 0
 
 
 _DOCUMENTS = """\
@@ -73,7 +73,7 @@ def add_documents(verbs: Any) -> None:
     parser.set_defaults(run=_documents)
 
 
-def _documents(arguments: argparse.Namespace) -> int:
+def _documents(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import documents
     from kinject.documents.collect import render_documents
     from kinject.recipe.read import read_section
@@ -85,7 +85,7 @@ def _documents(arguments: argparse.Namespace) -> int:
     options = read_section(arguments.recipe_file, [word for word in settings if not word.startswith("run_dir=")])
     result = documents(*map(Path, paths), run_dir=folders[-1] if folders else None, options=options)
     show(render_documents(result))
-    return 1 if result.n_skipped else 0
+    return result, 1 if result.n_skipped else 0
 
 
 _AUGMENT = """\
@@ -110,20 +110,21 @@ def add_augment(verbs: Any) -> None:
     parser.set_defaults(run=_augment)
 
 
-def _augment(arguments: argparse.Namespace) -> int:
+def _augment(arguments: argparse.Namespace) -> Outcome:
     gc.set_threshold(20_000, 10, 10)  # requests make few cycles; the search for them took an eighth of the time
     recipe = recipe_of(arguments, "augment")
     if arguments.dry_run:
         from kinject.augment.preview import preview, render_preview
 
-        show(render_preview(preview(recipe)))
-        return 0
+        planned = preview(recipe)
+        show(render_preview(planned))
+        return planned, 0
     from kinject.api import augment
     from kinject.augment.run import render_summary
 
     result = augment(recipe)
     show(render_summary(result))
-    return 1 if result.short else 0
+    return result, 1 if result.short else 0
 
 
 _QUESTIONS = """\
@@ -159,7 +160,7 @@ def add_questions(verbs: Any) -> None:
     parser.set_defaults(run=_questions)
 
 
-def _questions(arguments: argparse.Namespace) -> int:
+def _questions(arguments: argparse.Namespace) -> Outcome:
     if arguments.drop_known is not None:
         return _drop_known(arguments)
     from kinject.augment.questions import make_questions, render_questions
@@ -170,26 +171,28 @@ def _questions(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         from kinject.augment.preview import preview_questions
 
-        show(preview_questions(recipe_of(arguments, "questions")))
-        return 0
+        text = preview_questions(recipe_of(arguments, "questions"))
+        show(text)
+        return {"text": text}, 0
 
     gc.set_threshold(20_000, 10, 10)  # as in kinject augment
     result = make_questions(recipe_of(arguments, "questions"), retry=arguments.retry)
     show(render_questions(result))
-    return 1 if result.short else 0
+    return result, 1 if result.short else 0
 
 
-def _drop_known(arguments: argparse.Namespace) -> int:
+def _drop_known(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.compare import split_known
 
     if arguments.arguments:
         raise InputError(
             f"--drop-known: takes no recipe; found {arguments.arguments[0]!r}. Name the evaluation's folder alone."
         )
-    for part in split_known(arguments.drop_known):
+    parts = split_known(arguments.drop_known)
+    for part in parts:
         n = part.n_known + part.n_unknown
         chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
         show(f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by {chosen}")
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
         show(f"  Ask the known ones by {measured}, which chose none of them: so the base answers {part.kept:.1%}.")
-    return 0
+    return parts, 0

@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import add_verb, recipe_of
+from kinject.cli import Outcome, add_verb, recipe_of
 from kinject.errors import InputError
 from kinject.process import exit_code, is_first_process
 from kinject.terminal import show
@@ -57,7 +57,7 @@ def add_eval(verbs: Any) -> None:
     parser.set_defaults(run=_eval)
 
 
-def _eval(arguments: argparse.Namespace) -> int:
+def _eval(arguments: argparse.Namespace) -> Outcome:
     if arguments.require:
         arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
     recipe = recipe_of(arguments, "eval")
@@ -66,29 +66,32 @@ def _eval(arguments: argparse.Namespace) -> int:
 
         if arguments.show < 1:
             raise InputError(f"--show: found {arguments.show}, expected 1 or more.")
-        for text in show_prompts(recipe, arguments.show):
+        texts = list(show_prompts(recipe, arguments.show))
+        for text in texts:
             show(text, end="\n\n")
-        return 0
+        return {"prompts": texts}, 0
     if arguments.dry_run:
         from kinject.eval.run import preview
 
-        for line in preview(recipe):
+        lines = list(preview(recipe))
+        for line in lines:
             show(line)
-        return 0
+        return {"text": "\n".join(lines)}, 0
     from kinject.api import evaluate
     from kinject.eval.run import check_requirements, read_requirements
     from kinject.report.files import render_summary
 
-    report = evaluate(recipe)
+    report, page = evaluate(recipe), recipe.run_dir / "report.html"
     if not is_first_process():  # of several processes the first one prints
-        return 0
+        return None, 0
     show(render_summary(report))
-    show(f"report: {recipe.run_dir / 'report.html'}")
+    show(f"report: {page}")
     checks = check_requirements(read_requirements(recipe.eval.require, list(recipe.eval.questions)), report)
     for check in checks:
         show(str(check))
     failed = any(check.verdict != "met" for check in checks)
-    return 1 if failed or report.unscored or any(result.n_unscored for result in report.results) else 0
+    code = 1 if failed or report.unscored or any(result.n_unscored for result in report.results) else 0
+    return {"page": page, "requirements": checks, "report": report}, code
 
 
 _STUDY = """\
@@ -118,13 +121,14 @@ def add_study(verbs: Any) -> None:
     parser.set_defaults(run=_study)
 
 
-def _study(arguments: argparse.Namespace) -> int:
+def _study(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "study")
     if arguments.dry_run:
         from kinject.study.run import render_plan
 
-        show(render_plan(recipe))
-        return 0
+        text = render_plan(recipe)
+        show(text)
+        return {"text": text}, 0
     from kinject.executors import executor_factory
     from kinject.report.files import render_summary
     from kinject.study.run import run_study
@@ -132,7 +136,8 @@ def _study(arguments: argparse.Namespace) -> int:
     result, page, was_there = run_study(recipe, executor_factory(arguments.jobs))
     show(render_summary(result))
     show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
-    return 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0
+    code = 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0
+    return {"page": page, "report": result}, code
 
 
 _COMPARE = """\
@@ -157,12 +162,12 @@ def add_compare(verbs: Any) -> None:
     parser.set_defaults(run=_compare)
 
 
-def _compare(arguments: argparse.Namespace) -> int:
+def _compare(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.compare import compare_runs, read_run, render_comparison
 
     pairs = compare_runs([read_run(path, arguments.score) for path in arguments.runs])
     show(render_comparison(pairs))
-    return 0
+    return {"pairs": pairs}, 0
 
 
 _VIEW = """\
@@ -188,12 +193,13 @@ def add_view(verbs: Any) -> None:
     parser.set_defaults(run=_view)
 
 
-def _view(arguments: argparse.Namespace) -> int:
+def _view(arguments: argparse.Namespace) -> Outcome:
     if arguments.draw:
         from kinject.api import report
 
-        show(f"report: {report(arguments.folder)}")
-        return 0
+        page = report(arguments.folder)
+        show(f"report: {page}")
+        return {"page": page}, 0
     from kinject.view import Server
 
     if not arguments.folder.is_dir():
@@ -205,13 +211,14 @@ def _view(arguments: argparse.Namespace) -> int:
         arguments.folder = Path()
     with Server(arguments.folder, arguments.port) as server:
         show(f"view: {server.url} (Ctrl-C stops it)", flush=True)
+        arguments.announce({"url": server.url})
         if arguments.open:
             webbrowser.open(server.url)
         try:
             server.serve_forever()
         except KeyboardInterrupt as stop:
-            return exit_code(stop)  # there is nothing to resume
-    return 0
+            return None, exit_code(stop)  # there is nothing to resume
+    return None, 0
 
 
 _CHAT = """\
@@ -245,7 +252,7 @@ def add_chat(verbs: Any) -> None:
     parser.set_defaults(run=_chat)
 
 
-def _chat(arguments: argparse.Namespace) -> int:
+def _chat(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.chat import ChatSetup, find_models, open_chat
 
     for flag, value, least in (("--k", arguments.k, 1), ("--max-new-tokens", arguments.max_new_tokens, 1)):
@@ -258,7 +265,7 @@ def _chat(arguments: argparse.Namespace) -> int:
         models, tuple(arguments.documents), arguments.k, arguments.system, arguments.max_new_tokens,
         arguments.temperature,
     )  # fmt: skip
-    chat = open_chat(setup)
+    chat, turns = open_chat(setup), list[dict[str, Any]]()
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         show(f"{' and '.join(models.values())}. /reset, /passages, /quit")
@@ -267,14 +274,14 @@ def _chat(arguments: argparse.Namespace) -> int:
             show("> ", end="", flush=True)
         line = sys.stdin.readline()
         if not line or line.strip() == "/quit":
-            return 0
+            return {"turns": turns}, 0
         if line.strip():
             if not is_terminal:
                 show(f"> {line.strip()}")
-            _answer(chat, line.strip())
+            _answer(chat, line.strip(), turns)
 
 
-def _answer(chat: Chat, line: str) -> None:
+def _answer(chat: Chat, line: str, turns: list[dict[str, Any]]) -> None:
     if line == "/reset":
         chat.reset()
         show("the turns so far are forgotten")
@@ -288,6 +295,7 @@ def _answer(chat: Chat, line: str) -> None:
         show(f"{line}: unknown; there are /reset, /passages and /quit")
     else:
         try:
-            chat.answer(line, lambda text: show(text, end="", flush=True))
+            answers = chat.answer(line, lambda text: show(text, end="", flush=True))
+            turns.append({"question": line, "answers": answers})
         except InputError as error:
             show(f"\n{error}")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kinject.cli import add_verb, recipe_of
+from kinject.cli import Outcome, add_verb, recipe_of
 from kinject.terminal import show
 
 _PLAN = """\
@@ -41,7 +41,7 @@ def add_plan(verbs: Any) -> None:
     parser.set_defaults(run=_plan)
 
 
-def _plan(arguments: argparse.Namespace) -> int:
+def _plan(arguments: argparse.Namespace) -> Outcome:
     from kinject.errors import InputError
 
     for option in ("devices", "nodes", "link"):
@@ -60,7 +60,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     show(render_plan(result))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)
-    return 0 if result.way.command else 1
+    return result, 0 if result.way.command else 1
 
 
 _DOCTOR = """\
@@ -84,7 +84,7 @@ def add_doctor(verbs: Any) -> None:
     parser.set_defaults(run=_doctor)
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
+def _doctor(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import doctor
     from kinject.doctor import render
     from kinject.errors import InputError
@@ -95,7 +95,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
             raise InputError(f"{path}: does not exist. Give recipe files or folders.")
     checkup = doctor(*paths, offline=arguments.offline)
     show(render(checkup))
-    return 1 if checkup.problems else 0
+    return checkup, 1 if checkup.problems else 0
 
 
 _FIND_LR = """\
@@ -124,16 +124,17 @@ def add_find_lr(verbs: Any) -> None:
     parser.set_defaults(run=_find_lr)
 
 
-def _find_lr(arguments: argparse.Namespace) -> int:
+def _find_lr(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "train")
     from kinject.plan.ways import parse_memory
     from kinject.tune import Ramp, find_batch, find_lr, render_batch, render_range_test
 
     if arguments.batch:
         limit = parse_memory(arguments.memory) if arguments.memory else None
-        show(render_batch(find_batch(recipe, limit)))
-        return 0
+        batch = find_batch(recipe, limit)
+        show(render_batch(batch))
+        return batch, 0
     result, folder = find_lr(recipe, Ramp(arguments.low, arguments.high, arguments.steps))
     show(render_range_test(result))
     show(f"plot: {folder / 'lr.png'}")
-    return 1 if result.suggestion is None else 0
+    return result, 1 if result.suggestion is None else 0

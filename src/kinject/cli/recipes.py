@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.cli import Outcome
 from kinject.terminal import show
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ def add_recipes(verbs: Any) -> None:
     parser = verbs.add_parser(
         "recipes", help="list, copy and check recipes; their styles, schema and public data", description=_RECIPES
     )
-    parser.set_defaults(run=_list, names=[], json=False)
+    parser.set_defaults(run=_list, names=[])
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = actions.add_parser("list", help="list them (the default)")
     listing.add_argument("names", nargs="*", metavar="NAME", help="recipes or folders of them (default: all)")
-    listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
     copy = actions.add_parser("copy", help="copy recipes and what they refer to; nothing is written over")
     copy.add_argument("names", nargs="+", metavar="NAME", help="recipes or folders of them")
@@ -45,15 +44,11 @@ def add_recipes(verbs: Any) -> None:
     add_data(actions)
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> Outcome:
     from kinject.recipe.shipped import find_recipes, read_shipped
 
     shipped = read_shipped()
     recipes = find_recipes(arguments.names, shipped) if arguments.names else list(shipped.values())
-    if arguments.json:
-        keys = ("name", "verb", "purpose", "needs", "run", "expect")
-        show(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
-        return 0
     width = min(shutil.get_terminal_size().columns, 140)
     for verb in dict.fromkeys(recipe.verb for recipe in recipes):
         show(f"kinject {verb}" if verb != "accelerate" else "accelerate launch --config_file")
@@ -61,7 +56,7 @@ def _list(arguments: argparse.Namespace) -> int:
             if recipe.verb == verb:
                 show("\n".join(_lines(recipe, width)))
     show("kinject recipes copy NAME puts one here, with all it refers to.")
-    return 0
+    return {"recipes": recipes}, 0
 
 
 def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
@@ -74,7 +69,7 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
     return lines
 
 
-def _copy(arguments: argparse.Namespace) -> int:
+def _copy(arguments: argparse.Namespace) -> Outcome:
     from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
     from kinject.sandbox import write_chat_questions, write_sandbox
 
@@ -95,7 +90,7 @@ def _copy(arguments: argparse.Namespace) -> int:
                 show(f"  {label}: {text}")
     if copied.missing_inputs:
         show(f"\nyours to bring (or name others in the recipe): {', '.join(copied.missing_inputs)}")
-    return 0
+    return copied, 0
 
 
 _CHECK = """\
@@ -114,7 +109,7 @@ def add_check(verbs: Any) -> None:
     parser.set_defaults(run=_check)
 
 
-def _check(arguments: argparse.Namespace) -> int:
+def _check(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import check, recipe_files
 
     paths = arguments.recipes or [Path("recipes")]
@@ -125,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> int:
         show(error, file=sys.stderr)
     skipped = f"; {n_skipped} files are accelerate's" if n_skipped else ""
     show(f"{len(errors) - len(faults)} of {len(errors)} recipes are valid{skipped}")
-    return 2 if faults else 0
+    return errors, 2 if faults else 0
 
 
 _SCHEMA = """\
@@ -143,7 +138,7 @@ def add_schema(verbs: Any) -> None:
     parser.set_defaults(run=_schema)
 
 
-def _schema(arguments: argparse.Namespace) -> int:
+def _schema(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.styles import STYLES
     from kinject.recipe.schema import schema_line, write_schema
 
@@ -151,7 +146,7 @@ def _schema(arguments: argparse.Namespace) -> int:
     write_schema({name: style.about for name, style in STYLES.items()}, out)
     show(out)
     show(f"first line of a recipe beside it: {schema_line(out.parent / 'recipe.yaml', out)}")
-    return 0
+    return {"schema": out}, 0
 
 
 _STYLES = """\
@@ -170,17 +165,18 @@ def add_styles(verbs: Any) -> None:
     parser.set_defaults(run=_styles)
 
 
-def _styles(arguments: argparse.Namespace) -> int:
+def _styles(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.preview import find_style, first_group, render_prompts
     from kinject.augment.styles import STYLES
 
     if arguments.style is not None:
-        show(render_prompts(first_group(find_style(arguments.style), arguments.documents)))
-        return 0
+        text = render_prompts(first_group(find_style(arguments.style), arguments.documents))
+        show(text)
+        return {"text": text}, 0
     width = max(map(len, STYLES))
     for name, style in STYLES.items():
         show(f"{name:{width}}  {style.about}" + (f" ({style.source})" if style.source else ""))
-    return 0
+    return {name: style.about for name, style in STYLES.items()}, 0
 
 
 _DATA = """\
@@ -205,22 +201,24 @@ def add_data(verbs: Any) -> None:
     get.set_defaults(run=_data_get)
 
 
-def _data_list(arguments: argparse.Namespace) -> int:
+def _data_list(arguments: argparse.Namespace) -> Outcome:
     from kinject.corpus.public_data import DATA_SETS, describe
 
     for data in DATA_SETS.values():
         show("\n".join(describe(data, arguments.out)))
     show("kinject recipes data get NAME fetches one.")
-    return 0
+    return DATA_SETS, 0
 
 
-def _data_get(arguments: argparse.Namespace) -> int:
+def _data_get(arguments: argparse.Namespace) -> Outcome:
     from kinject.corpus.public_data import describe, find_data, get_data
 
+    fetched: dict[str, Any] = {}
     for data in find_data(arguments.names):
+        fetched[data.name] = data
         show("\n".join(describe(data, arguments.out)), flush=True)
         if not arguments.dry_run:
-            data_files = get_data(data, arguments.out)
+            fetched[data.name] = data_files = get_data(data, arguments.out)
             state = "were there, unchanged" if data_files.was_there else "written and recorded"
             show(f"{data.name}: {len(data_files.paths):,} files {state}")
-    return 0
+    return fetched, 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kinject.cli import Outcome
 from kinject.errors import InputError
 from kinject.process import exit_code
 from kinject.terminal import show
@@ -59,23 +61,27 @@ def add_sandbox(verbs: Any) -> None:
     serve.set_defaults(run=_serve)
 
 
-def _build(arguments: argparse.Namespace) -> int:
+def _build(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_chat_questions, write_sandbox
 
-    for path in (*write_sandbox(arguments.root), *write_chat_questions(arguments.root)):
-        show(path)
-    return 0
+    return _show_paths((*write_sandbox(arguments.root), *write_chat_questions(arguments.root)))
 
 
-def _rows(arguments: argparse.Namespace) -> int:
+def _show_paths(paths: Iterable[Path], about: str = "") -> Outcome:
+    written = list(paths)
+    for path in written:
+        show(f"{path}{about}")
+    return {"written": written}, 0
+
+
+def _rows(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_base_corpus, write_dialogues
 
     write = write_base_corpus if arguments.action == "corpus" else write_dialogues
-    show(f"{arguments.out}: {write(arguments.out):,} rows")
-    return 0
+    return _show_paths([arguments.out], f": {write(arguments.out):,} rows")
 
 
-def _model(arguments: argparse.Namespace) -> int:
+def _model(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import BASE, INSTRUCT
 
     run = INSTRUCT if arguments.action == "instruct" else BASE
@@ -84,19 +90,16 @@ def _model(arguments: argparse.Namespace) -> int:
     model = (
         f"the {run.name} model that ships" if run.is_in(folder) else f"a model of {run.recipe} that was trained here"
     )
-    show(f"{folder / 'model'}: {'' if written else 'already there: '}{model}")
-    return 0
+    return _show_paths([folder / "model"], f": {'' if written else 'already there: '}{model}")
 
 
-def _sentences(arguments: argparse.Namespace) -> int:
+def _sentences(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_sentence_rows
 
-    for path in write_sentence_rows(arguments.out):
-        show(path)
-    return 0
+    return _show_paths(write_sentence_rows(arguments.out))
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.sandbox import SandboxServer
 
     if not 0 <= arguments.port < 65536:
@@ -104,10 +107,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         with SandboxServer(arguments.port) as server:
             show(f"listening: {server.url} (Ctrl-C stops it)", flush=True)
+            arguments.announce({"url": server.url})
             server.serve_forever()
     except KeyboardInterrupt as stop:
-        return exit_code(stop)  # there is nothing to resume
-    return 0
+        return None, exit_code(stop)  # there is nothing to resume
+    return None, 0
 
 
 _DEMO = """\
@@ -140,14 +144,14 @@ def add_demo(verbs: Any) -> None:
     parser.set_defaults(run=_demo)
 
 
-def _demo(arguments: argparse.Namespace) -> int:
+def _demo(arguments: argparse.Namespace) -> Outcome:
     from kinject.demo import REAL_REPORT, REPORT, demo
 
     if arguments.real and arguments.from_scratch:
         raise InputError("--real and --from-scratch: the real model was trained by others. Leave one out.")
-    demo(arguments.out, from_scratch=arguments.from_scratch, real=arguments.real)
+    report = demo(arguments.out, from_scratch=arguments.from_scratch, real=arguments.real)
     page = arguments.out / (REAL_REPORT if arguments.real else REPORT)
     show(f"report: {page}")
     show(f"figure: {page.parent / 'figures' / 'accuracy.png'}")
     show(f"what next: {shlex.join(['kinject', 'view', str(arguments.out), '--open'])}", flush=True)
-    return 0
+    return {"page": page, "report": report}, 0

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from kinject.cli import add_verb, recipe_of
+from kinject.cli import Outcome, add_verb, recipe_of
 from kinject.errors import InputError
 from kinject.process import is_first_process
 from kinject.terminal import show
@@ -38,18 +38,19 @@ def add_train(verbs: Any) -> None:
     parser.set_defaults(run=_train)
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def _train(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "train")
     if arguments.job is not None:
-        show(render_job(arguments.job, list(arguments.arguments)), end="")
-        return 0
+        text = render_job(arguments.job, list(arguments.arguments))
+        show(text, end="")
+        return {"job": text}, 0
     from kinject.api import train
     from kinject.train import render_summary
 
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
     if is_first_process():
         show(render_summary(result))
-    return 1 if result.ended_above_start else 0
+    return result, 1 if result.ended_above_start else 0
 
 
 _EXPORT = """\
@@ -91,8 +92,11 @@ def add_export(verbs: Any) -> None:
     parser.set_defaults(run=_export)
 
 
-def _merge(arguments: argparse.Namespace) -> None:
-    """Merge models as the arguments ask; print the folder of each result. Raises `InputError` unless they are of one form."""
+def _merge(arguments: argparse.Namespace) -> list[Path]:
+    """Merge models as the arguments ask; print and return the folder of each result.
+
+    Raises `InputError` unless they are of one form.
+    """
     from kinject.train.merge import add_difference, apply_adapter, merge
 
     forms = {"--average-with": arguments.average_with, "--add": arguments.add, "--onto": arguments.onto}
@@ -106,27 +110,29 @@ def _merge(arguments: argparse.Namespace) -> None:
             raise InputError(f"{flag}: is for {form} only.")
     model, out = str(arguments.folder), arguments.out or arguments.folder.parent / "merged"
     if arguments.onto is not None:
-        show(f"onto: {apply_adapter(model, arguments.onto, out)}")
+        folders = {"onto": apply_adapter(model, arguments.onto, out)}
     elif arguments.add is not None:
         scales = sorted(set(arguments.scale or (1.0,)))
-        for scale, folder in add_difference(model, arguments.add, arguments.minus, scales, out).items():
-            show(f"scale {scale:g}: {folder}")
+        merged = add_difference(model, arguments.add, arguments.minus, scales, out)
+        folders = {f"scale {scale:g}": folder for scale, folder in merged.items()}
     else:
         alphas = sorted(set(arguments.alpha or (0.0, 0.25, 0.5, 0.75, 1.0)))
-        for alpha, folder in merge(arguments.average_with, model, alphas, out).items():
-            show(f"alpha {alpha:g}: {folder}")
+        merged = merge(arguments.average_with, model, alphas, out)
+        folders = {f"alpha {alpha:g}": folder for alpha, folder in merged.items()}
+    for name, folder in folders.items():
+        show(f"{name}: {folder}")
+    return list(folders.values())
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> Outcome:
     if any((arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale, arguments.onto)):
-        _merge(arguments)
-        return 0
+        return {"folders": _merge(arguments)}, 0
     from kinject.export import ExportOptions, export
 
     values = {key: value for key, value in vars(arguments).items() if key in ExportOptions.__dataclass_fields__}
     result = export(ExportOptions(**values))
     show(f"{result.folder}: written\n\nUse it:\n  " + "\n  ".join(result.commands))
-    return 0
+    return result, 0
 
 
 def render_job(kind: str, words: list[str]) -> str:

@@ -172,7 +172,7 @@ def write_manifest(
     """
     write_json(path, {
         "format_version": FORMAT_VERSION, "stage": stage, "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["kinject", *map(without_secrets, sys.argv[1:])],
+        "command": ["kinject", *(without_secrets(word) for word in sys.argv[1:] if word != "--json")],
         "inputs": dict(inputs), "recipe": dict(recipe), "versions": _versions(),
         "machine": {"system": platform.system(), "processor": platform.machine()}, "counts": dict(counts),
         "outputs": dict(zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)),
