@@ -214,7 +214,7 @@ def _table_end(lines: Sequence[Sequence[Box]], first: int) -> int:
     if lines[first][0].is_table or len(_segments(lines[first])) < 2:
         return first
     words = list(lines[first])
-    most = n_gutters = len(_gutters(words))
+    before = len(_gutters(words))
     end = full = first + 1
     while end < len(lines) and not lines[end][0].is_table:
         line = lines[end]
@@ -223,13 +223,12 @@ def _table_end(lines: Sequence[Sequence[Box]], first: int) -> int:
             break
         wider = [*words, *line]
         n_gutters = len(_gutters(wider))
-        if n_gutters < max(1, (most + 1) // 2):
+        if n_gutters < max(1, (before + 1) // 2):
             break
         is_one = len(_segments(line)) < 2
-        if is_one and n_gutters < most:
+        if is_one and n_gutters < before:
             break
-        most = max(n_gutters, min(most, n_gutters))
-        words = wider
+        words, before = wider, n_gutters
         end += 1
         full = end if not is_one else full
     return _with_wrapped(lines, full, end)
