@@ -318,4 +318,4 @@ def _check_one(file: Path) -> None:
     if recipe.study is not None:
         study = read_recipe(file, verb="study", check_inputs=False)
         check_names(study, check_inputs=False)
-        check_shared_recipes(study, expand_arms(study))
+        check_shared_recipes(study, expand_arms(study.study))

@@ -20,11 +20,11 @@ from kinject.study.arms import (
 
 
 def arms(path: Path, *overrides: str) -> dict[str, object]:
-    return {arm.name: arm for arm in expand_arms(read_recipe(path, overrides, "study")).arms}
+    return {arm.name: arm for arm in expand_arms(read_recipe(path, overrides, "study").study).arms}
 
 
 def check_shared(recipe: StudyRecipe) -> None:
-    check_shared_recipes(recipe, expand_arms(recipe))
+    check_shared_recipes(recipe, expand_arms(recipe.study))
 
 
 def faults(path: Path) -> list[str]:
@@ -53,7 +53,9 @@ def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_betwe
         tune={"rate": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": "new"}},
         arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 7.0}}},
     )  # fmt: skip
-    by_name = {arm.name: arm for arm in expand_arms(read_recipe(path, (), "study"), {("tiny", "rate"): 1e-3}).arms}
+    by_name = {
+        arm.name: arm for arm in expand_arms(read_recipe(path, (), "study").study, {("tiny", "rate"): 1e-3}).arms
+    }
     assert by_name["ft"].train_overrides == {"trainer.learning_rate": 1e-3, "trainer.max_steps": 3}
     assert by_name["own"].train_overrides == {"trainer.learning_rate": 7.0, "trainer.max_steps": 3}
 
@@ -132,7 +134,7 @@ def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_
         return trainer["max_steps"] * trainer["per_device_train_batch_size"] * trainer["max_length"]
 
     study = read_recipe("recipes/studies/frontier.yaml", (), "study")
-    trained = [arm for arm in expand_arms(study).arms if arm.trained and not (arm.match_seconds_of or arm.after)]
+    trained = [arm for arm in expand_arms(study.study).arms if arm.trained and not (arm.match_seconds_of or arm.after)]
     read = {arm.name: n_tokens(study.study.train, arm.train_overrides) for arm in trained}
     full = n_tokens("recipes/cpt.yaml", {})
     twice = {name for name, tokens in read.items() if tokens == full}
@@ -145,7 +147,7 @@ def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_
 def test_each_strategy_changes_vanilla_in_its_own_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     study = read_recipe(f"recipes/studies/{name}.yaml", (), "study")
-    arms = {arm.name: arm for arm in expand_arms(study).arms if arm.trained}
+    arms = {arm.name: arm for arm in expand_arms(study.study).arms if arm.trained}
     raw = {
         key: read_recipe("recipes/cpt.yaml", override_arguments(arm.train_overrides), "train", check_inputs=False).raw
         for key, arm in arms.items()

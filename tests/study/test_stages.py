@@ -12,14 +12,14 @@ from country import write_study
 
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import read_recipe
-from kinject.study.arms import expand_arms
+from kinject.study.arms import check_names, expand_arms
 from kinject.study.scheduler import _stages_of_arm
 from kinject.study.stages import ArmRun, Planner, run_stage
 
 
 def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
     recipe = read_recipe(path, overrides, "study")
-    arms = expand_arms(recipe).arms
+    arms = expand_arms(recipe.study).arms
     by_name = {arm.name: arm for arm in arms}
     return {(arm.name, seed): Planner(recipe.study).arm_run(arm, seed, by_name) for arm in arms for seed in arm.seeds}
 
@@ -84,10 +84,10 @@ def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(t
 def test_a_seed_that_is_reported_chooses_nothing(tmp_path, tiny_model):
     tune = {"rate": {"key": "trainer.learning_rate", "values": [0.1], "arm": "ft", "question_sets": "new"}}
     recipe = read_recipe(write_study(tmp_path, tiny_model, tune=tune), (), "study")
-    assert [arm.seeds for grid in expand_arms(recipe).grids.values() for _, arm in grid] == [(2,)]
+    assert [arm.seeds for grid in expand_arms(recipe.study).grids.values() for _, arm in grid] == [(2,)]
     tune["rate"]["seeds"] = [1]
     with pytest.raises(RecipeError, match="found 1, which the study reports too"):
-        expand_arms(read_recipe(write_study(tmp_path, tiny_model, tune=tune), (), "study"))
+        check_names(read_recipe(write_study(tmp_path, tiny_model, tune=tune), (), "study"))
 
 
 def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):

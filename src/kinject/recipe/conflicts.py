@@ -310,6 +310,16 @@ def _untuned_sets(r: Any, f: Shared) -> list[tuple[KeyPath, str]]:
     ]  # fmt: skip
 
 
+def _reported_seeds(r: Any, f: Shared) -> list[tuple[KeyPath, str]]:
+    """Return the seeds of choices that arms have as well: a model that won by its luck would be reported with it."""
+    s = r.study
+    reported = {seed for item in (s, *s.arms.values(), *(s.sweeps or {}).values()) for seed in item.seeds or ()}
+    return [
+        (("study", "tune", name, "seeds"), ", ".join(map(str, item.seeds))) for name, item in (s.tune or {}).items()
+        if reported.intersection(item.seeds or ())
+    ]  # fmt: skip
+
+
 def _claims(r: Any) -> list[tuple[KeyPath, Any]]:
     return [(("study", "claims", name), claim) for name, claim in (r.study.claims or {}).items()]
 
@@ -345,6 +355,7 @@ _STUDY = (
     Conflict("", lambda r, f: [item for item in _override_keys(r) if item[1].split(".")[0] in f.augment_keys
                                and r.study.augment is None],
              "{1} changes study.augment, which is missing."),
+    Conflict("", _reported_seeds, "found {1}, which the study reports too. Take seeds that it does not report."),
     Conflict("", _untuned_sets,
              "{1!r} has no validation questions. Name a set in study.validation, or its validation file in eval."),
     Conflict("", lambda r, f: [((*key, "test"), claim.test) for key, claim in _claims(r)

@@ -100,13 +100,12 @@ class StudyArms:
     grids: Mapping[tuple[str, str], tuple[tuple[Any, Arm], ...]]
 
 
-def expand_arms(recipe: StudyRecipe, tuned: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> StudyArms:
+def expand_arms(section: StudySection, tuned: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> StudyArms:
     """Return the arms on every base model, in order: the base, the recipe's arms, the arms of sweeps.
 
     `tuned` holds the values that `tune` chose: (base model, name in `tune`) -> value. A point of a sweep whose weights
     another arm has already is that arm, and none is added.
     """
-    section = recipe.study
     every: list[Arm] = []
     sweeps: dict[tuple[str, str], tuple[SweepArm, ...]] = {}
     for model in section.models:
@@ -118,7 +117,7 @@ def expand_arms(recipe: StudyRecipe, tuned: Mapping[tuple[str, str], Any] = Mapp
             if parent is not None:
                 sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms)
         every += arms
-    return StudyArms(tuple(every), sweeps, _expand_grids(recipe, {seed for arm in every for seed in arm.seeds}))
+    return StudyArms(tuple(every), sweeps, _expand_grids(section, max(seed for arm in every for seed in arm.seeds)))
 
 
 def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -> tuple[SweepArm, ...]:
@@ -134,15 +133,12 @@ def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -
     return tuple(points)
 
 
-def _expand_grids(recipe: StudyRecipe, reported: set[int]) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
-    """Return the arms of each grid. A model that won the choice by its luck would be reported with it: other seeds choose."""
-    grids, section = {}, recipe.study
+def _expand_grids(section: StudySection, last_seed: int) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
+    """Return the arms of each grid, with the seed after `last_seed` where it names none: reported seeds choose nothing."""
+    grids = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():
-            seeds = item.seeds or (max(reported) + 1,)
-            if reported & set(seeds):
-                message = f"found {', '.join(map(str, seeds))}, which the study reports too. Take seeds that it does not report."
-                raise recipe.error(("study", "tune", name, "seeds"), message)
+            seeds = item.seeds or (last_seed + 1,)
             arm = replace(_make_arm(section, model, item.arm, section.arms[item.arm], {}), seeds=seeds, rag=False)
             grids[model, name] = tuple((value, _with_value(arm, item.key, value, "")) for value in item.values)
     return grids

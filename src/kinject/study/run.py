@@ -234,7 +234,7 @@ def _tune(study: Study) -> None:
             )
             raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
     if study.tuned:
-        study.expanded = expand_arms(study.recipe, study.tuned)
+        study.expanded = expand_arms(study.recipe.study, study.tuned)
 
 
 def _plan_arms(study: Study) -> None:

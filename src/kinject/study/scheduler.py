@@ -221,7 +221,7 @@ def open_study(recipe: StudyRecipe) -> Study:
     overrides = override_arguments(eval_overrides(section))
     evaluation = read_recipe(Path(section.eval), overrides, "eval", check_inputs=False)
     question_sets = _split_questions(evaluation.eval, section.validation or {}, recipe.run_dir / "questions")
-    return Study(recipe, evaluation, question_sets, expand_arms(recipe))
+    return Study(recipe, evaluation, question_sets, expand_arms(section))
 
 
 def _split_questions(section: EvalSection, fractions: Mapping[str, float], folder: Path) -> list[SplitQuestions]:
