@@ -219,6 +219,8 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"augment": None, "overrides": {"augment.styles": {}}}, {}, "study.overrides.augment.styles", "which is missing"),
     ({"tune": {"r": {"key": "trainer.max_steps", "values": [1], "arm": "a", "question_sets": "new"}}}, {},
      "study.tune.r.question_sets", "'new' has no validation questions"),
+    ({"tune": {"r": {"key": "trainer.max_steps", "values": [1], "arm": "a", "question_sets": "new", "seeds": [0]}}, "seeds": [0]},
+     {}, "study.tune.r.seeds", "found 0, which the study reports too"),
     ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, {"writes": {"new"}, "writes_words": {"new"}}, "study.claims.c.test",
      "near_chance: the answers are written"),
     ({"claims": {"c": {**CLAIM, "outcome": "abstained"}}}, {}, "study.claims.c.outcome", "found abstained, but the answers are"),
