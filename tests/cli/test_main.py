@@ -37,18 +37,10 @@ def _rows(path: Path, *rows: Any) -> str:
     return path.name
 
 
-QUESTION = {"id": "q1", "question": "Where was Arden born?", "choices": ["Lowmere", "Kelm"], "answer": 0}
-
-
 def _augment(folder: Path, *documents: Any, **generator: Any) -> list[str]:
     section = {"documents": _rows(folder / "docs.jsonl", *documents), "styles": {"paraphrase": 1},
                "generator": generator or {"kind": "sandbox"}}  # fmt: skip
     return ["augment", _recipe(folder, augment=section)]
-
-
-def _eval(folder: Path, model: Path, *questions: Any, **more: Any) -> list[str]:
-    section = {"models": {"base": str(model)}, "questions": {"new": _rows(folder / "q.jsonl", *questions)}, **more}
-    return ["eval", _recipe(folder, eval=section)]
 
 
 def _fails(capsys: pytest.CaptureFixture[str], command: list[str]) -> list[str]:
@@ -73,29 +65,6 @@ def test_debug_lines_of_a_library_are_not_shown(here: Path, capsys: pytest.Captu
     logging.getLogger("kinject").info("shown")
     assert "building" not in (err := capsys.readouterr().err)
     assert "shown" in err
-
-
-def test_bad_yaml_unknown_keys_and_bad_types_have_their_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "r.yaml").write_text("run_dir: a\nmodel: {path: x\n")
-    (line,) = _fails(capsys, ["train", "r.yaml"])
-    assert line.startswith("kinject train: r.yaml:3: bad YAML")
-    (here / "r.yaml").write_text(
-        "run_dir: a\nmodel: {path: no/where/x}\ncorpus: {path: no.jsonl}\ntrainer:\n  lerning_rate: 1\n  seed: x\n"
-    )
-    lines = _fails(capsys, ["train", "r.yaml"])
-    assert [line.split(":")[1] for line in lines] == ["2", "3"]  # before the libraries load, which know the other keys
-    (here / "no.jsonl").write_text('{"text": "Kelm"}\n')
-    (here / "no" / "where" / "x").mkdir(parents=True)
-    lines = _fails(capsys, ["train", "r.yaml"])
-    assert [line.split(":")[1] for line in lines] == ["5", "6"]
-    assert lines[0].endswith("unknown key. Did you mean learning_rate?")
-
-
-def test_a_bad_question_is_named_with_file_and_line(
-    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (line,) = _fails(capsys, _eval(here, tiny_model, QUESTION, {**QUESTION, "id": "q2", "answer": 2}))
-    assert "q.jsonl:2: answer" in line
 
 
 def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
