@@ -62,6 +62,8 @@ PROMPT: Final = "prompt"
 CONTEXT, CHOICE = "context", "choice"
 """Roles of two lists of token ids, as JSON: the answer is the log-prob of the second after the first (`read_choice`)."""
 
+TOKEN_IDS = re.compile(r"\[\d+(?:, \d+)*\]")
+"""A text that is token ids."""
 _MOST = 1e30
 """Size from which a log-prob is none."""
 _ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
@@ -162,6 +164,18 @@ class Endpoint:
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
         return await self.exchange(self.body(messages, seed), self.parse)
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the endpoint lists. Raises as `complete`."""
+        import openai
+
+        async with self._limited():
+            try:
+                return [model.id for model in (await self._client.models.list()).data]
+            except openai.APIStatusError as error:
+                raise EndpointError(
+                    f"{self.url}: lists no models (answered {error.status_code}).", fatal=True
+                ) from error
 
     async def exchange(self, body: Mapping[str, Any], read: Callable[[bytes], Completion]) -> Completion:
         """Return the result of `read` on the reply to a `body`. Raises as `complete`."""
@@ -351,8 +365,7 @@ class CompletionsEndpoint(Endpoint):
         """Return the body of a request for a text; prompts that are JSON lists are token ids."""
         body = self.body([], seed)
         del body["messages"]
-        is_ids = re.fullmatch(r"\[\d+(?:, \d+)*\]", prompt)
-        return {**body, "prompt": json.loads(prompt) if is_ids else prompt}
+        return {**body, "prompt": json.loads(prompt) if TOKEN_IDS.fullmatch(prompt) else prompt}
 
     def _scoring_body(self, prompt: list[int]) -> dict[str, Any]:
         extra = dict(self.section.extra_body or {})

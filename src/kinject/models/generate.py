@@ -57,8 +57,11 @@ class Greedy:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a text of `model`: those of its generation config, then the tokenizer's; [] without any."""
-    configured = model.generation_config.eos_token_id
+    """Return the tokens that end a text of `model`: those of its generation config, then the tokenizer's; [] without any.
+
+    `model` may be that config itself.
+    """
+    configured = getattr(model, "generation_config", model).eos_token_id
     ends = [configured] if isinstance(configured, int) else configured or ()
     return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
 
