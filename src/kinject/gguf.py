@@ -1,13 +1,16 @@
-"""Models in GGUF, llama.cpp's file format: dequantised once into a folder that transformers reads like any other.
+"""Models in GGUF, llama.cpp's file format: written from a folder, and dequantised once into one for transformers.
 
-The folder lies in the user's cache under the hash of the file, so the same file is converted once on a machine. Weights
+That folder lies in the user's cache under the hash of the file, so the same file is converted once on a machine. Weights
 are stored in float32, which loses nothing; the dtype of a run is chosen when the folder is loaded.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from typing import Any
 from kinject.disk import file_hash, unwritable
 from kinject.errors import InputError
 
+KINDS = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+"""Kind of a file that is written -> gguf's name of its weights."""
 _SUFFIX = ".gguf"
 _LEFT_OUT = ("quantization_config", "_name_or_path", "transformers_version")
 """Of the config that transformers makes: with the first, a model refuses to be saved."""
@@ -68,12 +73,12 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    folder_of_file = str(file.parent)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder_of_file, gguf_file=file.name, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder_of_file, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
-        )
+        with tempfile.TemporaryDirectory() as alone:  # transformers would read other files that lie beside it
+            (Path(alone) / file.name).symlink_to(file.resolve())
+            options = {"gguf_file": file.name, "trust_remote_code": False}
+            tokenizer = AutoTokenizer.from_pretrained(alone, **options)
+            model = AutoModelForCausalLM.from_pretrained(alone, **options, dtype=torch.float32)
     except ImportError as error:
         raise InputError(f"{file}: needs the package gguf. Install it: pip install 'kinject[gguf]'.") from error
     except Exception as error:  # a damaged file, or an architecture that it cannot convert, raises any exception
@@ -104,3 +109,133 @@ def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any)
     if turn_end is not None:
         ends = [tokenizer.eos_token_id, int(turn_end.contents())]
         generation_config.eos_token_id = list(dict.fromkeys(ends))
+    splits = fields.get("tokenizer.ggml.pre")
+    if splits is not None and splits.contents() == "smollm":
+        tokenizer.backend_tokenizer.pre_tokenizer = _splits()["smollm"]
+
+
+def write_gguf(folder: Path, file: Path, kind: str) -> None:
+    """Write the model in `folder` to `file`, its matrices in one of `KINDS`, whole or not at all.
+
+    llama.cpp's converter does it where convert_hf_to_gguf.py is on the PATH; else models of `_ARCHITECTURES` with byte-level
+    BPE are written here. Raises `InputError` for another model and without the package gguf.
+    """
+    part = file.with_name(f".{file.name}.part")
+    converter = shutil.which("convert_hf_to_gguf.py")
+    try:
+        if converter:
+            command = [sys.executable, converter, str(folder), "--outfile", str(part), "--outtype", kind]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise InputError(f"{converter}: {' '.join(done.stderr.split())[-300:] or 'failed'}")
+        else:
+            _write(folder, part, kind)
+        os.replace(part, file)
+    except ImportError as error:
+        raise InputError("--gguf: needs the package gguf. Install it: pip install 'kinject[gguf]'.") from error
+    except OSError as error:
+        raise unwritable(file, error) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+_ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
+"""model_type, which is llama.cpp's name too -> whether its files have the rows of q and k permuted."""
+_HARD_TEXT = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
+
+
+def _splits() -> dict[str, Any]:
+    """Return llama.cpp's name of a rule that splits texts before BPE -> the same rule of tokenizers."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    by_words = {"llama-bpe": words, "qwen2": words.replace("{1,3}", "")}
+    whole = ByteLevel(add_prefix_space=False)
+    return {"smollm": Sequence([Digits(individual_digits=True), whole]), "gpt-2": whole} | {
+        name: Sequence([Split(Regex(text), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+        for name, text in by_words.items()
+    }
+
+
+def _write(folder: Path, file: Path, kind: str) -> None:
+    import gguf
+    from gguf.quants import quantize
+    from safetensors import safe_open
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    architecture = config.model_type
+    rope = config.rope_parameters if architecture in _ARCHITECTURES else {}
+    if rope.get("rope_type", "other") != "default":
+        raise InputError(
+            f"{folder}: a GGUF file of this model ({architecture}) needs llama.cpp's converter: put convert_hf_to_gguf.py on "
+            "the PATH."
+        )
+    writer = gguf.GGUFWriter(file, architecture, use_temp_file=True)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{KINDS[kind]}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads["q_proj"]
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads["q_proj"])
+    writer.add_head_count_kv(heads["k_proj"])
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    _add_tokenizer(writer, tokenizer, config.vocab_size, folder)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(path), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                weight = tensors.get_tensor(name).float().numpy()
+                n_heads = heads.get(name.split(".")[-2]) if _ARCHITECTURES[architecture] else None
+                if n_heads:
+                    weight = weight.reshape(n_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+                fits = weight.ndim > 1 and (kind != "q8_0" or weight.shape[-1] % 32 == 0)
+                stored = gguf.GGMLQuantizationType[KINDS[kind] if fits else "F16" if weight.ndim > 1 else "F32"]
+                stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                if stored_name is None:
+                    raise InputError(f"{path}: llama.cpp has no name for {name}.")
+                writer.add_tensor(stored_name, quantize(weight, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> None:
+    """Write a byte-level BPE tokenizer and its chat template. Raises `InputError` for one that llama.cpp splits otherwise."""
+    import gguf
+
+    data = json.loads(tokenizer.backend_tokenizer.to_str())
+    own = tokenizer.backend_tokenizer.pre_tokenizer
+    expected = own.pre_tokenize_str(_HARD_TEXT) if own else None
+    rule = next((name for name, rule in _splits().items() if rule.pre_tokenize_str(_HARD_TEXT) == expected), None)
+    if data["model"]["type"] != "BPE" or rule is None:
+        raise InputError(f"{folder}: its tokenizer needs llama.cpp's converter: put convert_hf_to_gguf.py on the PATH.")
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    added = tokenizer.added_tokens_decoder
+    types = gguf.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rule)
+    writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in range(n_rows)])
+    writer.add_token_types([
+        (types.CONTROL if added[number].special else types.USER_DEFINED) if number in added
+        else types.NORMAL if number in tokens else types.UNUSED for number in range(n_rows)
+    ])  # fmt: skip
+    writer.add_token_merges([" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]])
+    special = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    for name, number in special.items():
+        if number is not None:
+            getattr(writer, f"add_{name}_token_id")(number)
+    writer.add_add_bos_token(tokenizer("a").input_ids[0] == special["bos"])
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)

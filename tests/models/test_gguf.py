@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from kinject import gguf as writing
 from kinject.errors import InputError
-from kinject.models import load_config, load_model, model_hash
+from kinject.models import load_config, load_model, load_tokenizer, model_hash, new_model
 
 gguf = pytest.importorskip("gguf")
 
@@ -101,3 +102,55 @@ def test_a_file_that_cannot_be_converted_is_refused_in_one_line(
     (tmp_path / "second.gguf").write_bytes(b"")
     with pytest.raises(InputError, match="holds 2 GGUF files"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind", "most"), [("llama", "q8_0", 0.02), ("qwen2", "f16", 1e-3), ("qwen3", "bf16", 0.02)]
+)
+def test_a_written_file_has_the_tokens_template_and_logits_of_its_folder(
+    model_type: str, kind: str, most: float, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
+    config = {
+        "model_type": model_type, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "tie_word_embeddings": model_type == "llama", "vocab_size": len(tokenizer) + 20,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    }  # fmt: skip
+    new_model(config, tokenizer, seed=1).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "written.gguf"  # other files beside it are not read
+    writing.write_gguf(tmp_path / "model", file, kind)
+    ours, theirs = load_model(str(tmp_path / "model")), load_model(str(file))
+    text = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
+    ids = ours.tokenizer(text, return_tensors="pt").input_ids
+    assert theirs.tokenizer(text).input_ids == ids[0].tolist()
+    assert theirs.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<user>Hi"
+    with torch.no_grad():
+        distance = (ours.model(ids).logits.log_softmax(-1) - theirs.model(ids).logits.log_softmax(-1)).abs().mean()
+    assert 0 < distance < most
+
+
+def test_llama_cpp_s_converter_writes_where_it_is_installed_and_is_asked_for_what_is_not_written_here(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tiny_model / "config.json").write_text(json.dumps({**config, "model_type": "mistral", "sliding_window": None}))
+    with pytest.raises(
+        InputError, match=r"\(mistral\) needs llama\.cpp's converter: put convert_hf_to_gguf\.py on the PATH"
+    ):
+        writing.write_gguf(tiny_model, tmp_path / "model.gguf", "f16")
+    script = tmp_path / "bin" / "convert_hf_to_gguf.py"
+    script.parent.mkdir()
+    script.write_text("import sys\nfolder, _, out, _, kind = sys.argv[1:]\nopen(out, 'w').write(kind)\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin")
+    writing.write_gguf(tiny_model, tmp_path / "model.gguf", "q8_0")
+    assert (tmp_path / "model.gguf").read_text() == "q8_0"
+    script.write_text("raise SystemExit('no such model')")
+    with pytest.raises(InputError, match="no such model"):
+        writing.write_gguf(tiny_model, tmp_path / "other.gguf", "q8_0")
+    assert [path.name for path in tmp_path.glob("*.gguf*")] == ["model.gguf"]
