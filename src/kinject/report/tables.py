@@ -55,6 +55,9 @@ def headline_table(view: View) -> TableBlock:
              *(_headline_cell(by_set.get(name)) for name in sets))
         for (model, arm), by_set in rows.items()
     )  # fmt: skip
+    chances = [view.first(name).chance for name in sets]
+    if any(chances):
+        lines = (line("guessing", *(f"{100 * chance:.1f}" if chance else "" for chance in chances)), *lines)
     columns = ("model", *(f"{format_name(name)}: {ROLES.get(view.first(name).role, '')}" for name in sets))
     about = "95% interval below; ▲ above, ▼ below base (p < 0.05 after Holm)"
     return TableBlock("Correct answers in %", about, columns, lines)
