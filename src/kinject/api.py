@@ -167,7 +167,7 @@ def export(folder: str | Path, **options: Any) -> ExportResult:
     from kinject.export import ExportOptions
     from kinject.export import export as run
 
-    paths = {key: Path(options[key]) for key in ("out", "report") if options.get(key) is not None}
+    paths = {key: Path(options[key]) for key in ("out", "report", "prove") if options.get(key) is not None}
     return run(ExportOptions(Path(folder), **{**options, **paths}))
 
 

@@ -46,8 +46,12 @@ class Served:
         if self.fails_after is not None and len(self.bodies) > self.fails_after:
             return 401, {"error": {"message": "the key has expired"}}
         if path.endswith("/chat/completions"):
-            choice = {"index": 0, "message": {"role": "assistant", "content": self.chat}, "finish_reason": "stop"}
-            usage = {"prompt_tokens": 11, "completion_tokens": 5}
+            text, usage = self.chat, {"prompt_tokens": 11, "completion_tokens": 5}
+            if self.tokenizer.chat_template:
+                turns = self.tokenizer.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
+                written = self._complete(body, self.tokenizer(turns, add_special_tokens=False).input_ids)
+                text, usage = written["choices"][0]["text"], written["usage"]
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
             return 200, {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": usage}
         if self.style == "llama-server" and body.get("echo"):
             return 400, {

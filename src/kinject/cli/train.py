@@ -11,6 +11,7 @@ from typing import Any
 
 from kinject.cli import Outcome, add_verb, recipe_of
 from kinject.errors import InputError
+from kinject.gguf import KINDS
 from kinject.process import is_first_process
 from kinject.terminal import show
 
@@ -55,15 +56,12 @@ def _train(arguments: argparse.Namespace) -> Outcome:
 
 _EXPORT = """\
 Make a finished run ready for use elsewhere: its model as one plain folder with a card (an adapter folded
-into its base), and the commands that serve it, upload it, or convert it for llama.cpp.
-
-Or merge models first (into the folder merged beside MODEL, or --out):
-  --average-with BASE           weights between the base (--alpha 0) and MODEL (1), which may be an adapter
-  --add INSTRUCT --minus BASE   chat for a model that was trained from BASE (chat vector, arXiv 2310.04799)
-  --onto INSTRUCT               an adapter that was trained on the base, put onto the instruct model
+into its base), proved to answer as trained, and the commands that serve and upload it. Or merge models,
+into the folder merged beside MODEL, or --out.
 
 examples:
   kinject export runs/cpt --report runs/eval --license apache-2.0
+  kinject export runs/cpt --gguf q8_0 --prove runs/eval
   kinject export runs/cpt/model --average-with runs/sandbox/base/model --alpha 0.5 0.75"""
 
 
@@ -76,12 +74,12 @@ def add_export(verbs: Any) -> None:
         "folder", type=Path, metavar="MODEL", help="run folder of kinject train, or a model or adapter folder"
     )
     merging = parser.add_argument_group("merge")
-    merging.add_argument("--average-with", metavar="BASE", help="folder of the base model")
+    merging.add_argument("--average-with", metavar="BASE", help="average MODEL, which may be an adapter, with its base")
     merging.add_argument("--alpha", type=float, nargs="+", help="fractions of MODEL (default: 0 0.25 0.5 0.75 1)")
-    merging.add_argument("--add", metavar="INSTRUCT", help="instruct model whose difference from --minus is added")
+    merging.add_argument("--add", metavar="INSTRUCT", help="add what INSTRUCT learned beyond BASE (arXiv 2310.04799)")
     merging.add_argument("--minus", metavar="BASE", help="the base of both models")
     merging.add_argument("--scale", type=float, nargs="+", help="factors of the difference (default: 1, the whole)")
-    merging.add_argument("--onto", metavar="INSTRUCT", help="model that gets the adapter instead of its own base")
+    merging.add_argument("--onto", metavar="INSTRUCT", help="put the adapter onto another model than its base")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the result (default: export in RUN)")
     parser.add_argument("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows")
     parser.add_argument(
@@ -89,6 +87,16 @@ def add_export(verbs: Any) -> None:
         help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
     )  # fmt: skip
     parser.add_argument("--license", metavar="ID", help="licence in the card, as apache-2.0")
+    parser.add_argument("--gguf", choices=tuple(KINDS), help="write a GGUF file for llama.cpp, too")
+    parser.add_argument(
+        "--prove", type=Path, metavar="RUN", nargs="?", const=Path(),
+        help="ask the questions of an evaluation (recipe or run; default: --report, else the run's probes) of the result and "
+        "each copy; exit code 1 if one differs from the trained model",
+    )  # fmt: skip
+    parser.add_argument(
+        "--copy", nargs="+", default=[], metavar="COPY", dest="copies",
+        help="further copies to prove: a model folder, a .gguf file, a server's address (http://HOST/v1)",
+    )  # fmt: skip
     parser.set_defaults(run=_export)
 
 
@@ -130,9 +138,17 @@ def _export(arguments: argparse.Namespace) -> Outcome:
     from kinject.export import ExportOptions, export
 
     values = {key: value for key, value in vars(arguments).items() if key in ExportOptions.__dataclass_fields__}
-    result = export(ExportOptions(**values))
-    show(f"{result.folder}: written\n\nUse it:\n  " + "\n  ".join(result.commands))
-    return result, 0
+    if arguments.copies and arguments.prove is None:
+        raise InputError("--copy: is for --prove only.")
+    if arguments.prove == Path():
+        values["prove"] = arguments.report or arguments.folder
+    result = export(ExportOptions(**{**values, "copies": tuple(arguments.copies)}))
+    for path in (result.folder, *([result.gguf] if result.gguf else [])):
+        show(f"{path}: written")
+    for proof in result.proofs:
+        show("\n".join(proof.lines()))
+    show("\nUse it:\n  " + "\n  ".join(result.commands))
+    return result, 0 if all(proof.holds for proof in result.proofs) else 1
 
 
 def render_job(kind: str, words: list[str]) -> str:
