@@ -18,6 +18,7 @@ import yaml
 
 from kinject.cli import main
 from kinject.disk import lock_dir, write_jsonl, write_manifest
+from kinject.eval.chat import ChatSetup, open_chat
 from kinject.view import Server
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -189,6 +190,31 @@ def test_questions_are_kept_dropped_and_edited_the_same_way(tmp_path: Path, monk
     write_jsonl(run / "decisions.jsonl", [{"id": refused["id"], "decision": "keep"}])
     main(["questions", "q.yaml"])
     assert refused["id"] in {row["id"] for row in rows_of(run / "questions.jsonl")}
+
+
+def test_a_chat_asks_base_trained_and_trained_with_the_passages_of_its_documents(
+    folder: Path, client: Client, tiny_model: Path
+) -> None:
+    run, question = folder / "runs" / "cpt", "Where was Arden Holt born?"
+    shutil.copytree(tiny_model, run / "model")
+    recipe = {"model": {"path": str(tiny_model)}, "corpus": {"path": "runs/augment/corpus.jsonl"}}
+    write_manifest(run / "manifest.json", stage="train", inputs={}, recipe=recipe, counts={"finished": True})
+    (run / ".lock").touch()
+    status, text = client.ask("chat", {"run": "runs/cpt", "question": question, "again": True})
+    events = [json.loads(line) for line in text.splitlines()]
+    assert (status, events[-1]) == (200, {"status": ""}), events
+    columns = next(event["columns"] for event in events if "columns" in event)
+    assert columns == ["base", "trained", "trained with passages"]
+    assert [event["passages"] for event in events if "passages" in event] == [[TEXT]]
+    said = {label: "".join(event["text"] for event in events if event.get("label") == label) for label in columns}
+    written: list[str] = []
+    chat = open_chat(ChatSetup({"trained": str(tiny_model)}, ("documents.jsonl",), max_new_tokens=128))
+    for sees in (False, True):
+        chat.reset()
+        chat.with_passages = sees
+        written.append(chat.answer(question, lambda _: None)["trained"])
+    assert [said["trained"].strip(), said["trained with passages"].strip()] == written
+    assert said["base"] == said["trained"]  # the same weights
 
 
 def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client) -> None:
