@@ -383,6 +383,13 @@ def test_memory_of_a_merge(run_here: Callable[..., str]) -> None:
 
 
 @pytest.mark.soak
+def test_sound_and_broken_copies_of_a_model(run_here: Callable[..., str], tmp_path: Path) -> None:
+    options = ("--questions", "100", "--steps", "15", "--ways", "dora", "head", "full")
+    printed = run_here("eval/prove.py", tmp_path, *options)
+    assert "3 of 3 sound copies pass\n2 of 2 broken copies are caught" in printed
+
+
+@pytest.mark.soak
 def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     printed = run_here("plan/memory.py", "--only", "1M", "--steps", "2")
     row = re.search(r"\| 1M \| \d+ \| \d+ \| \d+ \| \d+ \| ([\d.]+) \|", printed)
