@@ -27,8 +27,6 @@ from kinject.terminal import _NOISE, Progress, duration, printable, show
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
 STEERING = "\x1b[2J\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\r\x08\x9b31m\x7f\u202egnp.exe\u2066\ud800\x00"
 
-TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-
 
 @hypothesis.given(st.text(st.characters(), max_size=200))
 def test_nothing_that_steers_a_terminal_is_printable_and_all_else_stays(text: str) -> None:

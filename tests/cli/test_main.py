@@ -16,8 +16,6 @@ from kinject import cli
 from kinject.cli import main
 from kinject.process import SIGNALS
 
-Write = Callable[[str, str], Path]
-
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -35,12 +33,6 @@ def _recipe(folder: Path, **sections: Any) -> str:
 def _rows(path: Path, *rows: Any) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path.name
-
-
-def _augment(folder: Path, *documents: Any, **generator: Any) -> list[str]:
-    section = {"documents": _rows(folder / "docs.jsonl", *documents), "styles": {"paraphrase": 1},
-               "generator": generator or {"kind": "sandbox"}}  # fmt: skip
-    return ["augment", _recipe(folder, augment=section)]
 
 
 def _fails(capsys: pytest.CaptureFixture[str], command: list[str]) -> list[str]:

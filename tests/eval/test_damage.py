@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -35,14 +34,6 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Recipe:
     }
     path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
     return read_recipe(path, verb="eval")
-
-
-def outcome(recipe: Recipe) -> Any:
-    """The counts and accuracies of a run; log-probs that are scored anew may differ in their last digits."""
-    return [
-        (result.format, result.n, result.n_correct, result.n_unscored, result.accuracy)
-        for result in evaluate(recipe).results
-    ]
 
 
 def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> None:

@@ -148,7 +148,6 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 FILE = {"kind": "file", "path": "texts.jsonl"}
-RETRIEVED = {"documents": ["d.jsonl"]}
 OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("eval", {"model": {"quantization": "4bit"}}, "model", "as NAME: {path: ..., quantization: 4bit}"),
     ("eval", {"models": {"m": {"path": "m", "device_map": "auto"}}}, "eval.models.m.device_map", "Start one"),

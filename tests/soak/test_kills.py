@@ -50,12 +50,6 @@ FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal":
 CONCURRENCY = 8
 DATED = ("log.jsonl", "timing.jsonl", "flips.jsonl")
 """Outputs whose hash in a manifest is one of times, or of last digits, too."""
-_COST = re.compile(rb"<tr><th[^>]*>(?:cost: work seconds|resumed from)</th><td>.*?</td>\s*</tr>\s*")
-
-
-def without_cost(content: bytes) -> bytes:
-    """Return a page of a training without its command, its seconds and the checkpoint that it resumed from."""
-    return _COST.sub(b"", without_command(content))
 
 
 MANIFEST = json_without(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +12,6 @@ import pytest
 
 from kinject.errors import DiskError
 from kinject.llm.cache import AnswerCache, request_key
-from kinject.types import Completion, Usage
-
-
-def n_rows(path: Path) -> int:
-    """Count the answers as another process would see them."""
-    with sqlite3.connect(path) as database:
-        return int(database.execute("SELECT count(*) FROM answers").fetchone()[0])
-
-
-def answer(number: int) -> Completion:
-    return Completion(f"text {number}", "stop", Usage(number, 2 * number))
 
 
 def test_a_kill_right_after_an_answer_counted_does_not_lose_it(tmp_path: Path) -> None:
