@@ -382,6 +382,7 @@ def test_memory_of_a_merge(run_here: Callable[..., str]) -> None:
     assert float(row[5]) < 6  # the libraries' own memory counts beside shards as small as these
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")  # on tied embeddings
 @pytest.mark.soak
 def test_sound_and_broken_copies_of_a_model(run_here: Callable[..., str], tmp_path: Path) -> None:
     options = ("--questions", "100", "--steps", "15", "--ways", "dora", "head", "full")
