@@ -247,6 +247,12 @@ def test_acceptance_and_the_data_of_its_study(tmp_path: Path, run_here: Callable
     assert f"{tmp_path}/out/old.jsonl: 1 rows" in printed  # the passage alone: the old rule refuses a preamble
     assert f"{tmp_path}/out/new.jsonl: 2 rows" in printed
     assert f"{tmp_path}/out/asked.jsonl: 4 rows" in printed
+    for writer in ("qwen7b_implications", "gpt4_1_implications", "qwen7b_trained_implications"):
+        _write_rows(tmp_path / f"{writer}.jsonl", [{"document_id": "d", "text": f"{answer} {writer}"}])
+    printed = run_here("augment/seal_data.py", tmp_path, tmp_path / "seal")
+    assert re.findall(r"^(\w+) +(\d+) rows", printed, re.MULTILINE) == [
+        ("documents", "1"), ("passages", "1"), ("asked", "4"), ("written", "4"), ("own", "2"), ("gpt", "2"), ("trained", "2"),
+    ]  # fmt: skip
 
 
 @pytest.mark.soak

@@ -94,7 +94,7 @@ def _check(
             outcome.items_off += n_off
             outcome.kept += len(word_spans(text)) * TOKENS_PER_WORD
             checker.accept(text)
-            coverage.add(verdict.measures["facts"])
+            coverage.add(text, verdict.measures["facts"])
         else:
             outcome.reasons[verdict.reason] += 1
             outcome.refused.append(f"{document['id']} {verdict.reason}: {verdict.detail} | {text[:300]!r}")
