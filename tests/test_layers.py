@@ -222,11 +222,11 @@ def test_help_is_quick_and_imports_no_torch() -> None:
 
 
 BUDGETS = {
-    "lines of src": 45_640,
+    "lines of src": 45_470,
     "files of src": 174,
-    "lines of tests": 33_760,
+    "lines of tests": 33_360,
     "verbs": 17,
-    "recipe keys": 228,
+    "recipe keys": 226,
     "words of docs": 43_480,
 }
 """The size of the house: a number may only be lowered, with the commit that shrinks it.
