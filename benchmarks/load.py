@@ -201,7 +201,7 @@ def report(n: int, folder: Path, style: str) -> Work:
         (folder_of_run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
 
     def work() -> int:
-        arms = [Arm(name, "model", "", "augmented", {}, "", "", "", None, False, seeds) for name in names]
+        arms = [Arm(name, "model", "", "augmented", {}, "", "", None, False, seeds) for name in names]
         records = Records(("sum",))
         for name, seed in runs:
             records.read("model", name, seed, folder / "runs" / name / str(seed))

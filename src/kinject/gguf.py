@@ -76,9 +76,10 @@ def _convert(file: Path, folder: Path) -> None:
     try:
         with tempfile.TemporaryDirectory() as alone:  # transformers would read other files that lie beside it
             (Path(alone) / file.name).symlink_to(file.resolve())
-            options = {"gguf_file": file.name, "trust_remote_code": False}
-            tokenizer = AutoTokenizer.from_pretrained(alone, **options)
-            model = AutoModelForCausalLM.from_pretrained(alone, **options, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=file.name, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                alone, gguf_file=file.name, trust_remote_code=False, dtype=torch.float32
+            )
     except ImportError as error:
         raise InputError(f"{file}: needs the package gguf. Install it: pip install 'kinject[gguf]'.") from error
     except Exception as error:  # a damaged file, or an architecture that it cannot convert, raises any exception
