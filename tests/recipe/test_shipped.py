@@ -51,7 +51,7 @@ def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[s
     assert lines[index + 1].startswith("      continued pretraining on the paraphrased documents")
     assert any(line.startswith("      needs: runs/augment/corpus.jsonl") for line in lines[index:])
     assert main(["recipes", "list", "two-phase", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["result"]
+    rows = json.loads(capsys.readouterr().out)["result"]["recipes"]
     assert [(row["name"], row["verb"]) for row in rows] == [
         ("two-phase/documents", "train"), ("two-phase/questions", "train"),
     ]  # fmt: skip
