@@ -267,7 +267,7 @@ def _commands(model: Path, name: str, source: _Source, file: Path | None) -> lis
     """Return the commands that serve the exported model, or the adapter without folding it in, and that publish it."""
     folder = shlex.quote(str(model))
     lines = [f"vllm serve {folder} --served-model-name {shlex.quote(name)}", f"transformers serve {folder}"]
-    if not any((model / file).is_file() for file in ("chat_template.jinja", "chat_template.json")):
+    if not any((model / template).is_file() for template in ("chat_template.jinja", "chat_template.json")):
         lines.append("# its tokenizer has no chat template: ask /v1/completions of vLLM; transformers serve needs one")
     if source.is_adapter:
         adapter = shlex.quote(f"{name}={source.model}")

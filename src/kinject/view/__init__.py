@@ -201,13 +201,20 @@ def _stamp(path: Path) -> tuple[int, int]:
     return (0, 0) if status is None else (status.st_mtime_ns, status.st_size)
 
 
+@lru_cache(maxsize=256)
+def _last_values(path: Path, stamp: tuple[int, int]) -> Row:
+    """Return the last value of each key of a log; the page asks for it every few seconds, of every run."""
+    last: Row = {}
+    for _, row in read_jsonl(path):
+        last |= row
+    return last
+
+
 def _progress(path: Path, run: FoundRun) -> str:
     """Return in words how far a run is."""
     manifest = manifest_beside(path / "manifest.json")
     if run.verb == "train" and (path / "log.jsonl").is_file():
-        last: Row = {}
-        for _, row in read_jsonl(path / "log.jsonl"):
-            last |= row
+        last = _last_values(path / "log.jsonl", _stamp(path / "log.jsonl"))
         trainer = manifest.get("recipe", {}).get("trainer") or {}
         of = f" of {trainer['max_steps']}" if trainer.get("max_steps", -1) > 0 else ""
         loss = f", loss {last['loss']:.3f}" if isinstance(last.get("loss"), float) else ""
