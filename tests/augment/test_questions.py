@@ -189,7 +189,7 @@ def test_retention_keeps_neighbours_that_the_model_knows_and_the_passage_does_no
 
     def knows_paris(messages: list[Message], completion: Completion) -> str:
         task = messages[-1]["content"]
-        if "which show" in task or "well-known neighbour" in task:
+        if "well-known neighbour" in task:
             in_passage = next(word for word in task.split("<passage>")[1].split() if word.istitle() and len(word) > 4)
             right = {**facts, "its name": in_passage}
             return "\n\n".join(

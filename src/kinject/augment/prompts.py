@@ -210,7 +210,7 @@ def statements_messages(title: str, passage: str) -> list[Message]:
     return [_judge_system(), user_message]
 
 
-def told_messages(statements: Sequence[str], text: str) -> list[Message]:
+def stated_messages(statements: Sequence[str], text: str) -> list[Message]:
     """Return the messages that ask a judge which of the `statements` a text tells."""
     listed = "\n".join(f"{number}. {escape_tags(line)}" for number, line in enumerate(statements, 1))
     shown = {"text": escape_tags(text), "statements": listed}

@@ -341,8 +341,8 @@ class Rewriter:
                 self.store.add_notes(notes_id, group, "", "statements", listed)
         statements = self.store.notes(notes_id) or ()
         pairs = [(answer, pair) for answer in answers if answer.error is None for pair in answer.texts if statements]
-        told = await _gather(group, (judge.told(statements, text) for _, (text, _) in pairs))
-        for (answer, (text, verdict)), numbers in zip(pairs, told, strict=True):
+        stated = await _gather(group, (judge.stated(statements, text) for _, (text, _) in pairs))
+        for (answer, (text, verdict)), numbers in zip(pairs, stated, strict=True):
             if isinstance(numbers, EndpointError):
                 answer.error = numbers
                 continue

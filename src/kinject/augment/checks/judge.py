@@ -20,7 +20,7 @@ import yaml
 
 from kinject.augment.answers import lines_of
 from kinject.augment.checks.checker import Rules, Verdict
-from kinject.augment.prompts import judge_messages, statements_messages, told_messages
+from kinject.augment.prompts import judge_messages, stated_messages, statements_messages
 from kinject.corpus.passages import sentence_ends
 from kinject.disk import content_id
 from kinject.language import detect_language
@@ -140,9 +140,9 @@ class Judge:
         lines = lines_of(await self._answer(statements_messages(title, passage)))
         return tuple(dict.fromkeys(line for line in lines if line[-1] not in ":："))[:_MOST_STATEMENTS]
 
-    async def told(self, statements: Sequence[str], text: str) -> list[int]:
+    async def stated(self, statements: Sequence[str], text: str) -> list[int]:
         """Return the numbers, from 1, of the statements that a text tells. Raises as `Sender.send`."""
-        last_line = (await self._answer(told_messages(statements, text))).rpartition("\n")[2]
+        last_line = (await self._answer(stated_messages(statements, text))).rpartition("\n")[2]
         return sorted({int(number) for number in re.findall(r"\d{1,3}", last_line)} & {*range(1, len(statements) + 1)})
 
     async def _answer(self, messages: list[Message]) -> str:
