@@ -17,6 +17,7 @@ import pytest
 from kinject.documents.readers import ReadOptions, kind_of, read_file
 from kinject.errors import InputError
 from kinject.types import Document
+from made import pdf_of
 
 Read = list[tuple[str, Document | InputError]]
 
@@ -378,29 +379,6 @@ def test_encodings_are_found_and_named_unless_utf_8(text: str, charset: str) -> 
     assert ("encoding" in document.meta) == (not charset.startswith("utf-8"))
     rows = only("a.csv", f'text,title\n"{text}",x\n'.encode(charset))
     assert rows.text == text
-
-
-def pdf_of(*pages: str) -> bytes:
-    """Return a PDF of the given content streams, in Helvetica."""
-    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]  # fmt: skip
-    for number, content in enumerate(pages):
-        objects.append(
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R "
-            "/Resources << /Font << /F1 3 0 R >> >> >>"
-        )
-        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
-    out, starts = "%PDF-1.4\n", []
-    for number, body in enumerate(objects, start=1):
-        starts.append(len(out))
-        out += f"{number} 0 obj\n{body}\nendobj\n"
-    table = "".join(f"{start:010d} 00000 n \n" for start in starts)
-    size = len(objects) + 1
-    end = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(out)}\n%%EOF\n"
-    return f"{out}xref\n0 {size}\n0000000000 65535 f \n{table}{end}".encode("latin-1")
 
 
 def at(x: float, y: float, text: str, size: float = 10) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinds import as_yaml
+import yaml
 from safetensors.numpy import load_file
 
 from kinject.api import export, merge
@@ -50,7 +50,7 @@ def watched() -> Iterator[None]:
 def log_probs(model: Path, work: Path) -> Any:
     """Return what the model in a folder answers."""
     section = {"models": {"base": str(model)}, "questions": {"q": str(work / "q.jsonl")}, "formats": ["texts"]}
-    (work / "eval.yaml").write_bytes(as_yaml({"run_dir": str(work / "eval"), "eval": section}))
+    (work / "eval.yaml").write_text(yaml.safe_dump({"run_dir": str(work / "eval"), "eval": section}))
     evaluate(read_recipe(work / "eval.yaml", verb="eval"))
     return [json.loads(line)["log_probs"] for line in (work / "eval" / "answers.jsonl").read_text().splitlines()]
 
@@ -61,7 +61,7 @@ def training_recipe(model: Path, work: Path) -> Recipe:
                "logging_steps": 1, "lr_scheduler_type": "constant"}  # fmt: skip
     recipe = {"run_dir": str(work / "train"), "model": {"path": str(model), "device": "cpu"}, "trainer": trainer,
               "corpus": {"path": str(work / "c.jsonl"), "cache_dir": str(work / "tokens")}}  # fmt: skip
-    (work / "train.yaml").write_bytes(as_yaml(recipe))
+    (work / "train.yaml").write_text(yaml.safe_dump(recipe))
     return read_recipe(work / "train.yaml", verb="train")
 
 

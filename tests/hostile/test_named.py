@@ -6,13 +6,13 @@ import codecs
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kinds import as_parquet, lines_of, pdf_of
 
 from kinject.corpus.passages import sentence_ends
 from kinject.corpus.questions import read_questions
@@ -23,6 +23,7 @@ from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.eval.compare import read_run
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report
+from made import as_parquet, lines_of, pdf_of
 
 Reader = Callable[[Path], object]
 
@@ -153,6 +154,26 @@ def test_a_file_that_is_held_whole_has_a_limit(tmp_path: Path, monkeypatch: pyte
         assert "the most that is read whole" in message, kind
 
 
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [*((kind, b'{"text": "') for kind in (*ROWS, "run", "report")), ("documents csv", b'text\n"'), ("questions csv", b'"'),
+     ("documents txt", b"a"), ("documents html", b"<p>"), ("documents pdf", b"%PDF-1.4\n"), ("recipe", b"run_dir: ")],
+)  # fmt: skip
+def test_two_gibibytes_on_one_line_are_refused_in_half_of_that(tmp_path: Path, kind: str, head: bytes) -> None:
+    """The line is of zeros that take no room on the disk; what asks for all of it gets a `MemoryError`."""
+    name, read = FILES[kind]
+    path = written(tmp_path / name, head)
+    os.truncate(path, 2**31)
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, hard))
+    try:
+        message = refusal(read, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert "longer than" in message or "the most that is read whole" in message
+
+
 LAUGHS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 YAML: list[tuple[str, str]] = [
     ("a0: &a0 [x]\n" + LAUGHS, "more than 100,000 values"),
@@ -275,7 +296,7 @@ def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pdf, "_MOST_OPERATIONS", 3000)
-    many = pdf_of([b"BT /F1 12 Tf " + b"(a) Tj " * 4000 + b"ET"])
+    many = pdf_of("BT /F1 12 Tf " + "(a) Tj " * 4000 + "ET")
     assert "more than 3,000 drawing operations" in refusal(ROWS["documents"], written(tmp_path / "a.pdf", many))
 
 
@@ -366,10 +387,10 @@ def test_parquet_with_a_damaged_column_does_not_end_the_process(tmp_path: Path) 
     pytest.importorskip("pyarrow")
     data = as_parquet([{"text": "One."}])
     path = tmp_path / "d.parquet"
-    script = "import sys; sys.path[:0] = [sys.argv[1]]; from test_named import every_damage; every_damage(sys.argv[2])"
+    script = "import sys; sys.path[:0] = sys.argv[2:]; from test_named import every_damage; every_damage(sys.argv[1])"
     path.write_bytes(data)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parent), str(path)], capture_output=True, text=True
+        [sys.executable, "-c", script, str(path), *map(str, Path(__file__).parents[:2])], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+import yaml
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kinds import as_yaml, lines_of
-from test_named import ROWS
+from test_named import FILES, ROWS
 
 from kinject.corpus import passages
 from kinject.corpus.passages import sentence_ends
@@ -20,6 +20,7 @@ from kinject.errors import KinjectError
 from kinject.recipe import read_recipe
 from kinject.recipe.read import Sections
 from kinject.recipe.yaml_lines import read_yaml
+from made import as_parquet, lines_of, pdf_of
 
 LETTERS = st.characters(
     min_codepoint=32, exclude_categories=["Cs", "Cc", "Cn", "Co"], exclude_characters="\u2028\u2029\ufeff"
@@ -69,11 +70,53 @@ def test_rows_of_anything_under_the_keys_that_are_read_are_read_or_refused(
     assert not refusal or "x.jsonl" in refusal
 
 
+DOCUMENTS = [
+    {"id": "a", "title": "One", "text": 'Built in 1931.\nIt "stands".', "year": 1931},
+    {"text": "\u4e2d\U0001f600"},
+]
+GOOD = {
+    "documents": lines_of(DOCUMENTS),
+    "documents csv": b'text,title\n"First, ""quoted"".\nSecond.",One\nIt stands.,\n',
+    "documents parquet": as_parquet(DOCUMENTS),
+    "documents html": b"<!doctype html><html><head><title>The Falk Bridge &amp; more</title></head><body><nav>Home</nav><main>"
+    b"<h1>Bridge</h1><p>Built in\n 1931 by <b>Mara</b>.<table><tr><td>span<td>40 m</table></main>",
+    "documents pdf": pdf_of("BT /F1 12 Tf 72 720 Td 14 TL (The bridge was built in 1931.) Tj T* (It stands.) Tj ET"),
+    "corpus": lines_of([{"text": "One.", "id": "r"}, {"prompt": "Q", "completion": " A"}]),
+    "questions": lines_of([{"question": "Who?", "choices": ["x", "y"], "answer": 0, "id": "q"}]),
+    "questions csv": b"Where?,a,b,c,d,B\n\"Who, then?\",\"a\nb\",b,c,d,A\n",
+    "recipe": (Path(__file__).parents[2] / "recipes" / "documented.yaml").read_bytes(),
+}  # fmt: skip
+"""Undamaged files that the readers of `FILES` read."""
+PIECES = st.binary(max_size=4) | st.sampled_from((
+    b"\0", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\r", b"\n\n", b"NaN", b"1e999", b"9" * 5000, b"[" * 20_000, b'{"a":' * 300,
+    b"\\ud800", b'"', b"'", b",", b": ", b"- ", b"}", b"&a [*a]", b"<<: *a\n", b"!!int x", b"2026-13-45", b"010", b"---\n",
+    b"<!--", b"<![CDATA[", b'<meta charset="punycode">', b"&#xd800;", b"<svg><p>", b"endobj", b"/Kids [1 0 R]",
+    b"/Length 99999999", b"-1", b"65536",
+))  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # what libraries say of broken files is not the claim
+@pytest.mark.parametrize("kind", GOOD)
+@settings(max_examples=30, derandomize=True)
+@example(cuts=[])
+@given(cuts=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 60), PIECES), min_size=1, max_size=4))
+def test_a_good_file_with_bytes_cut_out_and_put_in_is_read_or_refused(
+    kind: str, cuts: list[tuple[int, int, bytes]]
+) -> None:
+    name, read = FILES[kind]
+    data = GOOD[kind]
+    for start, length, piece in cuts:
+        start %= len(data) + 1
+        data = data[:start] + piece + data[start + length :]
+    refusal = refusal_of(data, name, read)
+    assert not refusal or (cuts and name in refusal)
+
+
 @settings(max_examples=40)
 @given(recipe=st.dictionaries(st.sampled_from(sorted(Sections.__dataclass_fields__)), ANYTHING, min_size=1, max_size=5))
 def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(recipe: dict[str, Any]) -> None:
     try:
-        data = as_yaml(recipe)
+        data = yaml.safe_dump(recipe).encode()
     except UnicodeEncodeError:
         return
     refusal = refusal_of(data, "r.yaml", read_recipe)
