@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from kinject.recipe.eval_section import RetrievalSection
 from kinject.train import train
 from kinject.train.checkpoints import checkpoints, mark_complete
 from kinject.types import Passage
+from small import interrupt
 
 from .traps import Trap, torch_trap, trap
 
@@ -44,13 +44,10 @@ def test_the_traps_work(sprung: Path, tmp_path: Path) -> None:
     assert sprung.is_dir()
 
 
-@pytest.mark.parametrize("kind", [trap, torch_trap])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_a_model_whose_weights_are_a_pickle_is_refused_by_name(
-    tiny_model: Path, sprung: Path, kind: Callable[[Path], bytes], name: str
-) -> None:
+def test_a_model_whose_weights_are_a_pickle_is_refused_by_name(tiny_model: Path, sprung: Path, name: str) -> None:
     (tiny_model / "model.safetensors").unlink()
-    (tiny_model / name).write_bytes(kind(sprung))
+    (tiny_model / name).write_bytes(torch_trap(sprung))
     with pytest.raises(InputError, match=rf"no \*\.safetensors.*{name}, a pickle"):
         load_model(str(tiny_model), device="cpu")
     assert not sprung.exists()
@@ -91,9 +88,9 @@ def test_an_adapter_that_is_a_pickle_is_refused(tiny_model: Path, tmp_path: Path
     assert not sprung.exists()
 
 
-@pytest.fixture
-def half_run(tiny_model: Path, write_rows: Callable[..., Path], write: Callable[..., Path], tmp_path: Path) -> Any:
-    """A run that ended after half of its steps, and what resumes it."""
+def test_no_pickle_of_an_interrupted_run_is_loaded(
+    tiny_model: Path, write_rows: Callable[..., Path], write: Callable[..., Path], tmp_path: Path, sprung: Path
+) -> None:
     corpus = write_rows("corpus.jsonl", [{"text": f"Arden was born in Lowmere in {1900 + n}."} for n in range(8)])
     recipe = write(
         "recipe.yaml",
@@ -103,16 +100,9 @@ corpus: {{path: {corpus}, cache_dir: {tmp_path}/tokens}}
 trainer: {{max_steps: 4, save_steps: 2, per_device_train_batch_size: 2, learning_rate: 1e-3, save_strategy: steps}}
 """,
     )
+    run, checkpoint = tmp_path / "run", tmp_path / "run" / "checkpoint-2"
     train(read_recipe(recipe, verb="train"))
-    run_dir = tmp_path / "run"
-    for name in ("model", "checkpoint-4"):
-        shutil.rmtree(run_dir / name)
-    (run_dir / "manifest.json").unlink()
-    return run_dir / "checkpoint-2", lambda: train(read_recipe(recipe, verb="train"), resume=True)
-
-
-def test_a_trap_in_any_pickle_of_a_checkpoint_is_refused_with_what_to_do(half_run: Any, sprung: Path) -> None:
-    checkpoint, resume = half_run
+    interrupt(run, 2)
     held = [path for path in sorted(checkpoint.iterdir()) if path.suffix in (".pt", ".pth", ".bin")]
     assert {path.name for path in held} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # no training_args.bin
     for path in held:
@@ -120,34 +110,24 @@ def test_a_trap_in_any_pickle_of_a_checkpoint_is_refused_with_what_to_do(half_ru
         path.write_bytes((trap if path.name == "scheduler.pt" else torch_trap)(sprung))
         mark_complete(checkpoint)
         with pytest.raises(TrainingError, match=r"checkpoint-2.*could run code.*--resume.*--overwrite"):
-            resume()
+            train(read_recipe(recipe, verb="train"), resume=True)
         assert not sprung.exists(), path.name
         path.write_bytes(kept)
-    (checkpoint / "training_args.bin").write_bytes(torch_trap(sprung))
-    mark_complete(checkpoint)
-    assert resume().n_steps == 4
-    assert not sprung.exists()
-
-
-def test_a_checkpoint_whose_weights_became_a_pickle_is_refused(half_run: Any, sprung: Path) -> None:
-    checkpoint, resume = half_run
-    (checkpoint / "model.safetensors").unlink()
+    weights = checkpoint / "model.safetensors"
+    weights.rename(tmp_path / "kept")
     (checkpoint / "pytorch_model.bin").write_bytes(torch_trap(sprung))
     mark_complete(checkpoint)
     with pytest.raises(KinjectError, match="checkpoint-2"):
-        resume()
-    assert not sprung.exists()
-    assert [step for step, _ in checkpoints(checkpoint.parent)] == [2]
-
-
-def test_pickles_in_the_cache_of_tokens_are_never_loaded(half_run: Any, sprung: Path, tmp_path: Path) -> None:
-    _, resume = half_run
-    entries = [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
-    assert entries
-    for entry in entries:
-        for path in entry.iterdir():
-            path.write_bytes(trap(sprung))
-    assert resume().n_steps == 4  # what is damaged there is made anew
+        train(read_recipe(recipe, verb="train"), resume=True)
+    assert [step for step, _ in checkpoints(run)] == [2]
+    (tmp_path / "kept").rename(weights)
+    (checkpoint / "training_args.bin").write_bytes(torch_trap(sprung))
+    mark_complete(checkpoint)
+    tokens = [path for path in (tmp_path / "tokens").rglob("*") if path.is_file()]
+    assert tokens
+    for path in tokens:
+        path.write_bytes(trap(sprung))
+    assert train(read_recipe(recipe, verb="train"), resume=True).n_steps == 4  # what is damaged there is made anew
     assert not sprung.exists()
 
 

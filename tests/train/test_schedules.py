@@ -144,7 +144,13 @@ def test_a_planned_curve_is_its_formula(
     assert rates == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-QUICK = ("cosine_with_min_lr by steps", "step_decay by epochs by steps", "one_cycle by share", "noam by steps")
+QUICK = (
+    "constant by steps",
+    "cosine_with_min_lr by steps",
+    "step_decay by epochs by steps",
+    "one_cycle by share",
+    "noam by steps",
+)
 TRAINED = [
     pytest.param(*case.values, id=case.id, marks=() if case.id in QUICK else pytest.mark.soak)
     for case in _cases() if "by steps" in str(case.id) or case.id in ("linear by share", "one_cycle by share")
