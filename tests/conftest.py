@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     with warnings.catch_warnings():  # what other people's modules say while they are imported is not ours to fail on
         warnings.simplefilter("ignore")
+        import kinject  # noqa: F401, I001 (first: it leaves out what bitsandbytes logs while it is imported)
         import bitsandbytes  # noqa: F401
         import peft  # noqa: F401
         import torch  # noqa: F401

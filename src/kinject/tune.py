@@ -240,8 +240,6 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
     Tried are the divisors of the recipe's rows of an update on one device, from the largest on, with two updates on the
     longest rows in a process of their own. Raises `InputError` if not even one row fits.
     """
-    from accelerate.utils import find_executable_batch_size
-
     from kinject.models import choose_device
     from kinject.train.config import make_sft_config
 
@@ -249,35 +247,20 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
     on_gpu = not recipe.trainer.get("use_cpu") and choose_device(recipe.model.device) == "cuda"
     most = limit or (None if on_gpu else available_memory())
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    batches = iter([size for size in range(rows - 1, 0, -1) if rows % size == 0])
+    batches = [size for size in range(rows, 0, -1) if rows % size == 0]
     folder, peaks = recipe.run_dir / "find-batch", dict[int, int | None]()
-
-    def attempt(batch: int) -> int:
-        progress.set_status(f"batch {batch}")
-        peaks[batch] = _peak_of(recipe, batch, folder / f"batch-{batch}", most)
-        progress.advance()
-        if peaks[batch] is None:
-            raise RuntimeError("trial out of memory.")
-        return batch
-
-    with (
-        lock_dir(folder),
-        Progress("trying", sum(rows % size == 0 for size in range(1, rows + 1)), "batches") as progress,
-    ):
-        try:
-            find = find_executable_batch_size(
-                attempt, starting_batch_size=rows, reduce_batch_size_fn=lambda: next(batches, 0)
-            )
-            batch = find()
-        except RuntimeError as error:
-            if 1 not in peaks:
-                raise
-            size = "the GPU" if most is None else f"{most / 2**30:.2f} GiB"
-            raise InputError(
-                f"not one row fits {size}. In the order of least cost: trainer.gradient_checkpointing: true, "
-                "trainer.optim: adamw_8bit, a shorter trainer.max_length, an adapter section, a smaller model."
-            ) from error
-    return BatchResult(batch, rows // batch, config.world_size, peaks)
+    with lock_dir(folder), Progress("trying", len(batches), "batches") as progress:
+        for batch in batches:
+            progress.set_status(f"batch {batch}")
+            peaks[batch] = _peak_of(recipe, batch, folder / f"batch-{batch}", most)
+            progress.advance()
+            if peaks[batch] is not None:
+                return BatchResult(batch, rows // batch, config.world_size, peaks)
+    size = "the GPU" if most is None else f"{most / 2**30:.2f} GiB"
+    raise InputError(
+        f"not one row fits {size}. In the order of least cost: trainer.gradient_checkpointing: true, "
+        "trainer.optim: adamw_8bit, a shorter trainer.max_length, an adapter section, a smaller model."
+    )
 
 
 def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -> int | None:

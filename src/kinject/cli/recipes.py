@@ -180,8 +180,8 @@ def _styles(arguments: argparse.Namespace) -> Outcome:
 
 
 _DATA = """\
-Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size, revision and
-checksums are printed first.
+Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size and revision
+are printed first.
 
 examples:
   kinject recipes data                                           what there is
@@ -194,10 +194,9 @@ def add_data(verbs: Any) -> None:
     parser.set_defaults(run=_data_list, out=Path("data"))
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     actions.add_parser("list", help="list them (the default)")
-    get = actions.add_parser("get", help="fetch data sets, or print what would be fetched")
+    get = actions.add_parser("get", help="fetch data sets")
     get.add_argument("names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them")
     get.add_argument("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
-    get.add_argument("--dry-run", action="store_true", help="print what would be fetched, then stop")
     get.set_defaults(run=_data_get)
 
 
@@ -215,10 +214,7 @@ def _data_get(arguments: argparse.Namespace) -> Outcome:
 
     fetched: dict[str, Any] = {}
     for data in find_data(arguments.names):
-        fetched[data.name] = data
         show("\n".join(describe(data, arguments.out)), flush=True)
-        if not arguments.dry_run:
-            fetched[data.name] = data_files = get_data(data, arguments.out)
-            state = "were there, unchanged" if data_files.was_there else "written and recorded"
-            show(f"{data.name}: {len(data_files.paths):,} files {state}")
+        fetched[data.name] = paths = get_data(data, arguments.out)
+        show(f"{data.name}: {f'{len(paths):,} files written' if paths else 'was there already'}")
     return fetched, 0
