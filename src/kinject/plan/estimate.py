@@ -124,11 +124,11 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered
 
 
 def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1) -> Memory:
-    """Return the memory of a device, with what `way` (a name of `kinject.plan.run.WAYS`) divides divided by `group`.
+    """Return the memory of a device, with what `way` (a name of `kinject.plan.ways.WAYS`) divides divided by `group`.
 
     The fullest moment is the start of the backward pass, or the update with all gradients.
     """
-    sharded, zero, offload = way in ("FSDP", "HSDP"), way == "ZeRO-2", way == "offload"
+    sharded, zero, offload = way == "FSDP", way == "ZeRO-2", way == "offload"
     weights, trained, state = shapes.weights, shapes.trained, shapes.state + shapes.bases
     if zero and step.mixed is not None:  # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
         weights = weights * step.mixed.itemsize // step.dtype.itemsize + 4 * shapes.n_trained // group

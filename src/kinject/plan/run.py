@@ -56,8 +56,6 @@ log = logging.getLogger(__name__)
 
 _WARM_UP_STEPS, _TIMED_STEPS, _SECONDS = 2, 6, 120.0
 """Of the real steps that are timed, and the longest time for all of them."""
-_DRAWN_STEPS = 1_000_000
-"""Most steps whose learning rate is computed one by one."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def plan(
     n_steps = length.steps if length is not None else max(trainer_field(recipe.trainer, "max_steps"), 0)
     per_epoch = updates_per_epoch(recipe, length.n_rows, devices.count) if length is not None else 0
     follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
-    is_drawn = 0 < n_steps <= _DRAWN_STEPS and (per_epoch > 0 or not follows_epochs)
+    is_drawn = n_steps > 0 and (per_epoch > 0 or not follows_epochs)
     return Plan(
         recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, shapes=shapes,
         memory=estimated, devices=devices, changes=tuple(changes), way=way, length=length,
@@ -388,11 +386,10 @@ def _memory(plan: Plan) -> list[str]:
 def _spread(plan: Plan) -> list[str]:
     way, lines = plan.way, []
     if plan.changes:
-        enough = " (all together are not enough)" if way.name in ("offload", "none") else ""
+        enough = "" if way.is_enough else " (all together are not enough)"
         lines.append(f"to fit, in the order of least cost{enough}")
         for number, change in enumerate(plan.changes, 1):
-            lines.append(f"  {number}. {' '.join(map(quoted, change.overrides))}")
-            lines.append(f"     down to {render_size(plan.devices.need(change.peak))}; {change.cost}")
+            lines += [f"  {number}. {' '.join(map(quoted, change.overrides))}", f"     {change.cost}"]
         lines.append("")
     lines.append(f"parallelism  {way.name}: {way.why}")
     if way.command:

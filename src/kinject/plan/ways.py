@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,15 +31,35 @@ GPUS = {
     "L40S": (44.4, 362e12), "L4": (22.0, 121e12), "4090": (23.5, 165e12), "T4": (14.6, 65e12),
 }  # fmt: skip
 """Card -> the GiB that torch reports, and dense operations a second in bfloat16 (T4: float16) by NVIDIA's data sheet."""
+
+
+class _Kind(NamedTuple):
+    """A row of `WAYS`: its configuration in recipes/distributed, and when it is the choice.
+
+    `is_possible` is about devices and step; `sent` are the bytes that a device sends in an optimizer step of so many
+    micro-batches over a ring, times n / (n - 1), by the bytes of trained and of all weights, and by autocast's division of them.
+    """
+
+    config: str
+    why: str
+    is_possible: Callable[[Devices, Step], bool]
+    sent: Callable[[int, int, int, int], float]
+
+
 WAYS = {
-    "one device": ("", "a whole step fits, and there is one device"),
-    "DDP": ("ddp", "a whole step fits on each device; only gradients are sent"),
-    "ZeRO-2": ("zero2", "a step fits once gradients and the optimizer's state are divided; the weights stay whole, in bfloat16"),
-    "HSDP": ("hsdp", "weights, gradients and state have to be divided, and fit within a machine; gradients go between machines"),
-    "FSDP": ("fsdp2", "weights, gradients and state have to be divided; each layer is gathered when it is needed"),
-    "offload": ("fsdp2-offload", "all but one layer at a time is in the machine's memory: several times slower"),
+    "one device": _Kind("", "a whole step fits, and there is one device",
+        lambda d, s: d.count == 1, lambda trained, weights, times, halved: 0),
+    "DDP": _Kind("ddp", "a whole step fits on each device; only gradients are sent",
+        lambda d, s: d.count > 1, lambda trained, weights, times, halved: 2 * trained),
+    "ZeRO-2": _Kind("zero2",
+        "a step fits once gradients and the optimizer's state are divided; the weights stay whole, in bfloat16",
+        lambda d, s: d.are_gpus and s.adapter is None, lambda trained, weights, times, halved: (times + 1) * trained / halved),
+    "FSDP": _Kind("fsdp2", "weights, gradients and state have to be divided; each layer is gathered when it is needed",
+        lambda d, s: d.are_gpus, lambda trained, weights, times, halved: times * (2 * weights / halved + trained)),
+    "offload": _Kind("fsdp2-offload", "all but one layer at a time is in the machine's memory: several times slower",
+        lambda d, s: d.kind == "cuda", lambda trained, weights, times, halved: times * (2 * weights + trained)),
 }  # fmt: skip
-"""Name -> its configuration in recipes/distributed and when it is the choice, from the one that sends least on."""
+"""Ways to spread a step, from the one that sends least on: the first that is possible and fits is the choice."""
 _LAUNCH = "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} -m kinject.cli train RECIPE"
 _SYNC = "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}"
 _EXCLUDED = {"projected": "regularization.projection=null", "muon": "techniques.muon=null"}
@@ -65,6 +85,11 @@ class Devices:
     flops: float = _UNKNOWN_GPU
     has_bf16: bool = True
 
+    @property
+    def are_gpus(self) -> bool:
+        """Whether there are several GPUs, between which weights can be divided."""
+        return self.kind == "cuda" and self.count > 1
+
     def need(self, peak: int) -> int:
         """Return the bytes of a device for a step with a `peak` of tensors."""
         return int(peak * (1 + (_GPU_FRAGMENTATION if self.kind == "cuda" else 0.0))) + self.reserved
@@ -89,6 +114,11 @@ class Way:
     sent: int = 0
 
     @property
+    def is_enough(self) -> bool:
+        """Whether the step fits the devices without the machine's memory."""
+        return self.name not in ("offload", "none")
+
+    @property
     def command(self) -> str:
         """The command line, with RECIPE for the recipe; "" without any."""
         return " ".join((self.launch, *map(quoted, self.overrides))) if self.launch else ""
@@ -96,12 +126,11 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of the recipe that saves memory: its overrides, its cost, the `fields` of the step, the peak once it is made."""
+    """A change of the recipe that saves memory: its overrides, its cost, and the `fields` of the step."""
 
     overrides: tuple[str, ...]
     cost: str
     fields: dict[str, Any]
-    peak: int = 0
 
 
 def find_devices(
@@ -148,88 +177,64 @@ def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
 
     If all together are not enough, the way is offload or "none", as the step is.
     """
-    planner = _Planner(devices)
-    way = planner.way(step)
-    if way.name not in ("offload", "none"):
-        return way, []
+    known: dict[str, Shapes] = {}
+
+    def way(changes: list[Change]) -> Way:
+        return _first_way(_changed(step, changes), devices, known)
+
+    whole = way([])
     chosen: list[Change] = []
-    for candidate in _possible_changes(step, devices):
-        chosen.append(candidate)
-        if planner.fits(_changed(step, chosen)):
+    if whole.is_enough:
+        return whole, chosen
+    for change in _possible_changes(step, devices):
+        chosen.append(change)
+        if way(chosen).is_enough:
             break
-    if not planner.fits(_changed(step, chosen)):
-        return way, planner.changes(step, chosen)
-    for candidate in chosen[-2::-1]:  # the most expensive that is not needed goes first
-        others = [other for other in chosen if other is not candidate]
-        if planner.fits(_changed(step, others)):
-            chosen = others
-    way = planner.way(_changed(step, chosen))
-    words = (text for candidate in chosen for text in candidate.overrides)
-    return replace(way, overrides=_merged((*words, *way.overrides))), planner.changes(step, chosen)
+    else:
+        return whole, chosen
+    for change in chosen[-2::-1]:  # the most expensive that is not needed goes first
+        others = [other for other in chosen if other is not change]
+        chosen = others if way(others).is_enough else chosen
+    best = way(chosen)
+    words = [*(text for change in chosen for text in change.overrides), *best.overrides]
+    # a later override takes the place of an earlier one of the same key
+    return replace(best, overrides=tuple({text.partition("=")[0]: text for text in words}.values())), chosen
 
 
-def _merged(overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `overrides` with a later one in the place of an earlier one of the same key."""
-    return tuple({text.partition("=")[0]: text for text in overrides}.values())
+def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
+    """Return the first of `WAYS` that fits, "none" without any; `known` keeps the shapes of each kind of weights and state."""
 
+    def shapes_of(step: Step) -> Shapes:
+        key = repr((step.dtype, step.optim, step.optim_args, step.adapter, step.quantization, step.muon, step.rounding,
+                    step.projected))  # fmt: skip
+        if key not in known:
+            known[key] = read_shapes(step)
+        return known[key]
 
-class _Planner:
-    """Estimates steps on `devices`; the shapes of a model are read once for each kind of weights and state."""
-
-    def __init__(self, devices: Devices) -> None:
-        self.devices = devices
-        self._shapes: dict[str, Shapes] = {}
-
-    def shapes(self, step: Step) -> Shapes:
-        """Return `read_shapes` of the step."""
-        fields = (step.dtype, step.optim, step.optim_args, step.adapter, step.quantization, step.muon, step.rounding)
-        key = repr((*fields, step.projected))
-        if key not in self._shapes:
-            self._shapes[key] = read_shapes(step)
-        return self._shapes[key]
-
-    def ways(self, step: Step) -> Iterator[Way]:
-        """Yield every way that could run the step, whether it fits or not."""
-        devices = self.devices
-        n, on_gpu = devices.count, devices.kind == "cuda"
-        allowed = {
-            "one device": n == 1, "DDP": n > 1, "ZeRO-2": on_gpu and n > 1 and step.adapter is None,
-            "HSDP": on_gpu and n > devices.nodes > 1, "FSDP": on_gpu and n > 1, "offload": on_gpu,
-        }  # fmt: skip
-        for name in (name for name, is_allowed in allowed.items() if is_allowed):
-            changed, overrides = _divisible(step, name)
-            shapes = self.shapes(changed)
-            memory = estimate(changed, shapes, name, n // devices.nodes if name == "HSDP" else n)
-            sent = _sent(name, changed, shapes, devices)
-            yield Way(name, WAYS[name][1], memory, _launch(name, devices), overrides, sent)
-
-    def way(self, step: Step) -> Way:
-        """Return the first way that fits, "none" without any."""
-        ways = list(self.ways(step))
-        fitting = (way for way in ways if self.devices.fits(way.memory.peak))
-        layer = 4 * self.shapes(step).layer
-        why = "a step does not fit, and processes on a CPU divide nothing"
-        if self.devices.kind == "cuda":
-            why = "the activations of a device's own rows do not fit: take smaller or shorter rows"
-            if not self.devices.fits(layer):
-                why = (
-                    f"the largest layer ({render_size(layer // 4)}) does not fit, since FSDP gathers it whole with the next "
-                    "one. Tensor parallelism (recipes/distributed/fsdp2-split.yaml) or a larger device is needed"
-                )
-        return next(fitting, Way("none", why, min((way.memory for way in ways), key=lambda memory: memory.peak)))
-
-    def least_peak(self, step: Step) -> int:
-        """Return the fewest bytes of a device without offloading."""
-        return min((way.memory.peak for way in self.ways(step) if way.name != "offload"), default=2**62)
-
-    def fits(self, step: Step) -> bool:
-        """Return whether the step fits without offloading."""
-        return self.devices.fits(self.least_peak(step))
-
-    def changes(self, step: Step, chosen: list[Change]) -> list[Change]:
-        """Return the chosen candidates with the peak after each."""
-        peaks = [self.least_peak(_changed(step, chosen[: n + 1])) for n in range(len(chosen))]
-        return [replace(change, peak=peak) for change, peak in zip(chosen, peaks, strict=True)]
+    memories = []
+    for name, kind in WAYS.items():
+        if not kind.is_possible(devices, step):
+            continue
+        changed, overrides = _divisible(step, name)
+        shapes = shapes_of(changed)
+        memories.append(estimate(changed, shapes, name, devices.count))
+        if devices.fits(memories[-1].peak):
+            part = (1 if name == "offload" else devices.count - 1) / devices.count
+            halved = (
+                2 if changed.dtype == torch.float32 and changed.mixed is not None else 1
+            )  # autocast's dtype is sent
+            sent = int(part * kind.sent(shapes.trained, shapes.weights, changed.accumulation, halved))
+            return Way(name, kind.why, memories[-1], _launch(name, devices), overrides, sent)
+    why = "a step does not fit, and processes on a CPU divide nothing"
+    if devices.kind == "cuda":
+        layer = shapes_of(step).layer
+        why = "the activations of a device's own rows do not fit: take smaller or shorter rows"
+        if not devices.fits(4 * layer):
+            why = (
+                f"the largest layer ({render_size(layer)}) does not fit, since FSDP gathers it whole with the next one. "
+                "Tensor parallelism (recipes/distributed/fsdp2-split.yaml) or a larger device is needed"
+            )
+    return Way("none", why, min(memories, key=lambda memory: memory.peak))
 
 
 def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
@@ -261,32 +266,14 @@ def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
     return replace(step, checkpointing=True), tuple(words)
 
 
-def _sent(way: str, step: Step, shapes: Shapes, devices: Devices) -> int:
-    """Return the bytes that a device sends in an optimizer step, over a ring: all but its own part."""
-    n, times = devices.count, step.accumulation
-    halved = 2 if step.dtype == torch.float32 and step.mixed is not None else 1  # autocast's dtype is sent
-    others = (n - 1) / n
-    sent = {
-        "DDP": 2 * others * shapes.trained,
-        "ZeRO-2": others * (times + 1) * shapes.trained / halved,
-        "FSDP": others * times * (2 * shapes.weights / halved + shapes.trained),
-        "HSDP": 2 * (devices.nodes - 1) / devices.nodes * times * shapes.trained,
-        "offload": times * (2 * shapes.weights + shapes.trained) / n,
-    }
-    return int(sent.get(way, 0))
-
-
 def _launch(way: str, devices: Devices) -> str:
     """Return the command without overrides; on several machines that of the first, with ADDRESS for its address."""
-    config = WAYS[way][0]
+    config = WAYS[way].config
     if not config:
         return "kinject train RECIPE"
     more = ""
     if devices.nodes > 1:
         more = f" --num_machines {devices.nodes} --machine_rank 0 --main_process_ip ADDRESS --main_process_port 29500"
-    if way == "HSDP":
-        per_node = devices.count // devices.nodes
-        more += f" --parallelism_config_dp_replicate_size {devices.nodes} --parallelism_config_dp_shard_size {per_node}"
     return _LAUNCH.format("ddp-cpu" if devices.kind == "cpu" else config, devices.count, more)
 
 
@@ -317,9 +304,6 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         words = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true", *off)
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
         yield Change(words, cost, fields)
-    if step.device == "cuda" and not step.offloading:
-        cost = "the same update, slower by the transfer to the machine's memory and back"
-        yield Change(("trainer.activation_offloading=true",), cost, {"offloading": True})
     half = step.mixed or torch.bfloat16
     lora: dict[str, Any] = {"dtype": half, "rounding": False}
     words = (f"model.dtype={str(half).removeprefix('torch.')}",)
@@ -331,9 +315,6 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     if step.quantization == "none" and not step.freeze:
         cost = "QLoRA: base weights in 4 bits; slower products, a little less accurate"
         yield Change((*words, "model.quantization=4bit"), cost, {**lora, "quantization": "4bit"})
-    if step.block > 512:
-        cost = "longer documents are cut in two"
-        yield Change((f"trainer.max_length={step.block // 2}",), cost, {"block": step.block // 2})
 
 
 def describe_batch(step: Step, devices: Devices, rate: float) -> list[str]:
