@@ -61,8 +61,8 @@ def processes_per_row() -> int:
     return tensor_parallel_size() * context_parallel_size()
 
 
-def first_process_first(make: Callable[[], _Made]) -> _Made:
-    """Return the result of `make`; the others of a launch call it once the first process has written its files.
+def made_by_first_process(make: Callable[[], _Made]) -> _Made:
+    """Return the result of `make` in the first process of a launch, which sends it to the others.
 
     A `KinjectError` of the first is raised in all. Accelerate's state must have been made.
     """
@@ -70,36 +70,24 @@ def first_process_first(make: Callable[[], _Made]) -> _Made:
         return make()
     from accelerate.utils import broadcast_object_list
 
-    made, error = None, None
+    shared: list[Any] = [None, None]
+    fault: KinjectError | None = None
     if is_first_process():
         try:
-            made = make()
-        except KinjectError as raised:
-            error = raised
-        broadcast_object_list([None if error is None else str(error)])
-        if error is not None:
-            raise error
-        return cast("_Made", made)
-    fault: list[str | None] = [None]
-    broadcast_object_list(fault)
-    if fault[0] is not None:
-        raise InputError(fault[0])
-    return make()
+            shared[0] = make()
+        except KinjectError as error:
+            fault, shared[1] = error, str(error)
+    broadcast_object_list(shared)
+    if shared[1] is not None:
+        raise fault or InputError(shared[1])
+    return cast("_Made", shared[0])
 
 
-def made_by_first_process(make: Callable[[], _Made]) -> _Made:
-    """Return the result of `make` in the first process of a launch, which sends it to the others."""
-    made: list[_Made | None] = [None]
-
-    def make_once() -> None:
-        made[0] = make() if is_first_process() else None
-
-    first_process_first(make_once)
-    if world_size() > 1:
-        from accelerate.utils import broadcast_object_list
-
-        broadcast_object_list(made)
-    return cast("_Made", made[0])
+def first_process_first(make: Callable[[], _Made]) -> _Made:
+    """Return the result of `make`; the others of a launch call it once the first has written its files. Raises as above."""
+    made: list[_Made] = []
+    made_by_first_process(lambda: made.append(make()))
+    return made[0] if made else make()
 
 
 def is_fsdp_launch() -> bool:
