@@ -63,8 +63,10 @@ def test_an_unreachable_name_fails_in_two_seconds_in_one_line_wherever_it_stands
 
 
 def test_a_hub_that_does_not_answer_is_given_up_unless_more_time_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = [0.5, 3.0]
+
     def slow(*_: object, **__: object) -> contextlib.nullcontext[None]:
-        time.sleep(0.5)
+        time.sleep(pauses.pop())
         return Closed()
 
     class Closed(contextlib.nullcontext[None]):
@@ -74,7 +76,7 @@ def test_a_hub_that_does_not_answer_is_given_up_unless_more_time_is_asked_for(mo
     monkeypatch.setattr(socket, "create_connection", slow)
     began = time.monotonic()
     assert hub.unreachable_reason() == "the hub (huggingface.co) cannot be reached (no answer)"
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 2.5
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "5")
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 5)
     assert hub.unreachable_reason() == ""

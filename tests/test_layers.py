@@ -224,7 +224,7 @@ def test_help_is_quick_and_imports_no_torch() -> None:
 BUDGETS = {
     "lines of src": 45_355,
     "files of src": 174,
-    "lines of tests": 32_642,
+    "lines of tests": 32_558,
     "verbs": 17,
     "recipe keys": 226,
     "words of docs": 43_480,
@@ -249,7 +249,7 @@ def test_the_house_keeps_to_its_budgets() -> None:
     sizes = {
         "lines of src": _lines("src"),
         "files of src": len(_modules()),
-        "lines of tests": _lines("tests"),
+        "lines of tests": 32_558lines("tests"),
         "verbs": len(cli._VERBS),
         "recipe keys": _n_recipe_keys(),
         "words of docs": sum(len(path.read_text("utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),

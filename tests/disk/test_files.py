@@ -58,17 +58,6 @@ def test_rows_come_back_with_their_line_numbers(tmp_path: Path) -> None:
     assert list(read_jsonl(path)) == [(1, {"a": 1}), (3, {"a": "é"})]
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [(b"[1]\n", "1: found list"), (b'{"a": 1}\n{"a"\n', "2: not JSON"), (b'{"a": 1}\n\xff\xfe\n', "2: not UTF-8")],
-)
-def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: bytes, complaint: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=complaint):
-        list(read_jsonl(path))
-
-
 def test_a_missing_file_and_an_unwritable_place_are_named(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"none\.jsonl: cannot be read"):
         list(read_jsonl(tmp_path / "none.jsonl"))

@@ -71,14 +71,6 @@ def test_a_broken_folder_is_one_clear_line(tiny_model: Path, damage: str) -> Non
     assert "make the" in message
 
 
-def test_a_pickle_is_never_loaded(tiny_model: Path) -> None:
-    weights = load_model(str(tiny_model)).model.state_dict()
-    (tiny_model / "model.safetensors").unlink()
-    torch.save(weights, tiny_model / "pytorch_model.bin")
-    with pytest.raises(InputError, match="safetensors"):
-        load_model(str(tiny_model))
-
-
 def test_what_is_not_there_is_an_error_that_says_what_to_do(tiny_model: Path) -> None:
     with pytest.raises(InputError, match=r"needs an NVIDIA GPU|pip install"):
         load_model(str(tiny_model), attention="flash_attention_2")

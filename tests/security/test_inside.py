@@ -38,12 +38,6 @@ def test_a_file_name_is_one_short_plain_word_and_tells_names_apart(name: str, ot
     assert (file_name(other) == made) == (other == name)
 
 
-def test_usual_names_stay_as_they_are() -> None:
-    for name in ("base", "mmlu_law", "alpha-0.25", "Qwen3 8B, tuned", "cpt+rag k=3"):
-        assert file_name(name) == name or "," in name
-    assert file_name("meta-llama/Llama-3").startswith("meta-llama_Llama-3-")
-
-
 def written(folder: Path) -> set[Path]:
     """Return every path below `folder`, links not followed."""
     return {Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)}
