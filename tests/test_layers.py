@@ -249,7 +249,7 @@ def test_the_house_keeps_to_its_budgets() -> None:
     sizes = {
         "lines of src": _lines("src"),
         "files of src": len(_modules()),
-        "lines of tests": 32_558lines("tests"),
+        "lines of tests": _lines("tests"),
         "verbs": len(cli._VERBS),
         "recipe keys": _n_recipe_keys(),
         "words of docs": sum(len(path.read_text("utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
