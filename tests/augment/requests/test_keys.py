@@ -6,14 +6,13 @@ What is searched after each test stands in `canary_key` (tests/conftest.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from faulty_server import Hostile, Talk
 
 from kinject.augment import augment, render_summary
 from kinject.cli import main
@@ -22,6 +21,7 @@ from kinject.llm.endpoint import Endpoint
 from kinject.recipe import Recipe, read_recipe
 
 Make = Callable[..., Recipe]
+Start = Callable[[Callable[[Talk, int], bool | None]], Hostile]
 
 ECHOES = {
     "plain": lambda key: key,
@@ -33,52 +33,18 @@ ECHOES = {
 }
 
 
-@pytest.fixture
-def echoing() -> Iterator[Callable[..., str]]:
-    """An endpoint that says the key of each request back: echoing(status, how) -> its URL."""
-    servers = []
+def echoing(status: int, echo: Callable[[str], str], form: str = "json") -> Callable[[Talk, int], bool]:
+    """Return the script of an endpoint that says the key of each request back."""
 
-    def start(
-        status: int, echo: Callable[[str], str], form: str = "json", headers: dict[str, str] | None = None
-    ) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            wbufsize = -1  # head and body in one packet
+    def script(talk: Talk, number: int) -> bool:
+        echoed = echo(str(talk.headers["authorization"]).removeprefix("Bearer "))
+        value: Any = {"error": {"message": f"bad key: {echoed}", "code": echoed}}
+        if status == 200:
+            message = {"role": "assistant", "content": f"The key of Arden is {echoed}, and that is all."}
+            value = {"choices": [{"message": message, "finish_reason": echoed if form == "reason" else "stop"}]}
+        return talk.say(status, echoed.encode() if form == "text" else json.dumps(value).encode())
 
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                self._answer()
-
-            def do_GET(self) -> None:
-                self._answer()
-
-            def _answer(self) -> None:
-                echoed = echo(self.headers["authorization"].removeprefix("Bearer "))
-                if status == 200:
-                    message = {"role": "assistant", "content": f"The key of Arden is {echoed}, and that is all."}
-                    value: Any = {
-                        "choices": [{"message": message, "finish_reason": echoed if form == "reason" else "stop"}]
-                    }
-                else:
-                    value = {"error": {"message": f"bad key: {echoed}", "code": echoed}}
-                content = echoed.encode() if form == "text" else json.dumps(value).encode()
-                self.send_response(status)
-                for name, text in {"content-length": str(len(content)), **(headers or {})}.items():
-                    self.send_header(name, text)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        Thread(target=server.serve_forever, args=(0.01,)).start()
-        return f"http://127.0.0.1:{server.server_address[1]}/v1"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return script
 
 
 @pytest.mark.parametrize(
@@ -86,9 +52,10 @@ def echoing() -> Iterator[Callable[..., str]]:
     [(401, "json", "plain"), (403, "text", "header"), (404, "json", "url"), (400, "json", "twice"), (400, "json", "behind")],
 )  # fmt: skip
 def test_an_error_that_repeats_the_key_is_told_without_it(
-    make_recipe: Make, echoing: Callable[..., str], canary_key: str, status: int, form: str, echo: str
+    make_recipe: Make, hostile: Start, canary_key: str, status: int, form: str, echo: str
 ) -> None:
-    recipe = make_recipe(echoing(status, ECHOES[echo], form), styles={"paraphrase": 1}, generator__concurrency=2)
+    url = hostile(echoing(status, ECHOES[echo], form)).url
+    recipe = make_recipe(url, styles={"paraphrase": 1}, generator__concurrency=2)
     try:
         output = render_summary(augment(recipe))
     except EndpointError as error:
@@ -99,9 +66,10 @@ def test_an_error_that_repeats_the_key_is_told_without_it(
 
 @pytest.mark.parametrize(("form", "echo"), [("json", "url"), ("json", "cut"), ("reason", "header")])
 def test_an_answer_that_repeats_the_key_is_kept_without_it(
-    make_recipe: Make, echoing: Callable[..., str], echo: str, form: str
+    make_recipe: Make, hostile: Start, echo: str, form: str
 ) -> None:
-    result = augment(make_recipe(echoing(200, ECHOES[echo], form), styles={"paraphrase": 1}, max_attempts=1))
+    url = hostile(echoing(200, ECHOES[echo], form)).url
+    result = augment(make_recipe(url, styles={"paraphrase": 1}, max_attempts=1))
     assert result.got == 0
     assert b"(key)" in result.rejected_path.read_bytes()
 
