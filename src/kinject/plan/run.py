@@ -11,6 +11,7 @@ import logging
 import math
 import statistics
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -334,104 +335,87 @@ def time_steps(recipe: TrainRecipe) -> StepTiming | str:
 
 def render_plan(plan: Plan) -> str:
     """Return the plan as text."""
-    blocks = [_head(plan), _memory(plan), _spread(plan), _run(plan), _rates(plan)]
-    blocks.append([f"note: {note}" for note in plan.notes])
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    rows = [*_head(plan), ("", ""), *_memory(plan), ("", ""), *_way(plan), ("", ""), *_run(plan)]
+    rows += [("note", note) for note in plan.notes]
+    return "\n".join(f"{name:<13}{text}".rstrip() for name, text in rows)
 
 
-def _head(plan: Plan) -> list[str]:
+def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     shapes, step, devices = plan.shapes, plan.step, plan.devices
     kind = "full" if step.adapter is None else "LoRA" if step.quantization == "none" else f"QLoRA, {step.quantization}"
-    mixed = f", multiplied in {str(step.mixed).removeprefix('torch.')}" if step.mixed is not None else ""
-    where = "this machine" if devices.here else "as given, not this machine"
+    dtype, mixed = (str(kind).removeprefix("torch.") for kind in (step.dtype, step.mixed))
+    in_dtype = f"{dtype}, multiplied in {mixed}" if step.mixed is not None else dtype
     per_node = devices.count // devices.nodes
     count = f"{devices.nodes} machines with {per_node} x " if devices.nodes > 1 else f"{per_node} x " * (per_node > 1)
-    fraction = shapes.n_trained / shapes.n_parameters
-    trains = "all train" if fraction == 1 else f"{shapes.n_trained:,} train ({fraction:.2%})"
-    return [
-        f"recipe       {plan.recipe}",
-        f"model        {plan.model}: {shapes.n_parameters:,} parameters, {trains} ({kind})",
-        f"weights      {str(step.dtype).removeprefix('torch.')}{mixed}, optimizer {step.optim}, gradient checkpointing "
-        f"{'on' if step.checkpointing else 'off'}",
-        f"step         {step.batch} rows x {step.accumulation} accumulated x {devices.count} device"
-        f"{'s' if devices.count > 1 else ''} = {plan.global_batch} rows of {step.block} tokens",
-        f"devices      {count}{devices.name}, {render_size(devices.memory)} ({where})",
-    ]
+    yield "recipe", plan.recipe
+    yield (
+        "model",
+        f"{plan.model}: {shapes.n_parameters:,} parameters in {in_dtype}, {shapes.n_trained:,} of them train ({kind})",
+    )
+    yield (
+        "step",
+        (
+            f"{step.batch} rows x {step.accumulation} accumulated x {devices.count} device{'s' * (devices.count > 1)} = "
+            f"{plan.global_batch} rows of {step.block} tokens"
+        ),
+    )
+    where = "this machine" if devices.here else "as given, not this machine"
+    yield "devices", f"{count}{devices.name}, {render_size(devices.memory)} ({where})"
 
 
-def _memory(plan: Plan) -> list[str]:
-    memory = plan.memory
-    lines = ["peak memory of a step on one device, estimated"]
+def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the peak memory of a step on one device by part."""
     for part in PARTS:
-        n_bytes = getattr(memory, part)
-        if n_bytes:
-            name = "heap holes" if part == "fragmentation" else part
-            lines.append(f"  {name:<12} {render_size(n_bytes):>10}  {n_bytes / memory.peak:>4.0%}")
+        if n_bytes := getattr(plan.memory, part):
+            yield part, f"{render_size(n_bytes):>10}"
     on_gpu = plan.devices.kind == "cuda"
     other = "CUDA's context and unused blocks of the allocator, assumed" if on_gpu else "Python and its libraries"
-    lines.append(f"  {'other':<12} {render_size(plan.need - memory.peak):>10}  {other}")
-    verdict = "fits" if plan.fits else "does NOT fit"
-    size = f"{verdict} one device of {render_size(plan.devices.memory)}"
-    lines.append(
-        f"  {'total':<12} {render_size(plan.need):>10}  {size}; the largest layer has {render_size(plan.shapes.layer)}"
-    )
-    if memory.host:
-        lines.append(f"  {'host':<12} {render_size(memory.host):>10}  in the machine's memory besides")
+    yield "other", f"{render_size(plan.need - plan.memory.peak):>10}  {other}"
+    verdict = f"{'fits' if plan.fits else 'does NOT fit'} one device of {render_size(plan.devices.memory)}"
+    layer = render_size(plan.shapes.layer)
+    yield "total", f"{render_size(plan.need):>10}  estimated; {verdict}; the largest layer has {layer}"
     if plan.timing is not None:
-        peak = render_size(plan.timing.peak_bytes)
-        lines.append(f"  {'measured':<12} {peak:>10}  in {plan.timing.n_steps} real steps")
-    return lines
+        yield "measured", f"{render_size(plan.timing.peak_bytes):>10}  in {plan.timing.n_steps} real steps"
 
 
-def _spread(plan: Plan) -> list[str]:
-    way, lines = plan.way, []
-    if plan.changes:
-        enough = "" if way.is_enough else " (all together are not enough)"
-        lines.append(f"to fit, in the order of least cost{enough}")
-        for number, change in enumerate(plan.changes, 1):
-            lines += [f"  {number}. {' '.join(map(quoted, change.overrides))}", f"     {change.cost}"]
-        lines.append("")
-    lines.append(f"parallelism  {way.name}: {way.why}")
+def _way(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the changes of the recipe, in the order of least cost, and the way to run the step."""
+    way = plan.way
+    for change in plan.changes:
+        yield "change", f"{' '.join(map(quoted, change.overrides))}  ({change.cost})"
+    if plan.changes and not way.is_enough:
+        yield "", "All together are not enough."
+    yield "parallelism", f"{way.name}: {way.why}"
     if way.command:
-        if plan.devices.count > 1 or plan.changes:
-            lines.append(f"             about {render_size(plan.devices.need(way.memory.peak))} on each device")
-        lines.append(f"             {way.command.replace('RECIPE', plan.recipe)}")
+        yield "", f"about {render_size(plan.devices.need(way.memory.peak))} on each device"
+        yield "", way.command.replace("RECIPE", plan.recipe)
         if plan.devices.nodes > 1:
-            lines.append("             on each machine, with its own --machine_rank and the ADDRESS of the first")
+            yield "", "on each machine, with its own --machine_rank and the ADDRESS of the first"
     else:
-        lines.append("             Take a smaller model, or more memory.")
-    advice = [
-        *describe_traffic(way, plan.step_flops, plan.devices),
-        *describe_batch(plan.step, plan.devices, plan.rate),
-    ]
-    return [*lines, *(f"             {line}" for line in advice)]
+        yield "", "Take a smaller model, or more memory."
+    for line in describe_traffic(way, plan.step_flops, plan.devices):
+        yield "", line
+    for line in describe_batch(plan.step, plan.devices, plan.rate):
+        yield "", line
 
 
-def _run(plan: Plan) -> list[str]:
-    lines, length = [], plan.length
+def _run(plan: Plan) -> Iterator[tuple[str, str]]:
+    length, flops = plan.length, plan.step_flops
     if length is not None:
-        lines.append(f"run          {length.steps:,} steps, {length.epochs:.3g} epochs of {length.n_rows:,} rows")
-        lines.append(f"tokens       {length.tokens:,} read, {length.learned:,} of them learned")
-    lines.append(f"operations   {plan.step_flops / 1e12:,.3g} TFLOP a step on each device")
+        yield "run", f"{length.steps:,} steps, {length.epochs:.3g} epochs of {length.n_rows:,} rows"
+        yield "tokens", f"{length.tokens:,} read, {length.learned:,} of them learned"
+    yield "operations", f"{flops / 1e12:,.3g} TFLOP a step on each device"
     if plan.seconds is not None and plan.timing is not None:
         each = f"{plan.timing.step_seconds:.2f} s a step, measured here; without evaluation, probes and saving"
-        lines.append(f"time         {duration(plan.seconds)} ({each})")
+        yield "time", f"{duration(plan.seconds)} ({each})"
     elif plan.devices.kind == "cuda":
-        seconds = plan.step_flops / plan.devices.flops
+        seconds = flops / plan.devices.flops
         whole = f"{duration(seconds * length.steps)}, " if length is not None else ""
         pace = f"{plan.devices.flops / 1e12:.3g} TFLOP/s on each device (assumed, not measured)"
-        lines.append(f"time         {whole}{seconds:.3g} s a step, planned at {pace}")
-    return lines
-
-
-def _rates(plan: Plan) -> list[str]:
-    if plan.rates is None:
-        return []
-    return [
-        f"learning rate {sparkline(list(plan.rates))}",
-        f"             first {plan.rates[0]:.3g}, highest {max(plan.rates):.3g}, last {plan.rates[-1]:.3g} "
-        f"over {len(plan.rates):,} steps",
-    ]
+        yield "time", f"{whole}{seconds:.3g} s a step, planned at {pace}"
+    if plan.rates is not None:
+        yield "rate", sparkline(list(plan.rates))
+        yield "", f"first {plan.rates[0]:.3g}, highest {max(plan.rates):.3g}, last {plan.rates[-1]:.3g}"
 
 
 def draw_rates(plan: Plan, path: Path) -> None:
