@@ -13,10 +13,12 @@ import re
 import shlex
 import signal
 import sys
+import tomllib
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -38,16 +40,10 @@ if TYPE_CHECKING:
 Outcome = tuple[Any, int]
 """A verb's result, which --json prints (None: it was announced, or another process has it), and its exit code."""
 
-_GROUPS = {
-    "do": {
-        "demo": "sandbox", "try": "augment", "documents": "augment", "augment": "augment", "questions": "augment",
-        "train": "train", "eval": "eval", "study": "eval",
-    },
-    "look": {"view": "eval", "compare": "eval", "chat": "eval", "plan": "plan"},
-    "make": {"export": "train", "find-lr": "plan", "recipes": "recipes", "sandbox": "sandbox", "doctor": "plan"},
-}  # fmt: skip
-"""Group -> its verbs, each with the module of this package that has it."""
-_VERBS = {verb: module for verbs in _GROUPS.values() for verb, module in verbs.items()}
+_TABLE: Mapping[str, Mapping[str, str]] = tomllib.loads((files("kinject.cli") / "verbs.toml").read_text("utf-8"))
+"""The verbs, and the actions of kinject recipes that have a help text of their own."""
+_VERBS = {name: row["module"] for name, row in _TABLE.items() if "module" in row}
+"""Verb -> the module of this package that has it."""
 
 _DESCRIPTION = """\
 Turn documents into knowledge that a language model demonstrably has.
@@ -274,17 +270,19 @@ def _is_own(run: FoundRun) -> bool:
     return bool(run.recipe) and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
 
 
-def add_verb(verbs: Any, name: str, summary: str, detail: str, default: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a verb that takes ``[RECIPE] [section.key=value ...]``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=summary, description=detail)
-    recipe = f"recipe file (default: {default})" if default else "recipe file"
-    parser.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="[RECIPE] [section.key=value ...]",
-        help=f"{recipe}; then overrides, values in YAML",
+def add_verb(verbs: Any, name: str) -> argparse.ArgumentParser:
+    """Return the parser of a verb of verbs.yaml; one with a `recipe` takes ``[RECIPE] [section.key=value ...]``."""
+    row = _TABLE[name]
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name.rpartition(" ")[2], help=row["summary"], description=row["text"]
     )
-    parser.set_defaults(default_recipe=default)
+    if "recipe" in row:
+        default = f" (default: {row['recipe']})" if row["recipe"] else ""
+        parser.add_argument(
+            "arguments", nargs="*", metavar="[RECIPE] [section.key=value ...]",
+            help=f"recipe file{default}; then overrides, values in YAML",
+        )  # fmt: skip
+        parser.set_defaults(default_recipe=row["recipe"] or None)
     return parser
 
 
@@ -324,9 +322,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for verb, module in _VERBS.items():
         getattr(importlib.import_module(f"kinject.cli.{module}"), f"add_{verb.replace('-', '_')}")(verbs)
-    summaries = {action.dest: action.help or "" for action in verbs._choices_actions}
-    for group, names in _GROUPS.items():
-        lines = "\n".join(f"  {name:<11} {summaries[name]}" for name in names)
+    for group in dict.fromkeys(_TABLE[verb]["group"] for verb in _VERBS):
+        rows = ((verb, _TABLE[verb]) for verb in _VERBS)
+        lines = "\n".join(f"  {verb:<11} {row['summary']}" for verb, row in rows if row["group"] == group)
         parser.description = f"{parser.description}\n\n{group}:\n{lines}"
     return parser
 

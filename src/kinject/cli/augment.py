@@ -11,23 +11,10 @@ from kinject.cli import Outcome, add_verb, recipe_of
 from kinject.errors import InputError
 from kinject.terminal import show
 
-_TRY = """\
-Look at documents, without a model or a key: what can be read and what not, languages, copies, the cost
-of paraphrases, sample prompts. With NAME, the folder's name, it writes
-  recipes/NAME/           pilot.yaml, pilot-eval.yaml: a first report on a laptop, as they are;
-                          augment.yaml, questions.yaml, train.yaml, eval.yaml: the whole way
-  runs/NAME/              documents/ (as kinject documents writes it), pilot/
-Recipes that are there already stay as they are.
-Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
-
-examples:
-  kinject try handbook/
-  kinject try handbook/ --endpoint http://127.0.0.1:8000/v1 --model Qwen/Qwen3-0.6B-Base"""
-
 
 def add_try(verbs: Any) -> None:
     """Add `kinject try`."""
-    parser = verbs.add_parser("try", help="look at your documents, and write recipes for them", description=_TRY)
+    parser = add_verb(verbs, "try")
     parser.add_argument("documents", type=Path, metavar="FOLDER", help="folder or file with documents")
     parser.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes")
     parser.add_argument(
@@ -48,23 +35,9 @@ def _try(arguments: argparse.Namespace) -> Outcome:
     return survey, 1 if survey.documents.n_skipped else 0
 
 
-_DOCUMENTS = """\
-Collect a heap of files into documents.jsonl, in parallel; a second run parses only new content.
-PATH is a folder, a pattern in quotes, or a file. In the run folder:
-  documents.jsonl    a row for each document; augment, questions and eval read it
-  skipped.jsonl      every file, page or row that was not read, with the reason
-  duplicates.jsonl   copies, passages and lines that were left out
-Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
-
-examples:
-  kinject documents handbook/
-  kinject documents 'archive/**/*.pdf' run_dir=runs/archive/documents
-  kinject documents handbook/ --recipe recipes/handbook/augment.yaml    its section documents"""
-
-
 def add_documents(verbs: Any) -> None:
     """Add `kinject documents`."""
-    parser = verbs.add_parser("documents", help="collect a heap of files into documents.jsonl", description=_DOCUMENTS)
+    parser = add_verb(verbs, "documents")
     parser.add_argument(
         "arguments", nargs="+", metavar="PATH [documents.key=value ...]",
         help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
@@ -88,22 +61,9 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     return result, 1 if result.n_skipped else 0
 
 
-_AUGMENT = """\
-Rewrite documents into a training corpus, passage by passage. In the recipe's run_dir:
-  corpus.jsonl     the input of kinject train
-  variants.jsonl   every accepted rewriting; a rerun pays for nothing twice
-  rejected.jsonl   every refused one, with the reason
-  decisions.jsonl  texts that you keep, drop or edit in kinject view
-
-examples:
-  kinject augment
-  kinject augment --dry-run    planned requests, cost and time; nothing is sent
-  kinject augment recipes/augment.yaml augment.styles.paraphrase=4 run_dir=runs/augment-4"""
-
-
 def add_augment(verbs: Any) -> None:
     """Add `kinject augment`."""
-    parser = add_verb(verbs, "augment", "rewrite documents into a training corpus", _AUGMENT, "recipes/augment.yaml")
+    parser = add_verb(verbs, "augment")
     parser.add_argument(
         "--dry-run", action="store_true", help="read the documents, print the planned requests, cost and time, stop"
     )
@@ -127,23 +87,9 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
     return result, 1 if result.short else 0
 
 
-_QUESTIONS = """\
-Write four-choice questions on documents. The model must answer each correctly with the passage, and
-must not always be correct without it. In the recipe's run_dir:
-  questions.jsonl    the questions; validation.jsonl and test.jsonl part them by document
-  rejected.jsonl     every refused one, with the reason
-
-examples:
-  kinject questions
-  kinject questions recipes/questions.yaml questions.n_questions=3 questions.documents=my-folder/
-  OPENAI_API_KEY=... kinject questions 'questions.generator={kind: openai, model: gpt-4o-mini}'"""
-
-
 def add_questions(verbs: Any) -> None:
     """Add `kinject questions`."""
-    parser = add_verb(
-        verbs, "questions", "write multiple-choice questions on documents", _QUESTIONS, "recipes/questions.yaml"
-    )
+    parser = add_verb(verbs, "questions")
     parser.add_argument(
         "--drop-known",
         type=Path,

@@ -18,24 +18,10 @@ from kinject.terminal import show
 if TYPE_CHECKING:
     from kinject.eval.chat import Chat
 
-_EVAL = """\
-Score models, loaded here or behind endpoints, on question sets: by the log-probability of each choice,
-or by written answers, with and without retrieval. In the recipe's run_dir:
-  report.html      verdict, tables, figures, changed answers (also report.json)
-  answers.jsonl    log-probs of every choice; a rerun scores nothing twice
-  flips.jsonl      every answer that differs from the base's
-Exit code 0: every question has a score and every requirement is met; 1: not (the output names which).
-
-examples:
-  kinject eval
-  kinject eval recipes/eval.yaml eval.limit=50 run_dir=runs/eval-quick
-  kinject eval --require 'new>=0.8' --require 'known>=-0.02'             a gate in CI
-  accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval    GPUs divide the questions"""
-
 
 def add_eval(verbs: Any) -> None:
     """Add `kinject eval`."""
-    parser = add_verb(verbs, "eval", "score models on question sets, with a report", _EVAL, "recipes/eval.yaml")
+    parser = add_verb(verbs, "eval")
     parser.add_argument(
         "--show",
         type=int,
@@ -94,23 +80,9 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
     return {"page": page, "requirements": checks, "report": report}, code
 
 
-_STUDY = """\
-Run a whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on
-validation questions, claims tested, and a report. A finished stage is not repeated, so the same command
-resumes a stopped study. In the recipe's run_dir:
-  report.html    verdict, claims, tables, figures (also report.json, figures/)
-  choices.json   the choices made on validation questions, before test questions are read
-Stages are in study.cache_dir (runs/stages), shared by all studies; each folder has a stage.log.
-
-examples:
-  kinject study recipes/studies/sandbox-quick.yaml
-  kinject study recipes/studies/sandbox.yaml --dry-run
-  kinject study recipes/studies/sandbox.yaml 'study.seeds=[0]' run_dir=runs/studies/one-seed"""
-
-
 def add_study(verbs: Any) -> None:
     """Add `kinject study`."""
-    parser = add_verb(verbs, "study", "run a whole experiment: arms, seeds, choices, claims, report", _STUDY, None)
+    parser = add_verb(verbs, "study")
     parser.add_argument(
         "--dry-run", action="store_true", help="print which stages would run and which are done, then stop"
     )
@@ -140,18 +112,9 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     return {"page": page, "report": result}, code
 
 
-_COMPARE = """\
-Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject eval.
-The first is the base; of one run, its first arm.
-
-examples:
-  kinject compare runs/eval
-  kinject compare runs/eval-before runs/eval-after"""
-
-
 def add_compare(verbs: Any) -> None:
     """Add `kinject compare`."""
-    parser = verbs.add_parser("compare", help="compare runs question by question", description=_COMPARE)
+    parser = add_verb(verbs, "compare")
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folder; the first is the base")
     parser.add_argument(
         "--score",
@@ -170,22 +133,9 @@ def _compare(arguments: argparse.Namespace) -> Outcome:
     return {"pairs": pairs}, 0
 
 
-_VIEW = """\
-A local page over a folder of runs, until Ctrl-C: progress and curves; documents, passages, accepted and
-refused texts and questions, to search, keep, drop and edit; changed answers; a chat with base and trained
-model. kinject augment and kinject questions honour the decisions on their next start (decisions.jsonl).
-
-examples:
-  kinject view                     the runs of this folder
-  kinject view runs/eval --open    one run, in the browser
-  kinject view runs/eval --draw    draw its report again"""
-
-
 def add_view(verbs: Any) -> None:
     """Add `kinject view`."""
-    parser = verbs.add_parser(
-        "view", help="a page over the runs: progress, texts to keep or drop, chat", description=_VIEW
-    )
+    parser = add_verb(verbs, "view")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="run, or folder of runs")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.add_argument("--port", type=int, default=0, help="0: any free port (default: %(default)s)")
@@ -221,21 +171,9 @@ def _view(arguments: argparse.Namespace) -> Outcome:
     return None, 0
 
 
-_CHAT = """\
-Ask models in the terminal, a line a question. Of a run of kinject train the base and the tuned model
-answer side by side. With --documents the best passages precede each question. A model with a chat
-template sees the turns so far. Questions may come from a pipe.
-/reset forgets the turns, /passages switches passages on or off, /quit ends.
-
-examples:
-  kinject chat runs/cpt
-  kinject chat runs/cpt --documents data/sandbox/documents.jsonl --k 1
-  kinject chat runs/sandbox/instruct/model --system "Answer in German." --base none"""
-
-
 def add_chat(verbs: Any) -> None:
     """Add `kinject chat`."""
-    parser = verbs.add_parser("chat", help="ask models in the terminal, tuned and base side by side", description=_CHAT)
+    parser = add_verb(verbs, "chat")
     parser.add_argument("model", metavar="MODEL", help="run folder of kinject train, or a model")
     parser.add_argument("--base", help="model to ask beside it, or none (default: the base that the run names)")
     parser.add_argument(

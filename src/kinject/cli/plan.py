@@ -9,21 +9,10 @@ from typing import Any
 from kinject.cli import Outcome, add_verb, recipe_of
 from kinject.terminal import show
 
-_PLAN = """\
-Print what a training recipe will need: parameters, memory by part, steps, tokens and time;
-whether it fits, the cheapest changes if it does not, and how to spread it over several devices.
-No weights are read; a few real steps are timed in a process of their own.
-Exit code 0: it fits, or a way to run it fits; 1: none does.
-
-examples:
-  kinject plan recipes/cpt.yaml
-  kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100 --devices 8
-  kinject plan recipes/llama-3.1-8b/lora.yaml --memory 24GiB model.path=folder-with-config.json"""
-
 
 def add_plan(verbs: Any) -> None:
     """Add `kinject plan`."""
-    parser = add_verb(verbs, "plan", "estimate memory and time of a training run", _PLAN, None)
+    parser = add_verb(verbs, "plan")
     parser.add_argument(
         "--gpu", metavar="NAME", help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4"
     )
@@ -63,20 +52,9 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
     return result, 0 if result.way.command else 1
 
 
-_DOCTOR = """\
-Check this machine, and what keeps each recipe from running on it: missing inputs, keys, hardware. Exit
-code 0: no problems; 1: problems.
-
-examples:
-  kinject doctor                        every recipe below recipes/
-  kinject doctor recipes/cpt.yaml"""
-
-
 def add_doctor(verbs: Any) -> None:
     """Add `kinject doctor`."""
-    parser = verbs.add_parser(
-        "doctor", help="check this machine and what keeps recipes from running", description=_DOCTOR
-    )
+    parser = add_verb(verbs, "doctor")
     parser.add_argument(
         "recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes, if it exists)"
     )
@@ -98,22 +76,9 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
     return checkup, 1 if checkup.problems else 0
 
 
-_FIND_LR = """\
-Find a learning rate by a range test: the rate rises by the same factor at every update until the loss
-diverges; suggested is the rate at which its mean is lowest. No file of the model changes. In run_dir/find-lr:
-  lr.png, lr.csv     loss over rate, with the suggestion
-With --batch: the largest batch of a device that fits, and the accumulation that keeps the global batch.
-Exit code 0: a rate or batch is suggested; 1: none is, and the output says why.
-
-examples:
-  kinject find-lr recipes/cpt.yaml
-  kinject find-lr recipes/cpt.yaml --low 1e-6 --high 0.1 --steps 200
-  kinject find-lr recipes/cpt.yaml --batch --memory 4GiB"""
-
-
 def add_find_lr(verbs: Any) -> None:
     """Add `kinject find-lr`."""
-    parser = add_verb(verbs, "find-lr", "find a learning rate by a range test, or the largest batch", _FIND_LR, None)
+    parser = add_verb(verbs, "find-lr")
     parser.add_argument("--low", type=float, default=1e-6, metavar="RATE", help="first rate (default: 1e-6)")
     parser.add_argument("--high", type=float, default=1.0, metavar="RATE", help="last rate (default: 1)")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="updates (default: 100)")

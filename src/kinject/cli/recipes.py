@@ -9,26 +9,16 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import Outcome
+from kinject.cli import Outcome, add_verb
 from kinject.terminal import show
 
 if TYPE_CHECKING:
     from kinject.recipe.shipped import ShippedRecipe
 
-_RECIPES = """\
-List the shipped recipes, or copy one into this folder with all that it refers to.
-
-examples:
-  kinject recipes                          all of them
-  kinject recipes list studies             those below recipes/studies/
-  kinject recipes copy eval                the main job"""
-
 
 def add_recipes(verbs: Any) -> None:
     """Add the verb and its actions."""
-    parser = verbs.add_parser(
-        "recipes", help="list, copy and check recipes; their styles, schema and public data", description=_RECIPES
-    )
+    parser = add_verb(verbs, "recipes")
     parser.set_defaults(run=_list, names=[])
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = actions.add_parser("list", help="list them (the default)")
@@ -93,18 +83,9 @@ def _copy(arguments: argparse.Namespace) -> Outcome:
     return copied, 0
 
 
-_CHECK = """\
-Check whole recipes: unknown keys, wrong types, values out of range, and what the libraries refuse on
-this machine, each with its line. Exit code 0: all are valid; 2: some are not.
-
-examples:
-  kinject recipes check                    every recipe below recipes/
-  kinject recipes check recipes/cpt.yaml"""
-
-
 def add_check(verbs: Any) -> None:
     """Add `kinject recipes check`."""
-    parser = verbs.add_parser("check", help="check recipes without running them", description=_CHECK)
+    parser = add_verb(verbs, "recipes check")
     parser.add_argument("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)")
     parser.set_defaults(run=_check)
 
@@ -123,17 +104,9 @@ def _check(arguments: argparse.Namespace) -> Outcome:
     return errors, 2 if faults else 0
 
 
-_SCHEMA = """\
-Write the JSON schema of recipes. An editor with the YAML language server completes and checks a recipe
-whose first line names it, as those of the shipped recipes do.
-
-examples:
-  kinject recipes schema                       write recipes/recipe.schema.json"""
-
-
 def add_schema(verbs: Any) -> None:
     """Add `kinject recipes schema`."""
-    parser = verbs.add_parser("schema", help="write the JSON schema of recipes, for editors", description=_SCHEMA)
+    parser = add_verb(verbs, "recipes schema")
     parser.add_argument("--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s")
     parser.set_defaults(run=_schema)
 
@@ -149,17 +122,9 @@ def _schema(arguments: argparse.Namespace) -> Outcome:
     return {"schema": out}, 0
 
 
-_STYLES = """\
-List the styles of rewriting, or show the prompts of one on a passage.
-
-examples:
-  kinject recipes styles                                 all of them
-  kinject recipes styles plain --documents manual.md     the prompts of one on your first passage"""
-
-
 def add_styles(verbs: Any) -> None:
     """Add `kinject recipes styles`."""
-    parser = verbs.add_parser("styles", help="list the styles of rewriting, or show one", description=_STYLES)
+    parser = add_verb(verbs, "recipes styles")
     parser.add_argument("style", nargs="?", metavar="STYLE", help="name of a style, or a style file (YAML)")
     parser.add_argument("--documents", type=Path, metavar="PATH", help="documents; default: an example")
     parser.set_defaults(run=_styles)
@@ -179,18 +144,9 @@ def _styles(arguments: argparse.Namespace) -> Outcome:
     return {name: style.about for name, style in STYLES.items()}, 0
 
 
-_DATA = """\
-Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size and revision
-are printed first.
-
-examples:
-  kinject recipes data                                           what there is
-  kinject recipes data get mmlu instructions                     for recipes/studies/paper-mmlu.yaml"""
-
-
 def add_data(verbs: Any) -> None:
     """Add the verb and its action."""
-    parser = verbs.add_parser("data", help="fetch public data that the recipes name", description=_DATA)
+    parser = add_verb(verbs, "recipes data")
     parser.set_defaults(run=_data_list, out=Path("data"))
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     actions.add_parser("list", help="list them (the default)")

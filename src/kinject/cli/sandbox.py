@@ -8,24 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kinject.cli import Outcome
+from kinject.cli import Outcome, add_verb
 from kinject.errors import InputError
 from kinject.process import exit_code
 from kinject.terminal import show
-
-_SANDBOX = """\
-The embedded fictional country: documents about people that no model knows, questions on them, and small
-models that know others. Also an OpenAI-compatible endpoint on this machine that rewrites the documents
-and writes questions, without a model or a key.
-
-examples:
-  kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)
-  kinject sandbox base               the base model that ships, into runs/sandbox/base
-  kinject sandbox serve --port 8000
-
-to use the endpoint from another terminal:
-  kinject augment recipes/augment-openai.yaml augment.generator.model=sandbox \\
-      augment.generator.base_url=http://127.0.0.1:8000/v1"""
 
 _ROWS = {
     "corpus": ("runs/sandbox/base-corpus.jsonl", "write the base model's training corpus"),
@@ -36,9 +22,7 @@ _ROWS = {
 
 def add_sandbox(verbs: Any) -> None:
     """Add the verb and its actions."""
-    parser = verbs.add_parser(
-        "sandbox", help="write the embedded fictional country, or serve an endpoint", description=_SANDBOX
-    )
+    parser = add_verb(verbs, "sandbox")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     build = actions.add_parser("build", help="write documents and questions")
     build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
@@ -114,30 +98,9 @@ def _serve(arguments: argparse.Namespace) -> Outcome:
     return None, 0
 
 
-_DEMO = """\
-The whole job on the embedded sandbox, in this folder: two minutes on 2 CPU cores, without a GPU,
-a key or a network. It writes recipes/, data/ and eval/ unless they are there, and
-
-  runs/sandbox/base/      the base model: 1M parameters, knows 300 people of a fictional country
-  runs/augment/           16 paraphrases of each of 120 documents on others
-  runs/cpt/               the base model, trained on the paraphrases
-  runs/sandbox/repeat/    the control: trained for as many steps on the documents as they are
-  runs/eval/report.html   the three models' answers, with and without retrieval
-
-Stopped at any moment, the same command resumes it.
-
-examples:
-  kinject demo
-  kinject demo --from-scratch    train the base model, too (about 9 minutes more)
-  kinject demo --real            SmolLM2-135M-Instruct and a company's handbook, in nine minutes;
-                                 two packages bring the model and a dense retriever"""
-
-
 def add_demo(verbs: Any) -> None:
     """Add `kinject demo`."""
-    parser = verbs.add_parser(
-        "demo", help="the whole job on the sandbox: a model, its control, a report", description=_DEMO
-    )
+    parser = add_verb(verbs, "demo")
     parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     parser.add_argument("--from-scratch", action="store_true", help="train the base model instead of copying it")
     parser.add_argument("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real")

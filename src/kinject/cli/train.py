@@ -15,23 +15,10 @@ from kinject.gguf import KINDS
 from kinject.process import is_first_process
 from kinject.terminal import show
 
-_TRAIN = """\
-Train a model on a corpus, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages
-or prompt and completion rows. In the recipe's run_dir:
-  model/           a plain Hugging Face folder
-  checkpoint-N/    where --resume continues
-  log.jsonl        loss, rate, gradient norm and probe accuracies by step, drawn by kinject view
-  manifest.json    inputs, settings and versions, with an account of every token
-
-examples:
-  kinject train recipes/cpt.yaml trainer.learning_rate=3e-4 run_dir=runs/cpt-slow
-  kinject train recipes/cpt.yaml --resume
-  kinject train recipes/cpt.yaml --job slurm > cpt.sbatch    a job that requeues and resumes: edit its head"""
-
 
 def add_train(verbs: Any) -> None:
     """Add `kinject train`."""
-    parser = add_verb(verbs, "train", "train a model on a corpus (CPT or SFT)", _TRAIN, None)
+    parser = add_verb(verbs, "train")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir")
     again.add_argument("--overwrite", action="store_true", help="start over, whatever is in run_dir")
@@ -54,22 +41,9 @@ def _train(arguments: argparse.Namespace) -> Outcome:
     return result, 1 if result.ended_above_start else 0
 
 
-_EXPORT = """\
-Make a finished run ready for use elsewhere: its model as one plain folder with a card (an adapter folded
-into its base), proved to answer as trained, and the commands that serve and upload it. Or merge models,
-into the folder merged beside MODEL, or --out.
-
-examples:
-  kinject export runs/cpt --report runs/eval --license apache-2.0
-  kinject export runs/cpt --gguf q8_0 --prove runs/eval
-  kinject export runs/cpt/model --average-with runs/sandbox/base/model --alpha 0.5 0.75"""
-
-
 def add_export(verbs: Any) -> None:
     """Add `kinject export`."""
-    parser = verbs.add_parser(
-        "export", help="a model folder with a card, to serve or publish; merges models", description=_EXPORT
-    )
+    parser = add_verb(verbs, "export")
     parser.add_argument(
         "folder", type=Path, metavar="MODEL", help="run folder of kinject train, or a model or adapter folder"
     )
