@@ -275,7 +275,7 @@ def test_the_times_of_the_first_hour_agree() -> None:
     for name, text in {
         "README.md": "two minutes; or", "docs/quickstart.md": "two minutes, then the whole job, two more",
         "docs/index.md": "in four minutes", "src/kinject/demo.py": '"two minutes"', "src/kinject/cli/__init__.py": "2 minutes",
-        "src/kinject/cli/sandbox.py": "two minutes on 2 CPU cores", "src/kinject/augment/survey.py": "about five minutes",
+        "src/kinject/cli/verbs.toml": "two minutes on 2 CPU cores", "src/kinject/augment/survey.py": "about five minutes",
     }.items():  # fmt: skip
         assert text in (ROOT / name).read_text("utf-8"), name
 
