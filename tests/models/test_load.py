@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +26,26 @@ def test_a_saved_model_comes_back_the_same(tiny_model: Path, tiny_tokenizer: Any
     assert loaded.tokenizer("Arden").input_ids[0] == loaded.tokenizer.bos_token_id
 
 
-def _break(folder: Path, damage: str) -> None:
-    if damage == "no weights":
-        (folder / "model.safetensors").unlink()
-    elif damage == "truncated weights":
-        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:2000])
-    elif damage == "no config":
-        (folder / "config.json").unlink()
-    elif damage == "bad config":
-        (folder / "config.json").write_text("{")
-    elif damage == "other shape":
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    elif damage == "more layers":
-        config = json.loads((folder / "config.json").read_text())
-        config = {key: value for key, value in config.items() if key != "layer_types"}
-        (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    elif damage == "no tokenizer":
-        (folder / "tokenizer.json").unlink()
-    else:
-        shutil.rmtree(folder)
-        folder.mkdir()
+def _set(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "no weights",
-        "truncated weights",
-        "no config",
-        "bad config",
-        "other shape",
-        "more layers",
-        "no tokenizer",
-        "empty",
-    ],
-)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "truncated weights": lambda folder: os.truncate(folder / "model.safetensors", 2000),
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "bad config": lambda folder: (folder / "config.json").write_text("{"),
+    "other shape": lambda folder: _set(folder, hidden_size=64),
+    "more layers": lambda folder: _set(folder, num_hidden_layers=3),
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "empty": lambda folder: [path.unlink() for path in folder.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_broken_folder_is_one_clear_line(tiny_model: Path, damage: str) -> None:
-    _break(tiny_model, damage)
+    DAMAGES[damage](tiny_model)
     with pytest.raises(InputError) as caught:
         load_model(str(tiny_model))
     message = str(caught.value)
@@ -176,8 +159,7 @@ def test_large_weights_are_finite_and_those_beyond_the_dtype_are_named(tiny_mode
 )
 def test_frequencies_that_are_not_finite_are_refused(tiny_model: Path, rope: dict[str, Any]) -> None:
     """A row of 8 tokens would not show them: attention on the CPU gives numbers."""
-    path = tiny_model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_parameters": rope}))
+    _set(tiny_model, rope_parameters=rope)
     with pytest.raises(InputError, match=r"rotary_emb\.inv_freq, which is computed from config\.json, is not finite"):
         load_model(str(tiny_model))
 

@@ -69,14 +69,6 @@ def test_wilson_equals_the_values_printed_by_newcombe_1998(n_correct, n, low, hi
     assert wilson(n_correct / n, n) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("gained", "lost", "p"), [(1, 9, 22 / 1024), (9, 1, 22 / 1024), (0, 5, 2 / 32), (5, 5, 1.0), (0, 0, 1.0)]
-)
-def test_sign_flips_of_single_questions_are_mcnemars_binomial_tails_counted_by_hand(gained, lost, p):
-    after, before = alone([1.0] * gained + [0.0] * lost + [1.0] * 5), alone([0.0] * gained + [1.0] * lost + [1.0] * 5)
-    assert sign_flip_p(after, before) == pytest.approx(p)
-
-
 def test_holm_multiplies_by_what_is_left_and_never_decreases():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
