@@ -94,7 +94,8 @@ def test_trls_own_loss_is_the_same_number(make_recipe: MakeRecipe, tmp_path: Pat
     assert _losses(ours.run_dir) == pytest.approx(_losses(theirs.run_dir), rel=1e-5)
 
 
-def test_run_twice_does_nothing_twice(make_recipe: MakeRecipe) -> None:
+def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: MakeRecipe) -> None:
+    """And the same run is not made twice."""
     first = train(make_recipe())
     weights = Path(first.model_dir, "model.safetensors")
     stamp = weights.stat().st_mtime_ns
@@ -102,10 +103,6 @@ def test_run_twice_does_nothing_twice(make_recipe: MakeRecipe) -> None:
     assert again.already_done
     assert (again.account, again.n_steps) == (first.account, first.n_steps)
     assert weights.stat().st_mtime_ns == stamp
-
-
-def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: MakeRecipe) -> None:
-    train(make_recipe())
     other = make_recipe(trainer={"learning_rate": 2e-3})
     with pytest.raises(TrainingError, match="holds a run of another recipe"):
         train(other)
@@ -193,17 +190,6 @@ def test_a_model_whose_attention_ignores_positions_is_not_packed(make_recipe: Ma
         train(make_recipe())
 
 
-def test_a_loss_that_is_no_number_stops_the_run(make_recipe: MakeRecipe, monkeypatch: Any) -> None:
-    from kinject.train.trainer import KnowledgeTrainer
-
-    monkeypatch.setattr(
-        KnowledgeTrainer, "compute_loss",
-        lambda self, model, inputs, *rest, **more: model(inputs["input_ids"]).logits.sum() * float("nan"),
-    )  # fmt: skip
-    with pytest.raises(TrainingError, match=r"step 4: the gradient norm is nan for the 4\. time"):
-        train(make_recipe())
-
-
 def test_flattened_batches_hold_the_same_documents() -> None:
     rows = [
         {"input_ids": [1, 2], "labels": [-100, 2], "position_ids": [0, 1]},
@@ -228,15 +214,10 @@ def test_notes_and_manifest_hold_the_effective_batch(make_recipe: MakeRecipe) ->
     assert any(expected in note for note in result.notes)
 
 
-@pytest.mark.parametrize("key", sorted({item.name for item in dataclasses.fields(Sections)} - NOT_TRAINING))
-def test_every_section_that_training_reads_is_in_the_fingerprint(make_recipe: MakeRecipe, key: str) -> None:
+def test_every_section_that_training_reads_is_in_the_fingerprint_and_no_other(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
-    changed = dataclasses.replace(recipe, raw={**recipe.raw, key: "of another run"})
-    assert hash_inputs(changed)["fingerprint"] != hash_inputs(recipe)["fingerprint"]
-
-
-@pytest.mark.parametrize("key", sorted(NOT_TRAINING))
-def test_a_section_of_another_verb_changes_no_fingerprint(make_recipe: MakeRecipe, key: str) -> None:
-    recipe = make_recipe()
-    changed = dataclasses.replace(recipe, raw={**recipe.raw, key: "of another run"})
-    assert hash_inputs(changed) == hash_inputs(recipe)
+    before = hash_inputs(recipe)
+    for key in {item.name for item in dataclasses.fields(Sections)}:
+        changed = hash_inputs(dataclasses.replace(recipe, raw={**recipe.raw, key: "of another run"}))
+        assert (changed == before) == (key in NOT_TRAINING), key
+        assert (changed["fingerprint"] == before["fingerprint"]) == (key in NOT_TRAINING), key
