@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from kinject.train.callbacks import no_improvement
 from kinject.train.data import Collator
 from kinject.train.guards import Guard
 from kinject.train.trainer import KnowledgeTrainer
+from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
 CpuScaler = Callable[..., list[Any]]
@@ -225,8 +225,7 @@ def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
         "Lower trainer.learning_rate (now 0.0001), raise trainer.warmup_steps (now 2), or clip more: trainer.max_grad_norm "
         "(now 0.5). guards.instability: stop ends such a run here." in warning
     )
-    (make_recipe().run_dir / "manifest.json").unlink()
-    shutil.rmtree(make_recipe().run_dir / "checkpoint-20")
+    interrupt(make_recipe().run_dir, 10)
     assert warning in train(make_recipe(trainer=trainer), resume=True).notes
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization
-from kinject.disk import read_jsonl, read_manifest, write_json
+from kinject.disk import read_jsonl
 from kinject.errors import TrainingError
 from kinject.models import load_model
 from kinject.recipe import Recipe
@@ -25,6 +24,7 @@ from kinject.train import train
 from kinject.train.checkpoints import is_complete, newest_complete
 from kinject.train.data import Collator, CorpusPacker, RowDataset
 from kinject.train.run import hash_inputs
+from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -114,15 +114,9 @@ def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: Ma
     uninterrupted = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer=save))
     broken = tmp_path / "broken"
     train(make_recipe(run_dir=str(broken), trainer=save))
-    # as a kill in the middle of writing checkpoint-6 leaves it
-    shutil.rmtree(broken / "model")
-    shutil.rmtree(broken / "checkpoint-8")
-    optimizer = broken / "checkpoint-6" / "optimizer.pt"
+    interrupt(broken, 6)
+    optimizer = broken / "checkpoint-6" / "optimizer.pt"  # as a kill in the middle of writing it leaves it
     optimizer.write_bytes(optimizer.read_bytes()[:100])
-    manifest = read_manifest(broken / "manifest.json")
-    assert manifest is not None
-    manifest["counts"] = {"finished": False}
-    write_json(broken / "manifest.json", manifest)
     assert not is_complete(broken / "checkpoint-6")
     assert newest_complete(broken) == broken / "checkpoint-4"
     recipe = make_recipe(run_dir=str(broken), trainer=save)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kinject.recipe import Recipe
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
 from kinject.train import train
 from kinject.train.schedules import Schedule, planned_curve
+from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
 N, PER_EPOCH, TOP, WIDTH = 10, 5, 2e-3, 32
@@ -244,10 +244,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit(
     )  # fmt: skip
     whole = _applied(recipe, monkeypatch)
     weights = load_file(recipe.run_dir / "model" / "model.safetensors")
-    shutil.rmtree(recipe.run_dir / "model")
-    for folder in recipe.run_dir.glob("checkpoint-*"):
-        if folder.name != f"checkpoint-{stop}":
-            shutil.rmtree(folder)
+    interrupt(recipe.run_dir, stop)
     assert _applied(recipe, monkeypatch, resume=True) == whole[stop:]
     again = load_file(recipe.run_dir / "model" / "model.safetensors")
     assert all(torch.equal(weights[key], again[key]) for key in weights)
