@@ -165,26 +165,6 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     assert (account.lost, account.trained) == (0, 4 * len(rows))
 
 
-def test_a_megadoc_is_all_texts_of_a_document_that_see_each_other_and_loses_nothing() -> None:
-    alone = TokenRow("", "", "", (9001, 9002, 9003), (False, True, True))
-    packed, account = pack([*_paraphrases(4, 3), alone], PackingConfig(30, "bfd_split", order="megadocs"), 1)
-    texts: list[list[int]] = []
-    for row in packed:
-        for token, position in zip(row.input_ids, row.position_ids, strict=True):
-            texts += [[]] * (position == 0)
-            texts[-1] = [*texts[-1], token]
-    assert [9001, 9002, 9003] in texts
-    parts = {text[0] // 1000: [text[n : n + 5] for n in (0, 5, 10)] for text in texts if len(text) == 15}
-    assert {d: sorted(found) for d, found in parts.items()} == {
-        d: [list(range(1000 * d + 10 * k, 1000 * d + 10 * k + 5)) for k in range(3)] for d in range(4)
-    }
-    assert any(found != sorted(found) for found in parts.values())
-    assert (account.source, account.trained, account.lost) == (63, 50, 0)
-    cut, account = pack([*_paraphrases(4, 3), alone], PackingConfig(6, "bfd_split", order="megadocs"), 1)
-    assert max(len(row.input_ids) for row in cut) == 6
-    assert account.trained == 50
-
-
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
     packed, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", order="interleaved"), 1)
     n_rounds = 1 + max(row.round for row in packed)

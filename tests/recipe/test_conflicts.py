@@ -109,7 +109,6 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
      "needs separated documents"),
     ({"distillation": {}, "method": "cpt"}, {}, "distillation", "belongs to method: distill"),
     ({"distillation": {"context": "none"}, "method": "distill"}, {}, "distillation.context", "would teach itself"),
-    ({"corpus": {"path": "c.jsonl", "order": "megadocs"}, "method": "distill"}, {}, "corpus.order", "megadocs joins rows"),
     ({"method": "distill", "model": NEW}, {}, "method", "nothing to teach"),
     ({"method": "distill"}, {"is_sharded": True}, "method", "whole weights on one process"),
     ({"regularization": {"l2": 1.0}, "adapter": {"r": 2}}, {}, "regularization.l2", "an adapter does not change"),

@@ -31,15 +31,15 @@ _WINDOW = 1 << 18
 """Token rows that are packed together at most: a larger window fills rows no better."""
 
 
-Order = Literal["shuffled", "interleaved", "megadocs"]
+Order = Literal["shuffled", "interleaved"]
 
 
 @dataclass(frozen=True)
 class PackingConfig:
     """Settings by which token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
 
-    `order` is that of an epoch: ``shuffled``; ``interleaved``, which spreads the rows of one document evenly and lets no
-    packed row hold two of them (paraphrases in one row would be learned as one text); ``megadocs``, which joins them to one.
+    `order` is that of an epoch: ``shuffled``, or ``interleaved``, which spreads the rows of one document evenly and
+    lets no packed row hold two of them (paraphrases in one row would be learned as one text).
     """
 
     block: int | None
@@ -110,27 +110,6 @@ class PickedRows(LazyRows[TokenRow]):
     def read_row(self, index: int) -> TokenRow:
         """Return the row with this number."""
         return self.source[self.indices[index]]
-
-
-class Megadocs(LazyRows[TokenRow]):
-    """The texts of each document in `source` as one, in an order drawn from `seed` (arXiv 2603.18534); others as they are."""
-
-    def __init__(self, source: Sequence[TokenRow], seed: int) -> None:
-        self.source, rng = source, random.Random(seed)
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for index, row in enumerate(source):
-            groups.setdefault((row.origin, row.document_id) if row.document_id else (str(index),), []).append(index)
-        self._groups = [rng.sample(indices, len(indices)) for indices in groups.values()]
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def read_row(self, index: int) -> TokenRow:
-        """Return the text with this number; each part begins and ends with the tokens of its own."""
-        rows = [self.source[number] for number in self._groups[index]]
-        ids, learned = (np.concatenate([getattr(row, name) for row in rows]) for name in ("input_ids", "learned"))
-        n_left_out, n_unread = sum(row.n_left_out for row in rows), sum(row.n_unread for row in rows)
-        return TokenRow(rows[0].row_id, rows[0].document_id, rows[0].origin, ids, learned, n_left_out, n_unread)
 
 
 class PackedRows(LazyRows[TrainingRow]):
@@ -205,7 +184,6 @@ def pack(rows: Sequence[TokenRow], config: PackingConfig, seed: int) -> tuple[Pa
     If a document is split, a segment begins with the last token of the one before it, so that every token but a
     document's first is learned exactly once. Such repeated tokens are in no count.
     """
-    rows = Megadocs(rows, seed) if config.order == "megadocs" else rows
     order = array("q", range(len(rows)))
     random.Random(seed).shuffle(order)
     account = TokenAccount()

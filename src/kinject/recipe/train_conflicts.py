@@ -212,8 +212,6 @@ TRAIN_ROWS = (
     Conflict("techniques.histogram_steps",
              lambda r, f: r.techniques.histogram_steps and not {*_names(f["report_to"])} & {*HISTOGRAM_TRACKERS},
              f"no tracker that takes them. Set trainer.report_to: {' or '.join(HISTOGRAM_TRACKERS)}."),
-    Conflict("corpus.order", lambda r, f: _listed(method=r.method == "distill", techniques__row_weights=r.techniques.row_weights)
-             if r.corpus.order == "megadocs" else [], "megadocs joins rows, which {0} tells apart. Take shuffled."),
     # the loss
     Conflict("{0}", _of_nll, "changes or computes the loss nll, found trainer.loss_type: {1}. Keep one."),
     Conflict("techniques.hard_example_mining",
