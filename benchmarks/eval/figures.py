@@ -145,7 +145,7 @@ def rag_requests(shared: Path, n: int, most: int) -> list[list[PromptRequest]]:
     for index in range(0, len(rows) - 4, len(rows) // n)[:n]:  # wrong options: the answers to the questions after it
         choices = tuple(dict.fromkeys(row["answers"][0] for row in rows[index : index + 4]))
         question = Question(rows[index]["id"], rows[index]["question"], choices, 0)
-        texts = tuple(passage.text for passage in retriever.best(question.question, most))
+        texts = tuple(passage.text for passage in retriever.find([question], most)[0])
         for k in range(most + 1):
             by_k[k].append(PromptRequest(question, "texts", (), texts[:k]))
     return by_k

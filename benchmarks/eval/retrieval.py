@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -59,20 +58,18 @@ def measure(documents: Path, rows: Sequence[Mapping[str, str]], settings: Mappin
     print(f"{len(rows):,} questions\n")
     print("| setting | recall at 1 | to bm25, points | at 5 | at 10 | seconds |\n|---|---|---|---|---|---|")
     first: CorrectnessMatrix | None = None
-    with tempfile.TemporaryDirectory() as cache:
-        for name, values in settings.items():
-            section = replace(RetrievalSection(documents=(str(documents),), cache_dir=cache), **values)
-            matrices, seconds = recall(section, rows)
-            first = first or matrices[0]
-            shown = []
-            for matrix in matrices:
-                bounded = bounded_accuracy(matrix)
-                shown.append(f"{bounded.value:.3f} ({bounded.low:.3f} to {bounded.high:.3f})")
-            difference = difference_estimate(matrices[0], first)
-            points = f"{100 * difference.value:+.1f}"
-            if difference.low is not None and difference.high is not None and matrices[0] is not first:
-                points += f" ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
-            print(f"| {name} | {shown[0]} | {points} | {shown[1]} | {shown[2]} | {seconds:.1f} |", flush=True)
+    for name, values in settings.items():
+        matrices, seconds = recall(replace(RetrievalSection(documents=(str(documents),)), **values), rows)
+        first = first or matrices[0]
+        shown = []
+        for matrix in matrices:
+            bounded = bounded_accuracy(matrix)
+            shown.append(f"{bounded.value:.3f} ({bounded.low:.3f} to {bounded.high:.3f})")
+        difference = difference_estimate(matrices[0], first)
+        points = f"{100 * difference.value:+.1f}"
+        if difference.low is not None and difference.high is not None and matrices[0] is not first:
+            points += f" ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+        print(f"| {name} | {shown[0]} | {points} | {shown[1]} | {shown[2]} | {seconds:.1f} |", flush=True)
 
 
 def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
@@ -81,7 +78,7 @@ def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
     retriever = LexicalRetriever(read_passages(section))
     owners = [passage.document_id for passage in retriever.passages]
     gold = np.array([owners.index(row["paragraph"]) for row in rows])
-    scores = np.stack([[retriever.scores(row["question"])[name] for name in LEXICAL_WEIGHTS] for row in rows])
+    scores = np.stack([[retriever.parts(row["question"])[name] for name in LEXICAL_WEIGHTS] for row in rows])
     names = sorted({article(row["paragraph"]) for row in rows})
     order = np.random.default_rng(0).permutation(len(names))
     half = {names[index] for index in order[: len(names) // 2]}

@@ -276,9 +276,10 @@ def _steps_shown(trainings: Sequence[Mapping[str, Any]]) -> Iterator[None]:
 
 def _render_accuracies(report: Report) -> str:
     """Return a table of accuracies, a row an arm and a column a question set."""
-    sets = list(dict.fromkeys(result.question_set for result in report.results))
-    cells = {(result.arm, result.k, result.question_set): f"{result.accuracy:.3f}" for result in report.results}
-    arms = dict.fromkeys((result.arm, result.k) for result in report.results)
+    results = [result for result in report.results if not result.subject]
+    sets = list(dict.fromkeys(result.question_set for result in results))
+    cells = {(result.arm, result.k, result.question_set): f"{result.accuracy:.3f}" for result in results}
+    arms = dict.fromkeys((result.arm, result.k) for result in results)
     chance = {f"{result.chance:.3f}" for result in report.results}
     rows = [(f"accuracy (chance {', '.join(sorted(chance))})", *(_SETS.get(name, name) for name in sets))]
     for arm, k in arms:

@@ -123,18 +123,6 @@ class Contrast:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """One subject's questions of a set: `n` of them; with one seed `n_correct` and Wilson's 95% bounds, else None."""
-
-    name: str
-    n: Count
-    accuracy: Fraction
-    n_correct: Count | None = None
-    low: Fraction | None = None
-    high: Fraction | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class OutcomeResult:
     """How often written answers had one outcome: `rate` of `n` questions, with the fields of an `ArmResult`'s accuracy.
 
@@ -195,8 +183,6 @@ class ArmResult(_AskedArm):
     """Compares a trained arm with its chosen K with the same arm without context: does retrieval add to training?"""
     to_closest: Contrast | None = None
     """Compares the best of several trained arms on a learning set with the closest other one (`eval.results.with_leaders`)."""
-    subjects: tuple[Subject, ...] = ()
-    """By subject in the order of the questions, () if there are not several."""
     subject: str = ""  # of one subject's questions alone, "" for the whole set: the paper's Table 1 has a row for each
     score: str = "sum"
     n_documents: Count | None = None
@@ -207,6 +193,8 @@ class ArmResult(_AskedArm):
     n_unscored: Count = 0
     n_cut: Count = 0
     """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
+    prompt_tokens: float | None = None
+    """Tokens of the prompts of a question, by a local model's tokenizer; None: not counted."""
     mass: float | None = None
     written: Written | None = None
     outcomes: tuple[OutcomeResult, ...] = ()
@@ -263,17 +251,11 @@ class UnscoredResult(_AskedArm):
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One value of a sweep and the arm that was trained (or asked) with it; `value` as in the recipe, `x` a number.
-
-    `x` is None where values are not numbers (styles): then they are categories in the recipe's order. `control` names the
-    step-matched control of this point, "" for none.
-    """
+    """One value of a sweep (as in the recipe, and as a label) and the arm that was trained (or asked) with it."""
 
     value: Any
     label: str
-    x: float | None
     arm: str
-    control: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,12 +365,36 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """For how many of `n` questions of a set (those that name a document) it is among the first `k` passages."""
+    """For how many of `n` questions of a set (those that name a document) it is among the first `k` passages.
+
+    `n_empty` counts the questions that got no passage. `retrieval` names one of study.retrievals, "" the shared one.
+    """
 
     question_set: str
     k: Count
     n_found: Count
     n: Count
+    n_empty: Count = 0
+    retrieval: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What it costs to ask an arm with `k` passages, in the currency of study.price, on the questions that get passages.
+
+    `prompt_tokens` and `answer_tokens` are measured, a question; `asking` is the price of 1,000 questions and `training` that of
+    one training, paraphrases and teacher included. From `pays_after` questions on the arm has cost less than the base with
+    passages; None: never, or there is nothing to compare it with.
+    """
+
+    model: str
+    arm: str
+    k: Count
+    prompt_tokens: float
+    answer_tokens: float
+    asking: float
+    training: float
+    pays_after: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +422,7 @@ class Report(Tabular):
     failures: tuple[Failure, ...] = ()
     perplexities: tuple[Perplexity, ...] = ()
     recalls: tuple[Recall, ...] = ()
+    prices: tuple[Price, ...] = ()
     logs: tuple[tuple[str, str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()

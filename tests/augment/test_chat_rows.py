@@ -81,7 +81,8 @@ def test_a_question_stands_among_what_a_search_would_return(make_recipe: Make, p
         (gold,) = (passage for passage in passages if passage.document_id == row["document_id"])
         has_gold = gold.text in shown
         n_without += not has_gold
-        nearest = [p.text for p in retriever.best(question, len(passages)) if p.document_id != gold.document_id]
+        ranked = (passages[index] for index in retriever.rank([question], len(passages))[0])
+        nearest = [passage.text for passage in ranked if passage.document_id != gold.document_id]
         assert set(shown) == {*nearest[: 3 + (not has_gold)], *([gold.text] if has_gold else [])}
         assert len(shown) == 4
         assert set(shown) <= texts

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +22,6 @@ from kinject.eval.retrieval import (
     LexicalRetriever,
     make_retriever,
     measure_recall,
-    rank_by_dot_product,
     read_passages,
 )
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
@@ -32,11 +32,16 @@ TEXTS = ["Arden was born in Lowmere.", "Bryn works for the mill.", "The school o
 PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumerate(TEXTS)]
 
 
+def ask(question: str, document: str) -> Question:
+    return Question("q", question, ("a", "b"), 0, document_id=document)
+
+
 def dense(passages, embedder, folder, **settings):
-    section = RetrievalSection(
-        documents=(), kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"), **settings
-    )
-    return DenseRetriever(passages, section)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kinject.eval.retrieval.INDICES", folder / "cache")
+        return DenseRetriever(
+            passages, RetrievalSection(documents=(), kind="dense", embedder=str(embedder), **settings)
+        )
 
 
 @pytest.fixture
@@ -72,6 +77,7 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
     expected = np.argsort(-(vectors[1:] @ vectors[0]), kind="stable").tolist()
     assert retriever.rank([query], 4)[0] == expected
     assert retriever.rank([TEXTS[2]], 1)[0] == [2]
+    assert dense(PASSAGES * 2, embedder, tmp_path).rank([TEXTS[2]], 2)[0] == [2, 6]
 
 
 @quiet
@@ -140,13 +146,50 @@ def by_the_formula(texts: list[str], query: str, terms_in=words_in) -> np.ndarra
 
 @pytest.mark.parametrize("query", ["Where was Bryn Arden born?", "Which mill is old, at Kelm?", "7", "Farrow? FARROW!"])
 def test_order_is_that_of_the_formula(query):
-    expected = [f"p{i}" for i in np.argsort(-by_the_formula(BM25_TEXTS, query), kind="stable")]
-    assert [passage.id for passage in Bm25Retriever(BM25_PASSAGES).best(query, 5)] == expected
+    expected = np.argsort(-by_the_formula(BM25_TEXTS, query), kind="stable").tolist()
+    assert Bm25Retriever(BM25_PASSAGES).rank([query], 5) == [expected]
 
 
 def test_equal_scores_keep_the_order_of_the_passages():
-    assert [passage.id for passage in Bm25Retriever(BM25_PASSAGES).best("lies near", 2)] == ["p2", "p3"]
-    assert [passage.id for passage in Bm25Retriever(BM25_PASSAGES).best("nothing known here", 3)] == ["p0", "p1", "p2"]
+    assert Bm25Retriever(BM25_PASSAGES).rank(["lies near", "nothing known here"], 3) == [[2, 3, 0], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("least", [0.0, 0.5, 1.0, 9.0])
+def test_a_passage_below_the_least_score_is_left_out_and_the_report_counts_questions_without_any(least):
+    query = "Which mill is old, at Kelm?"
+    scores = by_the_formula(BM25_TEXTS, query)
+    expected = [i for i in np.argsort(-scores, kind="stable").tolist() if scores[i] >= least][:3]
+    retriever = make_retriever(RetrievalSection(documents=("d",), min_score=least), BM25_PASSAGES)
+    assert retriever.rank([query], 3) == [expected]
+    contexts = retriever.find([ask(query, "d1"), ask("Nothing known here?", "")], 3)
+    assert [len(context) for context in contexts] == [len(expected), 0 if least else 3]
+    found = measure_recall("set", [ask(query, "d1"), ask("Nothing known here?", "")], contexts, 3)
+    assert (found.n_found, found.n, found.n_empty) == (bool(expected), 1, (not expected) + bool(least))
+
+
+def test_the_oracle_shows_the_best_passages_of_the_document_that_the_question_names():
+    texts = [
+        "Arden was born in Lowmere.",
+        "He died in Kelm.",
+        "Bryn was born in Farrow.",
+        "He was born in May, it is said.",
+    ]
+    passages = [Passage(f"p{i}", f"d{i // 2}", 0, len(text), text) for i, text in enumerate(texts)]
+    oracle = make_retriever(RetrievalSection(documents=("d",), kind="oracle"), passages)
+    questions = [ask("Where did he die?", "d0"), ask("When was he born?", "d1")]
+    own = [
+        [i for i, passage in enumerate(passages) if passage.document_id == question.document_id]
+        for question in questions
+    ]
+    scores = [
+        by_the_formula([texts[i] for i in of], question.question) for of, question in zip(own, questions, strict=True)
+    ]
+    ranked = [[of[i] for i in np.argsort(-score, kind="stable")] for of, score in zip(own, scores, strict=True)]
+    for k in (1, 2, 3):
+        assert oracle.find(questions, k) == [tuple(passages[i] for i in ranking[:k]) for ranking in ranked]
+    for named in ("", "d7"):
+        with pytest.raises(InputError, match=r"question 'q' names no document .*kind: oracle"):
+            oracle.find([ask("?", named)], 1)
 
 
 LEXICAL_TEXTS = [
@@ -175,23 +218,6 @@ def test_other_forms_of_a_word_are_found_by_their_ngrams():
     assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
 
 
-def unit_vectors(rng: np.random.Generator, n: int, size: int = 48) -> np.ndarray:
-    vectors = rng.normal(size=(n, size))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-
-@pytest.mark.parametrize("k", [1, 7, 90, 100])
-def test_a_dense_ranking_is_that_of_float64_products_with_ties_in_the_order_of_passages(k):
-    rng = np.random.default_rng(0)
-    vectors = unit_vectors(rng, 30)
-    passages = np.concatenate([vectors, vectors[::-1], vectors])  # each three times: every product ties
-    queries = unit_vectors(rng, 25)
-    exact = queries.astype(np.float64) @ vectors.astype(np.float64).T
-    exact = np.concatenate([exact, exact[:, ::-1], exact], axis=1)
-    expected = [np.argsort(-row, kind="stable")[:k].tolist() for row in exact]
-    assert rank_by_dot_product(queries, passages, k) == expected
-
-
 class LetterEmbedder:
     """Embeds a text as its counts of letters; stands in for a sentence-transformers model."""
 
@@ -208,23 +234,19 @@ class LetterEmbedder:
 def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
     (tmp_path / "embedder").mkdir()
     monkeypatch.setattr("kinject.eval.retrieval.load_embedder", lambda *_: LetterEmbedder())
-    section = RetrievalSection(
-        documents=(), kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache")
-    )
+    monkeypatch.setattr("kinject.eval.retrieval.INDICES", tmp_path / "cache")
+    section = RetrievalSection(documents=(), kind="dense", embedder=str(tmp_path / "embedder"))
     for _ in range(2):  # embedded, then read from the cache
         retriever = make_retriever(section, PASSAGES)
         assert [ranking[0] for ranking in retriever.rank(TEXTS, 3)] == [0, 1, 2, 3]
+    assert make_retriever(replace(section, min_score=0.999), PASSAGES).rank(TEXTS, 3) == [[0], [1], [2], [3]]
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
 
 
 def test_recall_counts_questions_that_name_a_document():
     two = [Passage(f"p{i}", f"d{i}", 0, 1, "x") for i in range(2)]
-
-    def make_question(document: str) -> Question:
-        return Question("q", "?", ("a", "b"), 0, document_id=document)
-
     contexts = [two, two, two, two]
-    questions = [make_question("d0"), make_question("d1"), make_question("d4"), make_question("")]
+    questions = [ask("?", document) for document in ("d0", "d1", "d4", "")]
     first, both = (measure_recall("set", questions, contexts, k) for k in (1, 2))
     assert (first.n_found, first.n) == (1, 3)
     assert (both.n_found, both.n) == (2, 3)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +153,7 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     assert [(result.arm, result.k) for result in report.results] == [("base", 0), ("base", 1), ("base", 2)]
     by_k = [(k, [answer for answer in answers if answer.k == k]) for k in (0, 1, 2)]
     results = [summarize_arm(arm_answers, base if k else None, model="base", arm="base") for k, arm_answers in by_k]
-    assert report.results == tuple(correct_families(results))
+    assert [replace(result, prompt_tokens=None) for result in report.results] == correct_families(results)
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [result["accuracy"] for result in stored["results"]] == [result.accuracy for result in report.results]
     assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12, "stored": 12}
@@ -182,15 +181,6 @@ def test_the_manifest_names_a_folder_of_documents_by_what_was_collected(run, tmp
     assert hashes[1] == collect([heap]).fingerprint
 
 
-def test_a_rerun_scores_nothing_and_reports_the_same(run, tmp_path):
-    first = run(formats=["letters", "texts"])
-    rows = (tmp_path / "run" / "answers.jsonl").read_bytes()
-    second = run(formats=["letters", "texts"])
-    assert second == first
-    assert manifest(tmp_path)["counts"]["scored_now"] == 0
-    assert (tmp_path / "run" / "answers.jsonl").read_bytes() == rows
-
-
 def killed_at(monkeypatch, n_rows):
     """Let the answer book fail as a killed process does: in the middle of its `n_rows`-th row."""
     add = AnswerStore.add
@@ -210,6 +200,8 @@ def test_a_killed_run_goes_on_and_ends_as_an_undisturbed_one(run, tmp_path, monk
     settings = {"formats": ["letters", "texts"]}
     undisturbed = run(**settings)
     path = tmp_path / "run" / "answers.jsonl"
+    written = path.read_bytes()
+    assert (run(**settings), path.read_bytes()) == (undisturbed, written)  # a rerun scores nothing
     whole = {row["key"]: row for row in map(json.loads, path.read_bytes().splitlines())}
     shutil.rmtree(tmp_path / "run")
     with monkeypatch.context() as patch:
@@ -293,11 +285,11 @@ def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_row
 
 def test_faults_of_the_recipe_come_together_with_their_lines(run, tmp_path):
     with pytest.raises(RecipeError) as error:
-        run(shots=[0, 2], max_thinking_tokens=9)
+        run(shots=[0, 2], budget=1.0)
     faults = {fault.key: str(fault) for fault in error.value.problems}
-    assert set(faults) == {"eval.questions.new", "eval.max_thinking_tokens"}
+    assert set(faults) == {"eval.questions.new", "eval.budget"}
     assert f"{tmp_path}/recipe.yaml:6: eval.questions.new: eval.shots asks for 2" in faults["eval.questions.new"]
-    assert "there is no chat, so nothing reads it" in faults["eval.max_thinking_tokens"]
+    assert "without prices all is free" in faults["eval.budget"]
 
 
 def test_more_choices_than_letters_are_refused_for_letters_only(run, write_rows):
@@ -317,11 +309,6 @@ def test_a_run_folder_in_use_is_refused(run, tmp_path):
 def test_a_tie_goes_to_the_first_choice():
     tie = Answer("q", "s", "arm", "texts", 0, 0, (), 1, (-1.0, -1.0), (1, 1), (1, 1))
     assert not is_correct(tie)
-
-
-def test_importing_the_stage_imports_no_torch():
-    code = "import sys, kinject.eval; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_real_checkpoint_on_mmlu_equals_the_naive_way(shared, tmp_path, write_rows):

@@ -143,8 +143,7 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
             same = fractions == ARMS["ft-par"][1]
             arm = "ft-par" if same else f"{name}={value}"
             x = float(value) if isinstance(value, int | float) else None
-            control = "repeated" if name == "paraphrases" else ""
-            points.append(SweepPoint(value, f"{value:g}" if x is not None else str(value), x, arm, control))
+            points.append(SweepPoint(value, f"{value:g}" if x is not None else str(value), arm))
             if same:
                 continue
             arms.append(ArmInfo(arm, "sandbox", f"{name} {value}", True, name, {key: value}))

@@ -25,7 +25,7 @@ from study_samples import first, log_entries, make_evaluation, make_result, writ
 import kinject.report
 from kinject.disk import write_jsonl
 from kinject.report.files import write_report
-from kinject.results import Perplexity, Recall, Subject
+from kinject.results import Perplexity, Recall
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TAGS = frozenset(
@@ -77,10 +77,8 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     base, results = first(50, 200), []
     for role, name in (("learning", texts[0]), ("retention", texts[2])):
         results.append(make_result("base", base, None, question_set=name, role=role))
-        subjects = (Subject(texts[1], 100, 0.5, 50, 0.4, 0.6), Subject(texts[3], 100, 0.5, 50, 0.4, 0.6))
-        results += [
-            make_result(arm, first(99, 200), base, question_set=name, role=role, subjects=subjects) for arm in texts[:4]
-        ]
+        results += [make_result(arm, first(99, 200), base, question_set=name, role=role) for arm in texts[:4]]
+        results += [replace(result, subject=text) for result in results[-4:] for text in texts[1:4:2]]
     (folder / "eval").mkdir()
     flips = [
         {"question_set": texts[0], "role": "learning", "base_arm": "base", "arm": arm, "format": "texts", "shots": 0, "k": 0,

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from kinject.report.formatting import View, arm_label, escape_markdown, format_p
 from kinject.report.page import render_markdown_table
 from kinject.report.tables import cost_table, results_table, small_tables, sweep_tables
 from kinject.report.words import write_opening
-from kinject.results import ArmResult, Perplexity, Recall, Report, Subject, to_json
+from kinject.results import ArmResult, Perplexity, Recall, Report, to_json
 from kinject.terminal import duration
 
 HOSTILE = (
@@ -169,11 +170,10 @@ def test_damaged_flips_are_refused_by_the_line(tmp_path: Path, change: dict[str,
 
 @pytest.mark.usefixtures("blank_figures")
 def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
-    parts = (Subject("north", 30, 0.5, 15, 0.33, 0.67), Subject("south", 20, 0.25, 5, 0.11, 0.47))
-    base = make_result("base", first(20, 50), None, subjects=parts)
-    tuned = make_result("tuned", first(20, 50), first(20, 50), subjects=parts)
+    base, tuned = make_result("base", first(20, 50), None), make_result("tuned", first(20, 50), first(20, 50))
+    north = replace(base, subject="north", n=30, accuracy=0.5, low=0.33, high=0.67)
     report = make_evaluation(
-        (base, tuned),
+        (base, tuned, north),
         perplexities=(Perplexity("base", "texts", 9, 900, 20.0, 1.5), Perplexity("tuned", "texts", 9, 900, 25.0, 1.625),
                       Perplexity("other", "texts", 9, 901, 25.0, 1.625)),
         recalls=(Recall("new", 1, 20, 40), Recall("new", 5, 30, 40), Recall("known", 5, 7, 7)),
@@ -186,7 +186,7 @@ def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
         line for table in (results_table(view), *small_tables(view)) for line in render_markdown_table(table)
     )
     for line in (
-        "| new: north | base | tuned | option texts, 0 shots | 50.0 (33.0 – 67.0) | 30 |",
+        "| new: north | base | base | option texts, 0 shots | 50.0 (33.0 – 67.0) | 30 |",
         "| new | 5 | 40 | 75.0% |",
         "| tuned | 900 | 25.000 | +25.0% | 1.6250 |",
         "| other | 901 | 25.000 | other tokens | 1.6250 |",
@@ -260,9 +260,9 @@ def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[s
     assert "\n" not in str(caught.value)
 
 
-def test_importing_the_study_loads_no_heavy_library() -> None:
-    heavy = "{'matplotlib', 'jinja2', 'torch', 'numpy', 'scipy'}"
-    code = f"import sys, kinject.study; assert not {heavy} & set(sys.modules)"
+def test_importing_eval_and_study_loads_no_heavy_library() -> None:
+    heavy = "{'matplotlib', 'jinja2', 'torch', 'transformers', 'numpy', 'scipy'}"
+    code = f"import sys, kinject.eval, kinject.study; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -154,8 +154,9 @@ class TestEmbedder:
         return tmp_path / "embedder"
 
     def retriever(self, embedder: Path, folder: Path) -> DenseRetriever:
-        section = RetrievalSection(documents=(), kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"))
-        return DenseRetriever(self.PASSAGES, section)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kinject.eval.retrieval.INDICES", folder / "cache")
+            return DenseRetriever(self.PASSAGES, RetrievalSection(documents=(), kind="dense", embedder=str(embedder)))
 
     def test_weights_that_are_pickles_are_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
         self.retriever(embedder, tmp_path)

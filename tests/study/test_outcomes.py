@@ -221,7 +221,7 @@ def test_a_claim_may_name_a_point_of_a_sweep() -> None:
     records = simulate(2000, -0.3, spread=0.02)
     for seed in range(3):
         records.by_run["m", "ft, rate 0.1", seed] = records.by_run.pop(("m", "ft", seed))
-    points = (SweepPoint(0.1, "0.1", 0.1, "ft, rate 0.1"), SweepPoint(1, "1", 1.0, "ft"))
+    points = (SweepPoint(0.1, "0.1", "ft, rate 0.1"), SweepPoint(1, "1", "ft"))
     sweep = Sweep("rate", "trainer.learning_rate", "m", False, points)
     evidence = Evidence(records, "m", lambda _: ("generate", 0), {}, {"rate": sweep})
     values = {"test": "difference", "outcome": "abstained", "direction": "lower", "baseline": "base"}

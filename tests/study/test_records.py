@@ -87,7 +87,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
     assert [row["seeds"] for row in rows] == [[]] * 3 + [[2, 3], [0, 3], [3, 3]]
     assert [(row["chosen"], row["base_chosen"], row["gold"]) for row in rows[3:]] == [(0, 1, 0), (1, 0, 0), (0, 1, 0)]
     assert [row["context_ids"] for row in rows[2:4]] == [("p",), ()]
-    assert (records.written, list(records.recalls)) == ("2026-03-02", [("set", 1)])
+    assert (records.written, list(records.recalls)) == ("2026-03-02", [("", "set", 1)])
     assert records.n_cut("m", "ft", AskSetting("set", "texts", 0, 0)) == 1
     assert records.n_cut("m", "base", AskSetting("set", "texts", 0, 0)) == 0
 

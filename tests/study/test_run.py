@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from country import write_study
 from in_process import InProcess
+from transformers import AutoTokenizer
 
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary
-from kinject.results import Report
+from kinject.results import Cost, Report
 from kinject.study import run as run_module
+from kinject.study.analysis import make_prices
+from kinject.study.arms import Arm
+from kinject.study.records import AskSetting
 from kinject.study.run import render_plan, run_study
 from small import draw_blank_figures, save_tiny_model
 
@@ -263,6 +269,61 @@ def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, t
     mended, executor = go(path)
     assert mended.failures == ()
     assert [stage.kind for stage in executor.submitted] == ["train", "eval"]
+
+
+def test_each_retrieval_is_asked_for_each_arm_and_what_an_answer_costs_is_counted(tmp_path, tiny_model):
+    claim = {"statement": "s", "test": "difference", "arm": "ft+own", "baseline": "base+own", "question_set": "new"}
+    path = write_study(
+        tmp_path, tiny_model, seeds=[0], arms={"ft": {}, "other": {"rag": False}}, overrides={"eval.retrieval.k": [1]},
+        retrievals={"own": {"kind": "oracle"}, "nothing": {"min_score": 99.0}}, price=[1.0, 2.0, 3.0], claims={"c": claim},
+    )  # fmt: skip
+    result, executor = go(path)
+    assert Counter(stage.kind for stage in executor.submitted) == {"augment": 1, "train": 1, "eval": 7}
+    asked = {(score.arm, score.k) for score in result.results}
+    assert asked == {(arm, k) for arm in ("base", "ft") for k in (0, 1)} | {("other", 0)} | {
+        (f"{arm}+{name}", 1) for arm in ("base", "ft") for name in ("own", "nothing")
+    }
+    recalls = {r.retrieval: (r.n_found, r.n, r.n_empty) for r in result.recalls if r.question_set == "new"}
+    assert recalls == {"": (8, 8, 0), "own": (8, 8, 0), "nothing": (0, 8, 8)}
+    to_rag = {score.arm: score.to_rag.other for score in result.results if score.k and score.to_rag}
+    assert to_rag == {"ft": "base+rag", "ft+own": "base+own", "ft+nothing": "base+nothing"}
+
+    prices = {(item.arm, item.k): item for item in result.prices}
+    assert prices.keys() == asked
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    documents = [json.loads(line)["text"] for line in (tmp_path / "documents.jsonl").read_text("utf-8").splitlines()]
+    prompts = [f"Question: Where was {text.split()[0]} born?\nAnswer:" for text in documents]
+    shown = [f"{text}\n\n{prompt}" for text, prompt in zip(documents, prompts, strict=True)]
+    for arm, k, texts in (("base", 0, prompts), ("ft+nothing", 1, prompts), ("ft", 1, shown)):
+        assert prices[arm, k].prompt_tokens == pytest.approx(sum(len(tokenizer(text).input_ids) for text in texts) / 8)
+    plain, rag = prices["ft", 0], prices["base", 1]
+    assert [plain.training] == [
+        3 * cost.tokens / 1e6 for cost in result.costs if (cost.arm, cost.stage) == ("ft", "train")
+    ]
+    assert plain.pays_after == math.ceil(plain.training / (rag.asking - plain.asking) * 1000)
+    assert "What an answer costs" in render_summary(result)
+    assert "ft+own" in result.claims[0].finding
+
+
+def test_training_pays_from_the_question_on_at_which_its_price_is_saved():
+    asked = [AskSetting("new", "texts", 0, k) for k in (0, 1)]
+    measured = SimpleNamespace(
+        prompt_tokens={("m", arm, item): 40 + 200.0 * item.k for arm in ("base", "ft") for item in asked},
+        headline_settings=lambda *_: asked, n_asked=lambda *_: 64, answer_tokens=lambda *_: 5.0,
+    )  # fmt: skip
+    arms = [Arm(name, "m", "", "", {}, "", "", None, True, (0,)) for name in ("base", "ft")]
+    costs = [
+        Cost("ft", "m", 0, "augment", 1.0, 900, 0, 0.5, 1, 400),  # it was paid for
+        Cost("ft", "m", 0, "train", 1.0, 20_000, 0, 0.0, 1, 1_000, 2_000, 9.0),
+        Cost("ft", "m", 0, "train", 1.0, 70_000, 0, 0.0, 1),  # of the arm that it is matched to
+        Cost("ft", "m", 1, "train", 1.0, 20_000, 0, 0.0, 1, 0, 0, 9.0),
+    ]
+    prices = make_prices(measured, arms, costs, {}, (10.0, 40.0, 50.0))  # type: ignore[arg-type]
+    # a question: 40 x 10 + 5 x 40 = 600 millionths, 2,600 with a passage; training 0.5 + 2,000 x 10 + 1,000 x 40 + 20,000 x 50
+    assert [(p.arm, p.k, p.asking, p.training) for p in prices] == [
+        ("base", 0, 0.6, 0.0), ("base", 1, 2.6, 0.0), ("ft", 0, 0.6, 1.56), ("ft", 1, 2.6, 1.56),
+    ]  # fmt: skip
+    assert [p.pays_after for p in prices] == [None, None, 780, None]
 
 
 def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_model):

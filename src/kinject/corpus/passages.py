@@ -409,12 +409,12 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def best_of(scores: npt.NDArray[np.float64], k: int) -> list[int]:
-    """Return the indices of the `k` highest scores, the best first; equal scores keep their order."""
+def best_of(scores: npt.NDArray[np.float64], k: int, least: float | None = None) -> list[int]:
+    """Return the indices of the `k` highest scores that reach `least`, the best first; equal scores keep their order."""
     import numpy as np
 
     indices: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
-    return indices
+    return indices if least is None else [index for index in indices if scores[index] >= least]
 
 
 class Bm25:

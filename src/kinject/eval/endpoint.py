@@ -69,7 +69,6 @@ class EndpointScorer:
 
             self.encoder = Encoder(load_tokenizer(table.tokenizer), chat=self.style if table.chat else None)
         self.hashes: dict[str, str] = {}
-        self._ends = Counter[str]()
 
     def encode(self, requests: Sequence[PromptRequest]) -> list[EndpointPrompt]:
         """Return the prompt of each request: in tokens by the rules of local models, as text, or as a chat."""
@@ -110,7 +109,7 @@ class EndpointScorer:
         return content_id("endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed)
 
     def _generator(self, generation: Generation) -> GeneratorSection:
-        return self.table.generator(generation.most, generation.stop or ())
+        return self.table.generator(generation.max_new_tokens, generation.stop or ())
 
     def _identity(self, generation: Generation) -> dict[str, Any]:
         return {**generator_identity(self._generator(generation)), **self._label}
@@ -211,8 +210,6 @@ class EndpointScorer:
             text = completion.text
             starts = [index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0]
             usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
-            if completion.finish_reason not in ("stop", "length", ""):
-                self._ends[completion.finish_reason] += 1
             n_own = max(0, usage.tokens_out - usage.tokens_thinking)
             return PromptScore((), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut)
         answers = await gather_answers(
@@ -238,7 +235,8 @@ class EndpointScorer:
         requests = [request for prompt in missing.values() for request in prompt.requests]
         n_in = sum(self._n_tokens(message["content"]) for request in requests for message in request)
         n_out = sum(
-            prompt.generation.most if prompt.generation else len(prompt.requests) for prompt in missing.values()
+            prompt.generation.max_new_tokens if prompt.generation else len(prompt.requests)
+            for prompt in missing.values()
         )
         cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
         price = f", at most {cost:.4f}" if self.table.endpoint.has_prices else ", no prices in its table"
@@ -269,7 +267,6 @@ class EndpointScorer:
             f"weights cannot be hashed: {'scores count for this revision' if self.table.revision else 'set a revision'}, and "
             "change it when the server's model changes."
         ]
-        lines += [f"{self.name}: {n} answers ended with {reason!r}" for reason, n in self._ends.items()]
         return lines + [f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())]
 
 

@@ -74,14 +74,11 @@ class KinjectLM(LM):  # type: ignore[misc]
         for context, group in groupby((request.args for request in requests), key=lambda pair: pair[0]):
             prompts.append(cut_to_window(self._encode(context, [text for _, text in group]), self.window))
         scores = dict(self.model.scorer.score(prompts))
-        results = [
+        return [
             pair
             for index in range(len(prompts))
             for pair in zip(scores[index].log_probs, scores[index].greedy, strict=True)
         ]
-        for request, result in zip(requests, results, strict=True):
-            self.cache_hook.add_partial("loglikelihood", request.args, result)
-        return results
 
     def _encode(self, context: str, continuations: Sequence[str]) -> Encoded:
         """Return the tokens of continuations of `context`, by the harness's rules."""
@@ -111,8 +108,6 @@ class KinjectLM(LM):  # type: ignore[misc]
         sums = [0.0] * len(requests)
         for index, score in self.model.scorer.score(prompts):
             sums[owners[index]] += score.log_probs[0]
-        for request, value in zip(requests, sums, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
         return sums
 
     def _windows(self, ids: list[int]) -> Iterator[Encoded]:
@@ -137,10 +132,7 @@ class KinjectLM(LM):  # type: ignore[misc]
             prompt = Encoded((np.asarray(ids, dtype=np.int32),), (), generation=generation)
             prompts.append(cut_to_window(prompt, self.window))
         scores = dict(self.model.generator.score(prompts))
-        texts = [str(scores[index].text or "") for index in range(len(prompts))]
-        for request, text in zip(requests, texts, strict=True):
-            self.cache_hook.add_partial("generate_until", request.args, text)
-        return texts
+        return [str(scores[index].text or "") for index in range(len(prompts))]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kinject.corpus.grading import GoldIndex
@@ -164,16 +164,14 @@ def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriev
     k = max(section.retrieval.k) if section.retrieval and item.gets_passages else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
     if retriever and k:
-        ranked = retriever.rank([question.question for question in questions], k)
-        contexts = tuple(tuple(retriever.passages[index] for index in indices) for indices in ranked)
+        contexts = tuple(retriever.find(questions, k))
     arms = expand_arms(section, item)
-    bounds = Generation(section.max_new_tokens, section.stop)
     answered = next((question for question in questions if question.is_answerable), None)
     if item.role == "unanswerable" and answered is not None:
         raise InputError(f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable.")
     test = QuestionSet(
         name, role_of(item.role, questions), questions, pool, contexts, arms=arms,
-        generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
+        generation=Generation(section.max_new_tokens, section.stop),
     )  # fmt: skip
     _check_questions(item, section, test)
     return test
@@ -215,17 +213,15 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
     _check_instructions(item, section, question_set.questions)
     formats = section.formats_of(item)
     chosen = [name for name in formats if not FORMATS[name].is_open]
-    for question in (*question_set.questions, *question_set.pool) if chosen else ():
-        if not question.choices:
+    lettered = [name for name in formats if FORMATS[name].shows_options]
+    for question in (*question_set.questions, *question_set.pool):
+        if chosen and not question.choices:
             raise InputError(
                 f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} needs. "
                 "Give it choices and the index of the correct one, or set eval.formats: [generate]."
             )
-    lettered = [name for name in formats if FORMATS[name].shows_options]
-    if lettered:
-        for question in (*question_set.questions, *question_set.pool):
-            if len(question.choices) > MOST_LETTERS:
-                raise InputError(
-                    f"{item.path}: question {question.id!r} has {len(question.choices)} choices, "
-                    f"format {lettered[0]} has {MOST_LETTERS} letters. Use format texts."
-                )
+        if lettered and len(question.choices) > MOST_LETTERS:
+            raise InputError(
+                f"{item.path}: question {question.id!r} has {len(question.choices)} choices, "
+                f"format {lettered[0]} has {MOST_LETTERS} letters. Use format texts."
+            )

@@ -10,25 +10,16 @@ from kinject.corpus.passages import with_passages
 from kinject.question_formats import FORMATS
 from kinject.types import Question
 
-_CLOSING = 32  # tokens that close thinking, at most
-
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How long a written answer may be: `max_new_tokens` at most, and up to the first of the texts `stop` (None: a line break,
-    no text in a chat).
+    """How long a written answer may be: `max_new_tokens` at most, thinking included, and up to the first of the texts `stop`.
 
-    With `max_thinking_tokens` a model's thinking has that bound of its own; without, thinking counts as the answer does.
+    Without `stop` (None) a line break ends it, no text in a chat.
     """
 
     max_new_tokens: int
     stop: tuple[str, ...] | None = ()
-    max_thinking_tokens: int | None = None
-
-    @property
-    def most(self) -> int:
-        """The most tokens that are written, those that close the thinking among them."""
-        return self.max_new_tokens + (self.max_thinking_tokens + _CLOSING if self.max_thinking_tokens else 0)
 
 
 @dataclass(frozen=True, slots=True)

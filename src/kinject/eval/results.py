@@ -40,18 +40,15 @@ from kinject.results import (
     Perplexity,
     Recall,
     Report,
-    Subject,
     UnscoredResult,
 )
 from kinject.stats.comparisons import correct_contrasts, lead, make_contrast
 from kinject.stats.intervals import bounded_accuracy
 from kinject.stats.matrix import CorrectnessMatrix
-from kinject.types import Answer, Passage, Question
+from kinject.types import Answer, Question
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
 """(question set, arm) -> its answers, in the order of the questions."""
-
-RAG = "+rag"
 
 
 def summarize_arm(
@@ -77,7 +74,6 @@ def summarize_arm(
     n_correct = sum(map(is_correct, merged))
     matrix = correctness(merged)
     estimate = bounded_accuracy(matrix)
-    subjects = _subjects(merged)
     accuracy = n_correct / len(merged)
     others = {"to_base": base, "to_rag": rag}
     matrices = {field: (of[0].arm, partial(correctness, of)) for field, of in others.items() if of is not None}
@@ -88,7 +84,7 @@ def summarize_arm(
         by_seed=(accuracy,), accuracy=accuracy,
         chance=matrix.chance,
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
-        to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), subjects=subjects, score=score,
+        to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), score=score,
         n_documents=matrix.n_documents, n_effective=matrix.n_effective,
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
@@ -183,23 +179,6 @@ def with_leaders(
     return [replace(result, to_closest=corrected.get(i)) for i, result in enumerate(results)]
 
 
-def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
-    """Return one entry a subject, in the order of the answers; () if there are not several."""
-    of_subject: dict[str, list[Answer]] = {}
-    for answer in answers:
-        of_subject.setdefault(answer.subject, []).append(answer)
-    if len(of_subject) < 2:
-        return ()
-    matrices = {name: correctness(subject_answers) for name, subject_answers in of_subject.items()}
-    estimates = {name: bounded_accuracy(matrix) for name, matrix in matrices.items()}
-    return tuple(
-        Subject(
-            name, len(of_subject[name]), estimate.value, int(matrices[name].correct.sum()), estimate.low, estimate.high
-        )
-        for name, estimate in estimates.items()
-    )
-
-
 def make_report(
     run_dir: Path, plan: Plan, section: EvalSection, answers: Answers, perplexities: Sequence[Perplexity]
 ) -> Report:
@@ -228,14 +207,14 @@ def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
     for question_set in (item for item in plan.sets if item.contexts):
         for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
             recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
-            if recall.n:
+            if recall.n or recall.n_empty:
                 yield recall
 
 
 def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
     """Return one result for each question set, arm and score, compared with the first model without context.
 
-    p is Holm-corrected (`correct_families`).
+    p is Holm-corrected (`correct_families`). Results by subject follow, where a set has several.
     """
     results = [
         _result(question_set, arm, score, section, answers)
@@ -244,6 +223,15 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         for score in _scores_for(arm, section)
         if any(map(is_scored, _scored(question_set, arm, score, answers)))
     ]
+    parts = [
+        _result(question_set, arm, score, section, answers, subject)
+        for question_set in plan.sets
+        for subjects in ({question.subject: None for question in question_set.questions},) if len(subjects) > 1
+        for arm in question_set.arms if FORMATS[arm.format].shows_question
+        for score in _scores_for(arm, section)
+        for subject in filter(None, subjects)
+        if any(is_scored(a) and a.subject == subject for a in _scored(question_set, arm, score, answers))
+    ]  # fmt: skip
     base, *others = section.models
     sets = {question_set.name: question_set for question_set in plan.sets}
 
@@ -253,7 +241,8 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == setting)
         return correctness(_scored(sets[of.question_set], arm, of.score, answers))
 
-    return tuple(with_leaders(correct_families(results), {(base, name) for name in others}, matrix))
+    led = with_leaders(correct_families(results), {(base, name) for name in others}, matrix)
+    return (*led, *correct_family(parts))
 
 
 def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[UnscoredResult]:
@@ -273,12 +262,14 @@ def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answer
     return rescored(answers[question_set.name, arm], score)
 
 
-def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSection, answers: Answers) -> ArmResult:
+def _result(
+    question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSection, answers: Answers, subject: str | None = None
+) -> ArmResult:  # fmt: skip
     base = replace(arm, model=next(iter(section.models)), k=0)
     ks = tuple(dict.fromkeys(section.retrieval.k)) if section.retrieval else ()
 
     def scored(of: EvalArm) -> list[Answer]:
-        return _scored(question_set, of, score, answers)
+        return [a for a in _scored(question_set, of, score, answers) if subject in (None, a.subject)]
 
     rag = replace(base, k=ks[0]) if ks else base
     beside = arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers
@@ -287,7 +278,7 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
         score=score, rag=scored(rag) if beside else None,
     )  # fmt: skip
     mass = letter_mass(answers[question_set.name, arm])
-    return replace(result, mass=mass, chosen_k=arm.k > 0 and len(ks) == 1)
+    return replace(result, mass=mass, chosen_k=arm.k > 0 and len(ks) == 1, subject=subject or "")
 
 
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
@@ -300,19 +291,6 @@ def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
     if form.letters or form.generates:
         return ("sum",)
     return scores
-
-
-def limit_notes(question_set: QuestionSet, model: str, results: Answers) -> Iterator[str]:
-    """Yield a note for each arm of the model whose written answers end at the limit of their length."""
-    most = question_set.generation.max_new_tokens
-    for arm in (arm for arm in question_set.arms if arm.model == model):
-        answers = results[question_set.name, arm]
-        n_long = sum(a.text is not None and a.n_tokens[0] >= most for a in answers)
-        if n_long:
-            label = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
-            yield (
-                f"{label}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
-            )
 
 
 def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Row]:
@@ -339,24 +317,39 @@ def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: A
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]
         if is_scored(was) and is_scored(now) and outcome_of(was) != outcome_of(now):
-            about = {"question_set": question_set.name, "role": question_set.role, "base_arm": base.name}
-            yield about | _flip_row(arm, question, context[: arm.k], was, now)
+            passages = [{"id": p.id, "document_id": p.document_id, "text": p.text} for p in context[: arm.k]]
+            more = {
+                "role": question_set.role, "base_arm": base.name, "arm": arm.name, "truncated": now.truncated,
+                "log_probs": finite_or_none(now.log_probs), "base_log_probs": finite_or_none(was.log_probs),
+            }  # fmt: skip
+            yield more | flip_row(question, [now], [was]) | {"passages": passages}
 
 
-def _flip_row(
-    arm: EvalArm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer
-) -> dict[str, Any]:
-    row = {
-        "arm": arm.name, "format": arm.format, "shots": arm.shots, "k": arm.k,
-        "change": f"{outcome_of(was)} to {outcome_of(now)}", "question_id": question.id,
+def flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]) -> Row:
+    """Return the row of a question whose answers, one a seed, changed from `before`."""
+    first, gold = now[0], question.answer
+    after, was = most_common_outcome(now), most_common_outcome(before)
+    return {
+        "question_set": first.question_set, "format": first.format, "shots": first.shots,
+        "k": first.k, "change": f"{was} to {after}", "question_id": question.id,
         "subject": question.subject, "document_id": question.document_id, "question": question.question,
-        "choices": list(question.choices), "gold": question.answer, "chosen": _chosen(now),
-        "base_chosen": _chosen(was), "log_probs": finite_or_none(now.log_probs),
-        "base_log_probs": finite_or_none(was.log_probs), "truncated": now.truncated,
-        "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in passages],
+        "choices": list(question.choices), "gold": gold, "chosen": _vote(now, gold), "base_chosen": _vote(before, gold),
+        "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
+        "context_ids": first.context_ids,
+        **written_choices(*(next(a for a in of if outcome_of(a) == name) for of, name in ((before, was), (now, after)))),
     }  # fmt: skip
-    return row | written_choices(was, now)
 
 
-def _chosen(answer: Answer) -> int | None:
-    return None if answer.text is not None else answer.log_probs.index(max(answer.log_probs))
+def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
+    """Return the outcome of more than half of the seeds' answers to a question; None if there is none."""
+    outcomes = list(map(outcome_of, answers))
+    return next((outcome for outcome in dict.fromkeys(outcomes) if 2 * outcomes.count(outcome) > len(outcomes)), None)
+
+
+def _vote(answers: Sequence[Answer], gold: int) -> int:
+    """Return the choice of most answers; `gold` only if more than half of them chose it."""
+    chosen = [
+        answer.log_probs.index(max(answer.log_probs)) if answer.text is None else gold if is_correct(answer) else -1
+        for answer in answers
+    ]
+    return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,70 +33,94 @@ LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43
 """Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
 
 _NGRAM = 4  # letters
-_PRODUCTS = 2**24  # dot products in memory at once: 64 MB
-_MARGIN = 1e-3  # exceeds the rounding error of a float32 dot product of unit vectors
 
 
-class Retriever(Protocol):
-    """Ranks its passages for a query; `notes` are for the report, `models` (name -> hash) for the manifest."""
-
-    passages: tuple[Passage, ...]
-    notes: tuple[str, ...]
-    models: Mapping[str, str]
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages, the best first."""
-        ...
+INDICES = Path("runs/indices")
+"""The folder of embedded passages, by content."""
 
 
-class Bm25Retriever:
-    """BM25 over passages; words in lower case, no stop words."""
+class Retriever:
+    """Ranks its passages for a query; `notes` are for the report, `models` (name -> hash) for the manifest.
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
+    Passages whose score is below `least` are left out.
+    """
+
+    def __init__(self, passages: Sequence[Passage], least: float | None = None) -> None:
         """Index `passages` (at least one)."""
-        self.passages = tuple(passages)
+        self.passages, self.least = tuple(passages), least
         self.notes: tuple[str, ...] = ()
         self.models: Mapping[str, str] = {}
-        self._index = Bm25([passage.shown for passage in passages], words_of)
 
-    def best(self, query: str, k: int) -> tuple[Passage, ...]:
-        """Return the `k` best passages for `query`, the best first; all if the index holds fewer."""
-        return tuple(self.passages[index] for index in self.rank([query], k)[0])
+    def scores(self, query: str) -> npt.NDArray[np.float64]:
+        """Return the score of each passage."""
+        raise NotImplementedError
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
-        return [best_of(self._index.scores(query), k) for query in queries]
+        """Return for each query the indices of the `k` best passages, the best first; equal scores in the order of passages."""
+        return [best_of(self.scores(query), k, self.least) for query in queries]
+
+    def find(self, questions: Sequence[Question], k: int) -> list[tuple[Passage, ...]]:
+        """Return the `k` best passages for each question, the best first; fewer if few reach `least`."""
+        ranked = self.rank([question.question for question in questions], k)
+        return [tuple(self.passages[index] for index in indices) for indices in ranked]
 
 
-class LexicalRetriever:
+class Bm25Retriever(Retriever):
+    """BM25 over passages; words in lower case, no stop words."""
+
+    def __init__(self, passages: Sequence[Passage], least: float | None = None) -> None:
+        """Index `passages` (at least one)."""
+        super().__init__(passages, least)
+        self._index = Bm25([passage.shown for passage in passages], words_of)
+
+    def scores(self, query: str) -> npt.NDArray[np.float64]:
+        """Return the score of each passage: from 0 up, without a bound."""
+        return self._index.scores(query)
+
+
+class OracleRetriever(Retriever):
+    """The document that the question names; where it has several passages, those that BM25 ranks first among them."""
+
+    def find(self, questions: Sequence[Question], k: int) -> list[tuple[Passage, ...]]:
+        """Return the passages of each question's own document. Raises `InputError` for a question that names none of them."""
+        own: dict[str, list[Passage]] = {}
+        for passage in self.passages:
+            own.setdefault(passage.document_id, []).append(passage)
+        for question in questions:
+            if question.document_id not in own:
+                raise InputError(
+                    f"question {question.id!r} names no document that is searched (document_id: {question.document_id!r}), "
+                    "and eval.retrieval.kind: oracle shows that one. Name it, or choose another kind."
+                )
+        found = {name: Bm25Retriever(passages) for name, passages in own.items()}
+        return [found[question.document_id].find([question], k)[0] for question in questions]
+
+
+class LexicalRetriever(Retriever):
     """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces, in the best sentence too.
 
     Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together.
     No model is needed, and no list of endings or stop words of a language.
     """
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
+    def __init__(self, passages: Sequence[Passage], least: float | None = None) -> None:
         """Index `passages` (at least one)."""
-        self.passages = tuple(passages)
-        self.notes: tuple[str, ...] = ()
-        self.models: Mapping[str, str] = {}
+        super().__init__(passages, least)
         texts = [passage.shown for passage in passages]
         self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
         split = [sentences(text) or [text] for text in texts]
         self._first = np.cumsum([0, *map(len, split)])[:-1]
         self._sentences = Bm25([sentence for passage_sentences in split for sentence in passage_sentences], _ngrams)
 
-    def scores(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
+    def parts(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the four scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
         by_name = {name: index.scores(query) for name, index in self._indices.items()}
         return {**by_name, "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first)}
 
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
-        return [
-            best_of(np.sum([LEXICAL_WEIGHTS[name] * scores for name, scores in self.scores(query).items()], axis=0), k)
-            for query in queries
-        ]
+    def scores(self, query: str) -> npt.NDArray[np.float64]:
+        """Return the score of each passage: from 0 up, without a bound."""
+        weighted = [LEXICAL_WEIGHTS[name] * scores for name, scores in self.parts(query).items()]
+        return np.asarray(np.sum(weighted, axis=0), dtype=np.float64)
 
 
 def _pairs(text: str) -> list[str]:
@@ -112,7 +136,7 @@ def _ngrams(text: str) -> list[str]:
 _TERMS = {"words": words_of, "pieces": _ngrams, "pairs": _pairs}
 
 
-class DenseRetriever:
+class DenseRetriever(Retriever):
     """Passages by the dot product of normalised sentence embeddings (sentence-transformers)."""
 
     def __init__(self, passages: Sequence[Passage], section: RetrievalSection) -> None:
@@ -120,7 +144,7 @@ class DenseRetriever:
 
         Raises `InputError` when the extra `rag` is not installed or the model cannot be loaded.
         """
-        self.passages = tuple(passages)
+        super().__init__(passages, section.min_score)
         name = Path(section.embedder).name.lower()
         self._prefix, prefix = next((pair for word, pair in PREFIXES.items() if word in name), ("", ""))
         self._texts = [prefix + passage.shown for passage in passages]
@@ -128,16 +152,14 @@ class DenseRetriever:
         self._model = load_embedder(section.embedder, key)
         commit = getattr(getattr(self._model[0], "auto_model", None), "config", None)
         weights = hash_model(section.embedder, getattr(commit, "_commit_hash", None))
-        self.models: Mapping[str, str] = {section.embedder: weights}
-        self.path = Path(section.cache_dir) / f"{content_id('passages', weights, self._texts)}.npy"
-        self._vectors = self._read_or_embed()
-        self.notes: tuple[str, ...] = ()
+        self.models = {section.embedder: weights}
+        self.path = INDICES / f"{content_id('passages', weights, self._texts)}.npy"
+        self._vectors = self._read_or_embed().astype(np.float64)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages; equal ones in the order of the passages."""
-        if not queries:
-            return []
-        return rank_by_dot_product(self._embed([self._prefix + query for query in queries]), self._vectors, k)
+        """Return for each query the indices of the `k` best passages by float64 products, of equal ones the first."""
+        embedded = self._embed([self._prefix + query for query in queries]) if queries else ()
+        return [best_of(self._vectors @ query.astype(np.float64), k, self.least) for query in embedded]
 
     def _read_or_embed(self) -> Vectors:
         if self.path.exists():
@@ -156,24 +178,6 @@ class DenseRetriever:
     def _embed(self, texts: list[str]) -> Vectors:
         vectors = self._model.encode(texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
         return np.ascontiguousarray(vectors, dtype=np.float32)
-
-
-def rank_by_dot_product(queries: Vectors, passages: Vectors, k: int) -> list[list[int]]:
-    """Return for each of `queries` the indices of the `k` best of `passages`; equal products in order of index.
-
-    A float32 matrix product finds the candidates, and float64 products order them. So the ranking is that of float64,
-    and does not depend on which queries come together.
-    """
-    ranking: list[list[int]] = []
-    n_rows = max(1, _PRODUCTS // len(passages))
-    for start in range(0, len(queries), n_rows):
-        block = queries[start : start + n_rows]
-        for query, products in zip(block, block @ passages.T, strict=True):
-            lowest = np.partition(products, -k)[-k] - _MARGIN if k < len(passages) else -np.inf
-            candidates = np.flatnonzero(products >= lowest)
-            exact = (passages[candidates].astype(np.float64) * query).sum(axis=1)
-            ranking.append(candidates[np.argsort(-exact, kind="stable")[:k]].tolist())
-    return ranking
 
 
 def load_embedder(model: str, key: str) -> Any:
@@ -239,23 +243,23 @@ def read_passages(section: RetrievalSection, documents: DocumentsSection | None 
 
 
 def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[Sequence[Passage]], k: int) -> Recall:
-    """Return recall at `k` over the questions of the set `name` that a document answers; `contexts` are in their order."""
+    """Return recall at `k` over the questions of the set `name` that a document answers; `contexts` are in their order.
+
+    It also counts the questions for which nothing was found.
+    """
     hits = [
         question.document_id in {passage.document_id for passage in context[:k]}
         for question, context in zip(questions, contexts, strict=True)
         if question.document_id and question.accepted
     ]
-    return Recall(name, k, sum(hits), len(hits))
+    return Recall(name, k, sum(hits), len(hits), sum(not context for context in contexts))
 
 
 def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
     """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever` does."""
-    retriever: Retriever
-    if section.kind == "dense":
-        retriever = DenseRetriever(passages, section)
-    else:
-        kind = Bm25Retriever if section.kind == "bm25" else LexicalRetriever
-        retriever = kind(passages)
+    kinds = {"bm25": Bm25Retriever, "lexical": LexicalRetriever, "oracle": OracleRetriever}
+    dense = section.kind == "dense"
+    retriever = DenseRetriever(passages, section) if dense else kinds[section.kind](passages, section.min_score)
     note = cut_note(sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens")
     retriever.notes += (note,) * bool(note)
     return retriever

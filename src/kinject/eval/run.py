@@ -34,7 +34,7 @@ from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import ChatStyle, PromptRequest
-from kinject.eval.results import Answers, find_flips, limit_notes, make_report
+from kinject.eval.results import Answers, find_flips, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
@@ -74,6 +74,7 @@ class _Run:
     notes: list[str]
     inputs: dict[str, str]  # path or model -> hash
     results: Answers = field(default_factory=dict)
+    prompt_tokens: dict[tuple[str, EvalArm], float] = field(default_factory=dict)  # of a question; 0: not counted
     perplexities: list[Perplexity] = field(default_factory=list)
     n_scored: int = 0
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage and cost, by model
@@ -113,7 +114,11 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
             judge.grade_answers(plan.open_questions(), run.results)
             run.notes.extend(judge.notes())
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
-        report = replace(report, notes=tuple(dict.fromkeys(run.notes)), judge=judge.accuracy if judge else None)
+        counted = [run.prompt_tokens[r.question_set, EvalArm(r.arm, r.format, r.shots, r.k)] for r in report.results]
+        report = replace(
+            report, notes=tuple(dict.fromkeys(run.notes)), judge=judge.accuracy if judge else None,
+            results=tuple(replace(r, prompt_tokens=n or None) for r, n in zip(report.results, counted, strict=True)),
+        )  # fmt: skip
         if shard.is_first:
             _write_files(recipe, run, report, judge)
             if requirements:
@@ -201,8 +206,10 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
         answers, n_new = score_prompts(run.scoring, question_set, model, prompts)
         run.n_scored += n_new
         for prompt, answer in zip(prompts, answers, strict=True):
-            run.results.setdefault((question_set.name, prompt.arm), []).append(answer)
-        run.notes.extend(limit_notes(question_set, model.name, run.results))
+            asked = (question_set.name, prompt.arm)
+            run.results.setdefault(asked, []).append(answer)
+            n_tokens = sum(map(len, prompt.encoded.contexts[:1])) / len(question_set.questions)
+            run.prompt_tokens[asked] = run.prompt_tokens.get(asked, 0.0) + n_tokens
     if isinstance(model, EndpointScorer):
         run.endpoints[name] = model.counts()
         run.notes += [f"{name}: no perplexity, which needs a local model"] if run.section.perplexity_corpus else []

@@ -54,25 +54,21 @@ def request_seed(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """The texts with which a model's thinking begins and ends, and the one that ends it before its time."""
+    """The texts with which a model's thinking begins and ends."""
 
     opens: str
     closes: str
-    cut: str
 
     def are_open(self, prompt: str) -> bool:
         """Return whether `prompt` ends where thinking has begun."""
         return prompt.rstrip().endswith(self.opens)
 
 
-_FINAL = "<|channel|>final<|message|>"
 _MARKS = (
-    ThinkingMarks(
-        "<|channel|>", _FINAL, f"<|end|><|start|>assistant{_FINAL}"
-    ),  # gpt-oss: every channel but the final one
-    ThinkingMarks("<|channel>", "<channel|>", "\n<channel|>"),  # Gemma 4
-    ThinkingMarks("<think>", "</think>", "\n</think>\n\n"),
-    ThinkingMarks("[THINK]", "[/THINK]", "\n[/THINK]\n\n"),
+    ThinkingMarks("<|channel|>", "<|channel|>final<|message|>"),  # gpt-oss: every channel but the final one
+    ThinkingMarks("<|channel>", "<channel|>"),  # Gemma 4
+    ThinkingMarks("<think>", "</think>"),
+    ThinkingMarks("[THINK]", "[/THINK]"),
 )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OfStep = Callable[..., Any]
-"""(tokens [rows, length], logits) -> a tensor: whether each row has ended [rows], or other logits."""
+"""(tokens [rows, length], logits) -> a tensor: whether each row has ended [rows]."""
 _CLOSE = 1e-4
 """Of the largest logit: two tokens as close as this are decided by a pass over the text alone."""
 COLDEST = 1e-4
@@ -88,7 +88,7 @@ def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: st
 def generate(
     model: PreTrainedModel, settings: WritingSettings, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
     ends: Sequence[int], others: Sequence[Sequence[int]] = (), weight: float = 0.0, *, has_ended: OfStep | None = None,
-    force: OfStep | None = None, exact: bool = True,
+    exact: bool = True,
 ) -> list[list[int]]:  # fmt: skip
     """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
 
@@ -96,7 +96,7 @@ def generate(
     after that prompt instead: a sample of the mixture of the two predictions (MixSD, arXiv 2605.16865). At temperature
     0 it is the likeliest token of the one drawn. In float32 neither the size of the batch nor its other rows change a
     text, unless `exact` is false, for weights that processes share: a row with a tie is then not read alone. `has_ended`
-    returns after each step for each row whether it has ended; `force` may change the logits of a step.
+    returns after each step for each row whether it has ended.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -121,7 +121,7 @@ def generate(
     with torch.inference_mode(), without_defaults(model):
         output = model.generate(
             torch.tensor(ids, device=model.device), attention_mask=torch.tensor(mask, device=model.device),
-            generation_config=config, logits_processor=LogitsProcessorList([sampler, force] if force else [sampler]),
+            generation_config=config, logits_processor=LogitsProcessorList([sampler]),
             stopping_criteria=StoppingCriteriaList([has_ended] if has_ended else []),
         )  # fmt: skip
     return [_until(tokens, ends) for tokens in output[: len(prompts), longest:].tolist()]

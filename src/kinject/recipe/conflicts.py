@@ -147,9 +147,6 @@ _EVAL = (
     Conflict("eval.models.{0}.revision", _same_answers,
              "missing. {1} has the same model and parameters at another address; answers would be taken for one another's. "
              "Give each a revision (any text)."),
-    Conflict("eval.max_thinking_tokens",
-             lambda r, f: r.eval.max_thinking_tokens and not any(table.chat for table in r.eval.tables().values()),
-             "there is no chat, so nothing reads it. Set eval.chat: true."),
     Conflict("eval.questions.{0}", lambda r, f: [(name, max(r.eval.shots)) for name, item in _sets(r)
                                                  if max(r.eval.shots) and item.shots_from is None],
              "eval.shots asks for {1} examples, but shots_from is missing. Name the file that holds them."),
@@ -157,6 +154,9 @@ _EVAL = (
              "eval.judge, the model, and judge in eval.scores, which reads its grades, need each other. Add or remove one."),
     Conflict("eval.judge", lambda r, f: r.eval.judge is not None and not f.writes,
              "grades written answers, but no format writes any. Add generate to eval.formats."),
+    Conflict("eval.retrieval.min_score", lambda r, f: r.eval.retrieval is not None and r.eval.retrieval.kind == "oracle"
+             and r.eval.retrieval.min_score is not None,
+             "kind: oracle takes the document that a question names, whatever it scores. Remove it."),
     Conflict("eval.judge.kind", lambda r, f: [r.eval.judge.kind] if r.eval.judge is not None
              and r.eval.judge.kind in ("sandbox", "file") else [],
              "found {0}, which grades nothing. Allowed: openai (an endpoint) or transformers."),
@@ -222,7 +222,7 @@ class Shared:
     writes_words: frozenset[str] = frozenset()
 
 
-_BASE, _RAG = "base", "+rag"
+_BASE = "base"
 
 
 def _unknown_names(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
@@ -237,16 +237,15 @@ def _unknown_names(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
         found += [(("tune", name, "arm"), item.arm, arms)]
         found += [(("tune", name, "arms", index), arm, arms) for index, arm in enumerate(item.arms or ())]
     for name, item in sweeps.items():
-        found += [
-            (("sweeps", name, "arm"), item.arm, arms),
-            (("sweeps", name, "control"), item.control, {_BASE, *arms}),
-        ]
+        found += [(("sweeps", name, "arm"), item.arm, arms)]
     for name, item in (s.claims or {}).items():
         found += [(("claims", name, "sweep"), item.sweep, sweeps)]
         for key in ("arm", "baseline"):
             arm = getattr(item, key)
             if isinstance(arm, str):
-                found += [(("claims", name, key), arm.removesuffix(_RAG), {_BASE, *s.arms})]
+                bare, plus, retrieval = arm.partition("+")
+                found += [(("claims", name, key), bare, {_BASE, *s.arms})]
+                found += [(("claims", name, key), retrieval, {"rag", *(s.retrievals or {})})] if plus else []
             elif arm is not None:
                 found += [(("claims", name, key), sweep, sweeps) for sweep in arm]
         if f.sets is not None:
@@ -315,16 +314,6 @@ def _untuned_sets(r: Any, f: Shared) -> list[tuple[KeyPath, str]]:
     ]  # fmt: skip
 
 
-def _reported_seeds(r: Any, f: Shared) -> list[tuple[KeyPath, str]]:
-    """Return the seeds of choices that arms have as well: a model that won by its luck would be reported with it."""
-    s = r.study
-    reported = {seed for item in (s, *s.arms.values(), *(s.sweeps or {}).values()) for seed in item.seeds or ()}
-    return [
-        (("study", "tune", name, "seeds"), ", ".join(map(str, item.seeds))) for name, item in (s.tune or {}).items()
-        if reported.intersection(item.seeds or ())
-    ]  # fmt: skip
-
-
 def _claims(r: Any) -> list[tuple[KeyPath, Any]]:
     return [(("study", "claims", name), claim) for name, claim in (r.study.claims or {}).items()]
 
@@ -333,8 +322,14 @@ _STUDY = (
     Conflict("", _unknown_names, "found {1!r}.{2}"),
     Conflict("", _points, "found {1}, expected one point of a sweep as {{SWEEP: VALUE}}; {2}."),
     Conflict("study.arms.base", lambda r, f: _BASE in r.study.arms, "this name is the untouched model's. Choose another."),
-    Conflict("", lambda r, f: [(("study", "arms", name),) for name in r.study.arms if _RAG in name or "," in name],
-             "a name with '+rag' or a comma would be taken for another arm. Choose another."),
+    Conflict("", lambda r, f: [(("study", key, name),) for key in ("arms", "retrievals") for name in getattr(r.study, key) or {}
+                               if "+" in name or "," in name or (key, name) == ("retrievals", "rag")],
+             "a name with '+' or a comma, and the retrieval rag, would be taken for another arm. Choose another."),
+    Conflict("", lambda r, f: [(("study", "retrievals", name, "k"),) for name, keys in (r.study.retrievals or {}).items()
+                               if "k" in keys],
+             "all arms of a study have the numbers of passages of its eval recipe. Remove it."),
+    Conflict("study.price", lambda r, f: len(r.study.price) not in (0, 3),
+             "expected three numbers: of a million prompt tokens, of a million answer tokens, of a million tokens of training."),
     Conflict("", lambda r, f: [(("study", "arms", name), " and ".join(arm.match)) for name, arm in r.study.arms.items()
                                if len(arm.match or {}) > 1],
              "{1} exclude each other. Keep one."),
@@ -360,7 +355,6 @@ _STUDY = (
     Conflict("", lambda r, f: [item for item in _override_keys(r) if item[1].split(".")[0] in f.augment_keys
                                and r.study.augment is None],
              "{1} changes study.augment, which is missing."),
-    Conflict("", _reported_seeds, "found {1}, which the study reports too. Take seeds that it does not report."),
     Conflict("", _untuned_sets,
              "{1!r} has no validation questions. Name a set in study.validation, or its validation file in eval."),
     Conflict("", lambda r, f: [((*key, "test"), claim.test) for key, claim in _claims(r)

@@ -55,12 +55,16 @@ class RetrievalSection:
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
     passage_tokens: int = option(256, help="Longest passage that is searched, in words and punctuation marks.", min=8)
-    kind: Literal["bm25", "lexical", "dense"] = option(
+    kind: Literal["bm25", "lexical", "dense", "oracle"] = option(
         "bm25",
-        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings).",
+        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), oracle (of the document that the question "
+        "names, the passages that bm25 ranks first).",
     )
+    min_score: float | None = option(
+        None, help="Passages with a lower score are left out, all of them if need be. bm25 and lexical score from 0 up, "
+        "without a bound; dense from -1 to 1 (cosine). Default: the best K, whatever they score.",
+    )  # fmt: skip
     embedder: str = option("BAAI/bge-large-en-v1.5", help="dense: sentence-transformers model, folder or hub name.")
-    cache_dir: str = option("runs/indices", help="Folder for embedded passages, by content.", path="output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +195,9 @@ class EvalSection:
         "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
         nonempty=True,
     )
-    max_new_tokens: int = option(32, help="Most tokens of a written answer.", min=1, max=4096)
+    max_new_tokens: int = option(
+        32, help="Most tokens of a written answer, a chat model's thinking included.", min=1, max=131_072
+    )
     stop: tuple[str, ...] | None = option(
         None, help="Texts that end a written answer. Default: a line break, with `chat` none."
     )
@@ -201,10 +207,6 @@ class EvalSection:
     budget: float | None = option(
         None, help="Most that endpoints and the judge may cost in this run folder, in the currency of their prices.",
         min=0.0,
-    )  # fmt: skip
-    max_thinking_tokens: int | None = option(
-        None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
-        "max_new_tokens for both.", min=1, max=131_072,
     )  # fmt: skip
     chat: bool | ChatSection = option(
         False, help="Put the prompt into the tokenizer's chat template, as the user's turn; or how."
@@ -303,14 +305,16 @@ class SweepSection:
     key: str = option(help="Dotted recipe key, or corpus, or alpha.")
     values: tuple[Any, ...] = option(help="Values of the key.", nonempty=True)
     arm: str = option(help="Arm that is varied.")
-    control: str | None = option(None, help="Arm drawn for comparison.")
     frontier: bool = option(False, help="Draw its points in the plot of learning against forgetting.")
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
 
 
 @dataclass(frozen=True)
 class TuneSection:
-    """A hyperparameter that the study tunes on validation questions, before it reads a test question."""
+    """A hyperparameter that the study tunes on validation questions, before it reads a test question.
+
+    Each value is trained with the seed after the largest that is reported.
+    """
 
     key: str = option(help="Dotted recipe key, as trainer.learning_rate.")
     values: tuple[Any, ...] = option(help="The grid.", nonempty=True)
@@ -318,10 +322,6 @@ class TuneSection:
     question_sets: str | tuple[str, ...] = option(
         help="Question set whose validation questions compare the values; several count as one.", nonempty=True
     )
-    seeds: tuple[int, ...] | None = option(
-        None, help="Seeds of the comparison, none that is reported; default: one more than the largest of these.", min=0,
-        nonempty=True,
-    )  # fmt: skip
     arms: tuple[str, ...] | None = option(
         None, help="Arms that take the chosen value; default: all that do not set the key."
     )
@@ -339,8 +339,8 @@ class ClaimSection:
     `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
     (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of
     guessing (two one-sided tests). Of written answers, `outcome` names the part that is compared; guessing is never right,
-    so they have no chance. An arm's name with ``+rag`` is that arm with its chosen number of passages, ``{lr: 0.001}`` the point
-    of the sweep lr with that value.
+    so they have no chance. An arm's name with ``+rag`` is that arm with its chosen number of passages, with ``+NAME`` that with
+    those of study.retrievals, ``{lr: 0.001}`` the point of the sweep lr with that value.
     """
 
     statement: str = option(help="The claim in words, for the report.")
@@ -391,6 +391,14 @@ class StudySection:
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."
     )
+    retrievals: Mapping[str, Mapping[str, Any]] | None = option(
+        None, help="NAME: {kind: oracle} and other keys of eval.retrieval. The base and each arm with rag are also asked with "
+        "these passages, as ARM+NAME.",
+    )  # fmt: skip
+    price: tuple[float, ...] = option(
+        (), help="Prices of a million prompt tokens, of a million answer tokens and of a million tokens of training, in any "
+        "currency: the report compares what each arm costs.", min=0.0,
+    )  # fmt: skip
     seeds: tuple[int, ...] = option((0, 1, 2), help="Seeds of training.", min=0, nonempty=True)
     new_paraphrases_per_seed: bool = option(
         False, help="Write new paraphrases for each seed (and pay an endpoint for each)."

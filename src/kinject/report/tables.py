@@ -109,12 +109,6 @@ _COLUMNS = (
 def results_table(view: View) -> TableBlock:
     """Return every result of the report, one a line: arms, sweeps, subjects, every K and prompt format."""
     lines = [line(*_result_cells(view, result)) for result in view.report.results]
-    for result in view.report.results:
-        for part in result.subjects:
-            bounds = "" if part.low is None or part.high is None else _bounds(part.low, part.high)
-            name = f"{format_name(result.question_set)}: {format_name(part.name) or '(no subject)'}"
-            cells = (name, *_head(result), Cell(f"{100 * part.accuracy:.1f}", "", bounds), "", f"{part.n:,}")
-            lines.append(line(*cells, *[""] * (len(_COLUMNS) - len(cells))))
     about = "every question set, arm, prompt format, K and subject; press a heading to sort"
     return without_empty_columns(TableBlock("Results", about, _COLUMNS, tuple(lines), heads=4, folded=True))
 
@@ -219,7 +213,8 @@ def names_table(view: View) -> TableBlock:
         for arm in view.own_arms(model):
             reading = view.reading(model, arm.name)
             what = f"trained: {reading}" if arm.trained and reading else "trained" if arm.trained else (
-                "not trained: the model that the others are compared with")  # fmt: skip
+                "not trained: the model that the others are compared with" if arm.name == view.base(model)
+                else f"not trained: {format_name(arm.description)}")  # fmt: skip
             what += f"; base model {format_name(model)}" if view.several_models else ""
             lines.append(line(format_name(arm.name), what))
     ks = sorted({result.k for result in view.set_results if result.k})
@@ -291,6 +286,24 @@ def cost_table(view: View) -> TableBlock:
     return without_empty_columns(TableBlock("Cost of each arm", "seeds together", columns, tuple(lines), folded=True))
 
 
+def price_table(view: View) -> TableBlock:
+    """Return what it costs to ask each arm and to train it, and the number of questions from which on training pays."""
+    compared = any(price.k and price.arm == view.base(price.model) for price in view.report.prices)
+    lines = tuple(
+        line(
+            arm_name(price.arm, price.k) + (f", {format_name(price.model)}" if view.several_models else ""),
+            f"{price.prompt_tokens:.1f}", f"{price.answer_tokens:.1f}", f"{price.asking:.4f}",
+            f"{price.training:.4f}" if price.training else "",
+            f"{price.pays_after:,}" if price.pays_after is not None else "never" if compared and price.training else "",
+        )
+        for price in view.report.prices
+    )  # fmt: skip
+    about = "at the prices of the recipe, over the question sets that get passages"
+    columns = ("model", "prompt tokens a question", "answer tokens", "1,000 questions", "training, once",
+               "training pays, against base with passages, from questions")  # fmt: skip
+    return without_empty_columns(TableBlock("What an answer costs", about, columns, lines))
+
+
 def _per_seed(costs: Sequence[Cost], seeds: int) -> tuple[str, str, str]:
     written, read, work = (
         sum(getattr(cost, key) for cost in costs) / seeds
@@ -312,13 +325,17 @@ def arms_table(view: View) -> TableBlock:
 
 def small_tables(view: View) -> Iterator[TableBlock]:
     """Yield recall of retrieval, perplexity, the judge and exposures, each where the report has it."""
-    recalls = tuple(
-        line(format_name(r.question_set), str(r.k), f"{r.n:,}", format_percent(r.n_found / r.n))
+    recalls = [
+        line(format_name(r.question_set), format_name(r.retrieval), str(r.k), f"{r.n:,}",
+             format_percent(r.n_found / r.n) if r.n else "", f"{r.n_empty:,}" if r.n_empty else "")
         for r in view.report.recalls
-    )
+    ]  # fmt: skip
     if recalls:
         about = "questions whose document is among the K passages, of those that name one"
-        yield TableBlock("Recall of retrieval", about, ("questions", "K", "n", "found"), recalls)
+        heads = ("questions", "retrieval", "K", "n", "found", "questions without any passage")
+        yield without_empty_columns(TableBlock("Recall of retrieval", about, heads, tuple(recalls)))
+    if view.report.prices:
+        yield price_table(view)
     for label, items in view.perplexities():
         lines = tuple(
             line(format_name(item.arm), f"{item.n_tokens:,}", format_finite(item.per_token, 3),

@@ -363,7 +363,7 @@ _COUNTED: tuple[tuple[str, Callable[[ArmResult], float], str], ...] = (
     ("answers name no letter", lambda r: round(r.written.unread * r.n) if r.written else 0,
      "name no letter that can be read and count as wrong: the format may have failed, not the knowledge"),
     ("thinking was cut", lambda r: round(r.written.thinking_cut * r.n) if r.written else 0,
-     "were begun by cutting the model's thinking at its limit; raise it"),
+     "never came, because the thinking filled eval.max_new_tokens; raise it"),
     ("letters hold under half of the probability", lambda r: r.n if r.mass is not None and r.mass < _LOW_MASS else 0,
      "would go on with something else, so the format may have failed, not the knowledge. Try the format texts"),
 )  # fmt: skip
@@ -408,12 +408,14 @@ def _doubts(view: View) -> Iterator[Evidence]:
         missed = recall.n - recall.n_found
         chosen = {r.k for r in view.set_results if r.question_set == recall.question_set and r.chosen_k}
         if missed and (recall.k in chosen or not chosen):
+            empty = f"; {format_count(recall.n_empty, 'question')} got none" if recall.n_empty else ""
             text = (
                 f"for {missed:,} of {recall.n:,} questions ({format_percent(missed / recall.n)}) the document is not among the "
-                f"{format_count(recall.k, 'passage')} before it: a fault of the retriever, not of the models."
+                f"{format_count(recall.k, 'passage')} before it{empty}: a fault of the retriever, not of the models."
             )
             tone = "bad" if missed >= _GRAVE * recall.n else "flat"
-            yield Evidence("retrieval", quoted(recall.question_set), "contexts missed their document", tone, text)
+            name = format_name(recall.retrieval) or "retrieval"
+            yield Evidence(name, quoted(recall.question_set), "contexts missed their document", tone, text)
     for failure in view.report.failures[:_MOST_LISTED]:
         seed = "" if failure.seed is None else f" (seed {failure.seed})"
         run = f"{format_name(failure.arm)}{seed} at {format_name(failure.stage)}"

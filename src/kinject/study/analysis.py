@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
+from statistics import fmean
 from typing import Any
 
 from kinject.eval.results import correct_families, correct_family, with_leaders
@@ -13,7 +15,21 @@ from kinject.executors import LOG
 from kinject.question_formats import FORMATS
 from kinject.recipe.eval_section import ClaimSection
 from kinject.report.formatting import format_percent
-from kinject.results import ALPHA, FEWEST, ArmResult, Claim, Failure, Outcome, Role, Scope, Sweep, Verdict, fewest_for
+from kinject.results import (
+    ALPHA,
+    FEWEST,
+    ArmResult,
+    Claim,
+    Cost,
+    Failure,
+    Outcome,
+    Price,
+    Role,
+    Scope,
+    Sweep,
+    Verdict,
+    fewest_for,
+)
 from kinject.stats.comparisons import make_contrast, trend
 from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p, holm
 from kinject.stats.matrix import CorrectnessMatrix, aligned
@@ -74,11 +90,15 @@ class _Summary:
         matrix_of = partial(self.records.matrix, arm.model, arm.name, setting, subject)
         matrix = matrix_of("right")
         scope: Scope = "these models" if arm.trained and matrix.n_seeds == 1 else "method"
-        base_k = self.chosen_k.get((arm.model, BASE, setting.question_set), -1)
+        base_name = f"{BASE}+{arm.retrieval}" if arm.retrieval else BASE  # with the same passages
+        base_k = self.chosen_k.get((arm.model, base_name, setting.question_set), -1)
         chosen = setting.k > 0 and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
         others = {
             "to_base": (BASE, matrices(BASE, 0) if arm.trained or setting.k else None),
-            "to_rag": (f"{BASE}{RAG}", matrices(BASE, base_k) if arm.trained and (chosen or not setting.k) else None),
+            "to_rag": (
+                base_name if arm.retrieval else f"{BASE}{RAG}",
+                matrices(base_name, base_k) if arm.trained and (chosen or not setting.k) else None,
+            ),
             "to_plain": (arm.name, matrices(arm.name, 0) if chosen and arm.trained else None),
         }
         compared = {key: (name, of) for key, (name, of) in others.items() if of is not None}
@@ -103,6 +123,48 @@ class _Summary:
         )  # fmt: skip
 
 
+def make_prices(
+    records: Records, arms: Sequence[Arm], costs: Sequence[Cost], chosen_k: Mapping[tuple[str, str, str], int],
+    price: Sequence[float],
+) -> list[Price]:  # fmt: skip
+    """Return what each arm of no sweep costs, without passages and with its chosen K, over the sets that get passages.
+
+    `price` is study.price. An arm whose evaluation did not count the tokens of its prompts is left out.
+    """
+    prices: list[Price] = []
+    for arm in (arm for arm in arms if not arm.sweep):
+        sets = {item.question_set for item in records.headline_settings(arm.model, BASE, chosen_k) if item.k}
+        asked = [s for s in records.headline_settings(arm.model, arm.name, chosen_k) if s.question_set in sets]
+        training = _training_price([cost for cost in costs if (cost.model, cost.arm) == (arm.model, arm.name)], price)
+        for settings in ([item for item in asked if not item.k], [item for item in asked if item.k]):
+            counts = [records.prompt_tokens.get((arm.model, arm.name, item)) for item in settings]
+            prompts = [tokens for tokens in counts if tokens is not None]
+            if not settings or len(prompts) < len(counts):
+                continue
+            n = [records.n_asked(arm.model, arm.name, item) for item in settings]
+            of_prompt = fmean(prompts, n)
+            of_answer = fmean([records.answer_tokens(arm.model, arm.name, item) for item in settings], n)
+            asking = (of_prompt * price[0] + of_answer * price[1]) / 1000
+            saved = next((p.asking for p in prices if (p.model, p.arm) == (arm.model, BASE) and p.k), 0.0) - asking
+            pays = ceil(1000 * training / saved) if arm.trained and saved > 0 else None
+            prices.append(Price(arm.model, arm.name, settings[0].k, of_prompt, of_answer, asking, training, pays))
+    return prices
+
+
+def _training_price(costs: Sequence[Cost], price: Sequence[float]) -> float:
+    """Return the price of one training: its tokens, what a teacher read and what was written, unless it was paid already."""
+    mine = [cost for cost in costs if cost.seed == costs[0].seed]
+    tokens = (
+        sum(cost.teacher_tokens for cost in mine),
+        sum(cost.written_tokens for cost in mine if not cost.money),
+        sum(
+            cost.tokens for cost in mine if cost.stage == "train" and cost.work_seconds
+        ),  # not of the arm it is matched to
+    )
+    paid = sum(cost.money for cost in mine if cost.stage in ("augment", "train"))
+    return paid + sum(n * each for n, each in zip(tokens, price, strict=True)) / 1e6
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Evidence for claims on one base model: the answers, the sweeps, and each arm's chosen K by question set."""
@@ -117,7 +179,7 @@ class Evidence:
     def matrix(self, arm: str, claim: ClaimSection) -> CorrectnessMatrix | None:
         """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K)."""
         bare, name = arm.removesuffix(RAG), claim.question_set
-        k = self.chosen_k.get((bare, name), -1) if arm.endswith(RAG) else 0
+        k = self.chosen_k.get((bare, name), -1) if "+" in arm else 0
         setting = self.records.setting(self.model, bare, name, self.prompt_format(name), k)
         return None if setting is None else self.records.matrix(self.model, bare, setting, "", claim.outcome)
 
@@ -131,7 +193,7 @@ class Evidence:
 
     def scope(self, *arms: str) -> Scope:
         """Return the scope of a claim on `arms`: if one was trained with a single seed, these models only."""
-        trained = {arm.removesuffix(RAG) for arm in arms} - {BASE}
+        trained = {arm.partition("+")[0] for arm in arms} - {BASE}
         return "these models" if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained) else "method"
 
 

@@ -22,18 +22,24 @@ from kinject.results import ArmInfo, Sweep, SweepPoint
 BASE = "base"
 """Name of the arm of the untouched base model."""
 RAG = "+rag"
-"""Suffix of an arm's name when it is evaluated with its chosen number of retrieved passages."""
+"""Suffix of an arm's name when it is evaluated with its chosen number of retrieved passages.
+
+With another name behind the plus it has those of a retrieval of study.retrievals.
+"""
 AUGMENT_SECTIONS = ("augment", "documents")
 """Sections of overrides that apply to the augment recipe."""
 TRAIN_SECTIONS = tuple(item.name for item in fields(Sections) if item.name not in {*NOT_TRAINING, "seed"})
 """Sections of overrides that apply to the train recipe."""
-_OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir", "eval.retrieval.cache_dir")
+_OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir")
 """Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm on one base model; `overrides` (dotted key -> value) are applied to the shared recipes."""
+    """One arm on one base model; `overrides` (dotted key -> value) are applied to the shared recipes.
+
+    `retrieval` names the one of study.retrievals whose passages it is asked with, and it is asked with passages only.
+    """
 
     name: str
     model: str
@@ -48,11 +54,12 @@ class Arm:
     sweep: str = ""
     through: str = ""
     after: str = ""
+    retrieval: str = ""
 
     @property
     def trained(self) -> bool:
         """Whether the arm's weights differ from the base's."""
-        return self.name != BASE
+        return self.name not in (BASE, f"{BASE}+{self.retrieval}")
 
     @property
     def augment_overrides(self) -> dict[str, Any]:
@@ -81,14 +88,6 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class SweepArm:
-    """One point of a sweep: the value of the swept key, and the name of the arm that has it."""
-
-    value: Any
-    arm: str
-
-
-@dataclass(frozen=True)
 class StudyArms:
     """The arms of a study, the points of its sweeps, and the arms with each value that `tune` tries.
 
@@ -96,7 +95,7 @@ class StudyArms:
     """
 
     arms: tuple[Arm, ...]
-    sweeps: Mapping[tuple[str, str], tuple[SweepArm, ...]]
+    sweeps: Mapping[tuple[str, str], tuple[SweepPoint, ...]]
     grids: Mapping[tuple[str, str], tuple[tuple[Any, Arm], ...]]
 
 
@@ -107,7 +106,7 @@ def expand_arms(section: StudySection, tuned: Mapping[tuple[str, str], Any] = Ma
     another arm has already is that arm, and none is added.
     """
     every: list[Arm] = []
-    sweeps: dict[tuple[str, str], tuple[SweepArm, ...]] = {}
+    sweeps: dict[tuple[str, str], tuple[SweepPoint, ...]] = {}
     for model in section.models:
         values = {name: value for (tuned_model, name), value in tuned.items() if tuned_model == model}
         arms = [base_arm(section, model)]
@@ -117,10 +116,17 @@ def expand_arms(section: StudySection, tuned: Mapping[tuple[str, str], Any] = Ma
             if parent is not None:
                 sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms)
         every += arms
+        every += [
+            replace(
+                arm, name=f"{arm.name}+{name}", retrieval=name, description=f"{arm.name}, with the passages of {name}",
+                overrides={**arm.overrides, **{f"eval.retrieval.{key}": value for key, value in keys.items()}},
+            )
+            for name, keys in (section.retrievals or {}).items() for arm in arms if arm.rag
+        ]  # fmt: skip
     return StudyArms(tuple(every), sweeps, _expand_grids(section, max(seed for arm in every for seed in arm.seeds)))
 
 
-def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -> tuple[SweepArm, ...]:
+def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -> tuple[SweepPoint, ...]:
     """Return the points of a sweep over `parent`; append those that no arm of `arms` covers to `arms`."""
     points = []
     for value in item.values:
@@ -129,17 +135,17 @@ def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -
         if arm is None:
             arm = varied
             arms.append(arm)
-        points.append(SweepArm(value, arm.name))
+        points.append(SweepPoint(value, value_label(value), arm.name))
     return tuple(points)
 
 
 def _expand_grids(section: StudySection, last_seed: int) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
-    """Return the arms of each grid, with the seed after `last_seed` where it names none: reported seeds choose nothing."""
+    """Return the arms of each grid, with the seed after `last_seed`: reported seeds choose nothing."""
     grids = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():
-            seeds = item.seeds or (last_seed + 1,)
-            arm = replace(_make_arm(section, model, item.arm, section.arms[item.arm], {}), seeds=seeds, rag=False)
+            arm = _make_arm(section, model, item.arm, section.arms[item.arm], {})
+            arm = replace(arm, seeds=(last_seed + 1,), rag=False)
             grids[model, name] = tuple((value, _with_value(arm, item.key, value, "")) for value in item.values)
     return grids
 
@@ -184,9 +190,10 @@ def base_models(section: StudySection) -> dict[str, StudyModelSection]:
     }
 
 
-def eval_overrides(section: StudySection) -> dict[str, Any]:
-    """Return the overrides of the study that apply to the shared eval recipe."""
-    return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
+def eval_overrides(section: StudySection, arm: Arm | None = None) -> dict[str, Any]:
+    """Return the overrides of the study, and of `arm`, that apply to the shared eval recipe."""
+    overrides = {**(section.overrides or {}), **(arm.overrides if arm else {})}
+    return {key: value for key, value in overrides.items() if key.split(".")[0] == "eval"}
 
 
 def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,22 +253,11 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
 
 def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
     """Return each sweep on each base model."""
-    sweeps = []
-    for (model, name), points in arms.sweeps.items():
-        item = (section.sweeps or {})[name]
-        swept = tuple(
-            SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
-            for point in points
-        )
-        sweeps.append(Sweep(name, item.key, model, item.frontier, swept))
-    return sweeps
-
-
-def _number(value: Any) -> float | None:
-    """Return the number that a value is, or the total of a mapping's one number (styles: {paraphrase: 4})."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return None
+    items = section.sweeps or {}
+    return [
+        Sweep(name, items[name].key, model, items[name].frontier, points)
+        for (model, name), points in arms.sweeps.items()
+    ]
 
 
 def check_names(recipe: StudyRecipe, *, check_inputs: bool = True) -> None:
@@ -299,7 +295,10 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     problems: list[Problem] = []
     for arm in every:
         key_path: KeyPath = ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
-        shared = ((recipe.study.augment, arm.augment_overrides), (recipe.study.train, arm.train_overrides))
+        shared = [(recipe.study.augment, arm.augment_overrides), (recipe.study.train, arm.train_overrides)]
+        if arm.retrieval:  # every arm's as the base's
+            key_path = ("study", "retrievals", arm.retrieval)
+            shared = [] if arm.trained else [(recipe.study.eval, eval_overrides(recipe.study, arm))]
         for path, overrides in shared:
             try:
                 if path is not None:

@@ -10,17 +10,15 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
+from kinject.eval.results import flip_row, most_common_outcome
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
     counts_for,
     has_outcome,
-    is_correct,
     is_scored,
-    outcome_of,
     rescored,
     text_score,
-    written_choices,
 )
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.question_formats import FORMATS
@@ -52,8 +50,10 @@ class Records:
     by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
     unscored: list[tuple[str, str, int, AskSetting, int]] = field(default_factory=list)
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
-    recalls: dict[tuple[str, int], Recall] = field(default_factory=dict)
-    """By question set and K."""
+    recalls: dict[tuple[str, str, int], Recall] = field(default_factory=dict)
+    """By name of the retrieval ("": the shared one), question set and K."""
+    prompt_tokens: dict[tuple[str, str, AskSetting], float | None] = field(default_factory=dict)
+    """(model, arm, setting) -> tokens of the prompts of a question."""
     perplexities: list[tuple[str, str, Perplexity]] = field(default_factory=list)
     """(model, arm, perplexity of held-out texts) of each evaluation that measured it."""
     written: str = ""
@@ -70,14 +70,14 @@ class Records:
         by_log_probs = form.shows_question and not (form.letters or form.generates)
         return next((score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum")
 
-    def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
-        """Add the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` if it is damaged."""
+    def read(self, model: str, arm: str, seed: int, folder: Path, retrieval: str = "") -> None:
+        """Add the answers.jsonl of an evaluation; with `retrieval` (one of study.retrievals) those with passages.
+
+        Raises `InputError` or `DiskError` if it is damaged.
+        """
         settings: dict[AskSetting, list[Answer]] = {}
-        has_perplexity = False
         for answer in read_answers(folder / "answers.jsonl"):
-            if answer.format == PERPLEXITY_FORMAT:
-                has_perplexity = True
-            else:
+            if answer.format != PERPLEXITY_FORMAT and (answer.k or not retrieval):
                 setting = AskSetting(answer.question_set, answer.format, answer.shots, answer.k)
                 settings.setdefault(setting, []).append(answer)
         of_run: dict[AskSetting, list[Answer]] = {}
@@ -95,10 +95,15 @@ class Records:
             max(self.written, str(manifest.get("written", ""))),
             dict(manifest.get("versions", {})),
         )
-        if has_perplexity or any(setting.k for setting in settings):
-            report = read_report(folder / "report.json")
+        path = folder / "report.json"
+        if path.is_file():
+            report = read_report(path)
             for recall in report.recalls:
-                self.recalls.setdefault((recall.question_set, recall.k), recall)
+                key = (retrieval, recall.question_set, recall.k)
+                self.recalls.setdefault(key, replace(recall, retrieval=retrieval))
+            for result in report.results:
+                asked = AskSetting(result.question_set, result.format, result.shots, result.k)
+                self.prompt_tokens[model, arm, asked] = result.prompt_tokens
             self.perplexities += [(model, arm, item) for item in report.perplexities]
 
     def mean_perplexities(self) -> tuple[Perplexity, ...]:
@@ -171,6 +176,12 @@ class Records:
     def n_asked(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions asked, with a score or without; with `subject`, of that one."""
         return sum(not subject or answer.subject == subject for answer in self._first(model, arm, setting))
+
+    def answer_tokens(self, model: str, arm: str, setting: AskSetting) -> float:
+        """Return the mean tokens of an answer, thinking included; of choices the chosen one's."""
+        answers = self.every_answer(model, arm, setting)
+        chosen = (a.log_probs.index(max(a.log_probs)) if a.text is None else 0 for a in answers)
+        return fmean(a.n_tokens[i] + a.n_thinking for a, i in zip(answers, chosen, strict=True))
 
     def n_cut(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions whose prompt was cut for some seed; with `subject`, of that one."""
@@ -265,7 +276,7 @@ def changed_answers(
     """
     by_id = {(name, question.id): question for name, set_questions in questions.items() for question in set_questions}
     for arm in (arm for arm in arms if not arm.sweep):
-        label = {False: arm.name, True: f"{arm.name}{RAG}"}
+        label = {False: arm.name, True: arm.name if arm.retrieval else f"{arm.name}{RAG}"}
         for setting in records.headline_settings(arm.model, arm.name, chosen_k):
             for now, before in records.changed(arm.model, arm.name, setting, BASE) if arm.trained or setting.k else ():
                 question = by_id.get((setting.question_set, now[0].question_id))
@@ -273,34 +284,5 @@ def changed_answers(
                     yield {
                         "model": arm.model,
                         "arm": label[setting.k > 0],
-                        **_flip_row(question, now, before),
+                        **flip_row(question, now, before),
                     }
-
-
-def _flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]) -> Row:
-    first, gold = now[0], question.answer
-    after, was = most_common_outcome(now), most_common_outcome(before)
-    return {
-        "question_set": first.question_set, "format": first.format, "shots": first.shots,
-        "k": first.k, "change": f"{was} to {after}", "question_id": question.id,
-        "subject": question.subject, "document_id": question.document_id, "question": question.question,
-        "choices": list(question.choices), "gold": gold, "chosen": _vote(now, gold), "base_chosen": _vote(before, gold),
-        "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
-        "context_ids": first.context_ids,
-        **written_choices(*(next(a for a in of if outcome_of(a) == name) for of, name in ((before, was), (now, after)))),
-    }  # fmt: skip
-
-
-def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
-    """Return the outcome of more than half of the seeds' answers to a question; None if there is none."""
-    outcomes = list(map(outcome_of, answers))
-    return next((outcome for outcome in dict.fromkeys(outcomes) if 2 * outcomes.count(outcome) > len(outcomes)), None)
-
-
-def _vote(answers: Sequence[Answer], gold: int) -> int:
-    """Return the choice of most answers; `gold` only if more than half of them chose it."""
-    chosen = [
-        answer.log_probs.index(max(answer.log_probs)) if answer.text is None else gold if is_correct(answer) else -1
-        for answer in answers
-    ]
-    return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))

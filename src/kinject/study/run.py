@@ -34,6 +34,7 @@ from kinject.study.analysis import (
     Evidence,
     judge_claims,
     make_failures,
+    make_prices,
     summarize_arms,
 )
 from kinject.study.arms import RAG, Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
@@ -117,12 +118,14 @@ def _declare(study: Study) -> dict[str, float]:
     """
     section, declared = study.recipe.study, {}
     for name, claim in (section.claims or {}).items():
-        arms = {
-            arm: section.arms.get(arm.removesuffix(RAG)) for arm in (claim.arm, claim.baseline) if isinstance(arm, str)
-        }
+        arms = {arm: arm.partition("+") for arm in (claim.arm, claim.baseline) if isinstance(arm, str)}
         sweeps = {sweep: (section.sweeps or {})[sweep] for sweep in _sweeps_of(claim)}
-        meant = (replace(claim, statement="", source=""), *arms.values(), *sweeps.values())
+        meant = (
+            replace(claim, statement="", source=""), *(section.arms.get(name) for name, _, _ in arms.values()), *sweeps.values()
+        )  # fmt: skip
         fields = [asdict(item) for item in meant if item is not None]
+        retrievals = section.retrievals or {}
+        fields += [dict(retrievals[name]) for _, _, name in arms.values() if name in retrievals]
         path = study.planner.cache_dir / "claims" / f"{content_id('claim', section.eval, fields)}.json"
         if not path.is_file():
             write_json(path, {"declared": time.time()})
@@ -295,7 +298,7 @@ def _rate(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tu
     """
     records = Records(study.evaluation.scores)
     for run in runs:
-        records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder)
+        records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder, run.arm.retrieval)
     arm = runs[0].arm
     setting = records.setting(arm.model, arm.name, question_set, study.prompt_format(question_set), k)
     if setting is None or len(records.seeds(arm.model, arm.name)) < len(runs):
@@ -328,12 +331,14 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
     roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
     results = summarize_arms(records, arms, roles, study.chosen_k)
     sweeps = make_sweeps(section, study.expanded)
+    costs = make_costs(study.runs, study.status, study.judge)
+    prices = make_prices(records, arms, costs, study.chosen_k, section.price) if section.price else ()
     return Report(
         kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_model_sources(section),
         arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
         choices=tuple(study.choices),
-        claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status, study.judge)),
+        claims=tuple(_claims(study, records, sweeps)), costs=tuple(costs), prices=tuple(prices),
         failures=tuple(make_failures(study.runs, study.status, records)),
         unscored=tuple(
             UnscoredResult(
@@ -364,7 +369,7 @@ def _read_records(study: Study) -> Records:
     records = Records(study.evaluation.scores)
     for run in study.runs:
         if study.status.all_done(run.all_stages):
-            records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder)
+            records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder, run.arm.retrieval)
     return records
 
 
@@ -412,10 +417,10 @@ def _notes(study: Study) -> list[str]:
 
 
 def render_plan(recipe: StudyRecipe) -> str:
-    """Return the plan of a study as text: its arms and stages, which are done, and the tokens, time and money to come.
+    """Return the plan of a study as text: its arms and stages, which are done, and the money to come.
 
-    Nothing is run; only the files of split questions are written. Time is estimated from finished stages of the same
-    kind, money as `kinject augment --dry-run` does. Raises as `run_study` does for faults in recipes.
+    Nothing is run; only the files of split questions are written. Money is counted as `kinject augment --dry-run` does.
+    Raises as `run_study` does for faults in recipes.
     """
     study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)

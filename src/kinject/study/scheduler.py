@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_name, read_json, write_json, write_jsonl
+from kinject.disk import file_name, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.executors import LocalExecutor
@@ -29,8 +28,8 @@ from kinject.study.arms import (
     head_format,
     override_arguments,
 )
-from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Planner, Stage
-from kinject.terminal import Progress, aligned, duration
+from kinject.study.stages import STAGE_KINDS, ArmRun, Planner, Stage
+from kinject.terminal import Progress, aligned
 from kinject.types import Question
 
 StartExecutor = Callable[[], LocalExecutor]
@@ -300,8 +299,8 @@ def family_warnings(study: Study) -> list[str]:
     if study.ks:
         with_k = len(study.ks) == 1 or any(item.validation is not None for item in study.question_sets)
     unswept = [arm for arm in study.arms if not arm.sweep]
-    plain = sum(1 + with_k for arm in unswept if arm.trained)  # against base, against base with passages
-    family = plain + sum(3 if arm.trained else 1 for arm in unswept if with_k and arm.rag)
+    plain = sum(1 + with_k for arm in unswept if arm.trained and not arm.retrieval)  # to base, to base with passages
+    family = plain + sum(3 - bool(arm.retrieval) if arm.trained else 1 for arm in unswept if with_k and arm.rag)
     family *= len(study.question_sets)
     documents = {
         item.name: len({_document(question) for question in _read(QuestionSetSection(**item.test), item.test["path"])})
@@ -322,13 +321,13 @@ def family_warnings(study: Study) -> list[str]:
 
 
 def render_stages(study: Study) -> str:
-    """Return the arms, the stages by kind, and the tokens, time and money that the missing ones will take."""
+    """Return the arms, the stages by kind, and the money that the missing ones will cost."""
     stages = list(study.status.stages.values())
     missing = [stage for stage in stages if stage.id not in study.status.done]
     counts = Counter(stage.kind for stage in missing)
     to_run = [f"{counts[kind]} {kind}" for kind in STAGE_KINDS if counts[kind]]
     summary = f"{len(stages)} stages, to run: {', '.join(to_run) or 'none'}"
-    return "\n\n".join((_arm_table(study), summary, _estimate(study, missing)))
+    return "\n\n".join(filter(None, (_arm_table(study), summary, _estimate(missing))))
 
 
 def _arm_table(study: Study) -> str:
@@ -347,32 +346,15 @@ def _arm_table(study: Study) -> str:
     return aligned(rows, frozenset({3, 4}))
 
 
-def _estimate(study: Study, missing: Sequence[Stage]) -> str:
-    """Return the tokens, time and money that the stages in `missing` will take."""
+def _estimate(missing: Sequence[Stage]) -> str:
+    """Return what is left to do, and the money that the stages in `missing` will cost."""
     if not missing:
         return "everything is done: the study would only write its report"
-    seconds, tokens, unknown = 0.0, 0, set[str]()
-    for kind in {stage.kind for stage in missing}:
-        n_stages = sum(stage.kind == kind for stage in missing)
-        markers = (study.planner.cache_dir / kind).glob(f"*/{DONE}")
-        finished = [read_json(path, "Delete its folder to run this stage again.") for path in markers]
-        if finished:
-            seconds += n_stages * fmean(float(counts["seconds"]) for counts in finished)
-            tokens += round(n_stages * fmean(int(counts["tokens"]) for counts in finished))
-        else:
-            unknown.add(kind)
     cost = sum(
         preview(read_recipe(Path(stage.recipe), stage.overrides, "augment")).cost
         for stage in missing if stage.kind == "augment"
     )  # fmt: skip
-    parts = []
-    if seconds:
-        parts.append(f"about {tokens:,} tokens and {duration(seconds)} of work, estimated from finished stages")
-    if unknown:
-        parts.append(f"no finished stage to estimate the time of: {', '.join(sorted(unknown))}")
-    if cost:
-        parts.append(f"paraphrases: at most {cost:.2f} in the currency of the prices")
-    return "; ".join(parts)
+    return f"paraphrases: at most {cost:.2f} in the currency of the prices" if cost else ""
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None) -> list[Cost]:

@@ -37,7 +37,7 @@ from kinject.errors import InputError
 from kinject.models import model_hash
 from kinject.process import peak_memory
 from kinject.recipe import TrainRecipe, read_recipe, read_values
-from kinject.recipe.eval_section import StudySection
+from kinject.recipe.eval_section import QuestionSetSection, StudySection
 from kinject.sandbox import (
     BASE,
     BASE_CORPUS,
@@ -218,7 +218,9 @@ class Planner:
         `judge` is the stage that measured the judge of written answers.
         """
         arm = run.arm
-        overrides = self._asking(run.model_dir, questions, rag=arm.rag)
+        if arm.retrieval:
+            questions = {name: item for name, item in questions.items() if QuestionSetSection(**item).gets_passages}
+        overrides = self._asking(run.model_dir, questions, arm)
         dependencies = [stage.id for stage in (*run.stages[-1:], *([judge] if judge else []))]
         label = f"{split} questions to {arm.name}" + (f", seed {run.seed}" if arm.trained else "")
         parameters = {"split": split, **({"judge": str(judge.folder)} if judge else {})}
@@ -227,15 +229,16 @@ class Planner:
     def judge_stage(self, questions: Mapping[str, Any]) -> Stage:
         """Return the stage that measures the judge of written answers on the sets in `questions`."""
         model = next(iter(self.models))
-        overrides = self._asking(self.model_dir(model), questions, rag=False)
         arm = base_arm(self.section, model)
+        overrides = self._asking(self.model_dir(model), questions, replace(arm, rag=False))
         return self._arm_stage(arm, "judge", "the judge on planted answers", self.section.eval, overrides)
 
-    def _asking(self, model_dir: str, questions: Mapping[str, Any], *, rag: bool) -> dict[str, Any]:
-        """Return the overrides of the shared eval recipe for one model, with its retrieval or without."""
-        replaced = ("eval.questions", *(() if rag else ("eval.retrieval",)))
-        overrides = {k: v for k, v in eval_overrides(self.section).items() if not k.startswith(replaced)}
-        overrides |= {} if rag else {"eval.retrieval": None}
+    def _asking(self, model_dir: str, questions: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
+        """Return the overrides of the shared eval recipe for the model of an arm, with its retrieval or without."""
+        replaced = ("eval.questions", *(() if arm.rag else ("eval.retrieval",)))
+        overrides = {k: v for k, v in eval_overrides(self.section, arm).items() if not k.startswith(replaced)}
+        overrides |= {} if arm.rag else {"eval.retrieval": None}
+        overrides |= {"eval.perplexity_corpus": None} if arm.retrieval else {}
         return overrides | {"eval.models": {MODEL: model_dir}, "eval.questions": dict(questions)}
 
     def _arm_stage(

@@ -123,22 +123,6 @@ def test_thinking_is_taken_off_what_transformers_generates_and_counted(template,
         assert not score.thinking_cut
 
 
-@pytest.mark.parametrize(
-    ("template", "uses_tree"), [("qwen3", True), ("qwen3", False), ("deepseekv3", True), ("gptoss", True)]
-)
-def test_at_its_limit_thinking_is_closed_and_the_answer_begins(template, uses_tree):
-    tokenizer, prompts, script, model = encoded_and_model(template, Generation(7, (), 12))
-    scorer = Scorer(model, 512)
-    scorer.__dict__["uses_tree"] = uses_tree
-    closing = tokenizer(prompts[0].thinking.marks.cut, add_special_tokens=False).input_ids
-    begins = 12 + len(closing)
-    for _, score in AnswerGenerator(scorer, tokenizer).score(prompts):
-        assert score.thinking_cut
-        assert score.n_thinking == begins
-        assert score.n_tokens == 7
-        assert score.text == tokenizer.decode(script[begins : begins + 7], skip_special_tokens=True).lstrip()
-
-
 def test_thinking_that_never_ends_leaves_no_answer_and_is_counted_as_cut():
     tokenizer, prompts, _, model = encoded_and_model("qwen3", Generation(12))
     ((_, score), _) = AnswerGenerator(Scorer(model, 512), tokenizer).score(prompts)

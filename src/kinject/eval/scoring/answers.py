@@ -78,7 +78,7 @@ def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
     if prompt.generation:
         digest.update(repr((prompt.generation.max_new_tokens, prompt.generation.stop)).encode())
     if prompt.generation and prompt.thinking:
-        digest.update(repr((prompt.thinking, prompt.generation.max_thinking_tokens)).encode())
+        digest.update(repr(prompt.thinking).encode())
     return digest.hexdigest()
 
 

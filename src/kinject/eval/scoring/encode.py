@@ -123,12 +123,9 @@ class Encoder:
     def bounds(self, generation: Generation) -> Generation:
         """Return the bounds of an answer of this model.
 
-        Without stop texts it ends at a line break, in a chat at none. Thinking has a bound of its own if the template knows it.
+        Without stop texts it ends at a line break, in a chat at none.
         """
-        stop = generation.stop if generation.stop is not None else () if self._chat else ("\n",)
-        return replace(
-            generation, stop=stop, max_thinking_tokens=generation.max_thinking_tokens if self._marks else None
-        )
+        return replace(generation, stop=() if self._chat else ("\n",)) if generation.stop is None else generation
 
     def _special_tokens_before(self) -> list[int]:
         ids = list(self._tokenizer("a").input_ids)
@@ -223,7 +220,7 @@ def _encode(encoder: Encoder, requests: Sequence[PromptRequest]) -> list[Encoded
 
 def _fits(item: Encoded, window: int) -> bool:
     if item.generation:
-        return len(item.contexts[0]) + item.generation.most <= window
+        return len(item.contexts[0]) + item.generation.max_new_tokens <= window
     return all(len(a) + len(b) - 1 <= window for a, b in zip(item.contexts, item.continuations, strict=True))
 
 
@@ -244,12 +241,10 @@ def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:
     if item is uncut and _fits(item, window):
         return item
     if item.generation:
-        room = window - item.generation.most
+        room = window - item.generation.max_new_tokens
         if room < 1:
-            keys = "eval.max_new_tokens" + (" and max_thinking_tokens" if item.generation.max_thinking_tokens else "")
-            raise InputError(
-                f"{keys}: {item.generation.most} in all, but the model reads {window} tokens. Ask for fewer."
-            )
+            n = item.generation.max_new_tokens
+            raise InputError(f"eval.max_new_tokens: {n}, but the model reads {window} tokens. Ask for fewer.")
         cut = item.contexts[0][-room:]
         return replace(item, contexts=(cut,), truncated=len(uncut.contexts[0]) - len(cut))
     continuations = tuple(ids if len(ids) <= window else ids[:0] for ids in item.continuations)

@@ -36,7 +36,7 @@ _ROWS = 16  # prompts of one length in a batch, where nothing is shared
 class _Answer:
     """An answer as it is written: its tokens, the first `n_thinking` of them its thinking.
 
-    `thinks` is None until its first tokens show it. `forced` are the tokens that come next, because its thinking was cut.
+    `thinks` is None until its first tokens show it.
     """
 
     def __init__(self, generator: AnswerGenerator, prompt: Encoded) -> None:
@@ -44,28 +44,20 @@ class _Answer:
         self.generator, self.prompt, self.bounds = generator, prompt, prompt.generation
         self.stop = prompt.generation.stop or ()
         self.tokens: list[int] = []
-        self.forced: list[int] = []
         self.thinks: bool | None = False
         if prompt.thinking:
             self.thinks = True if prompt.thinking.is_open else None
-        self.n_thinking, self.is_cut, self.begun = 0, False, ""
+        self.n_thinking, self.begun = 0, ""
 
     def add(self, token: int) -> bool:
         """Take the next token; return whether the answer has ended."""
         self.tokens.append(token)
         if token in self.generator.ends:
             return True
-        n, limit = len(self.tokens), self.bounds.max_thinking_tokens
-        thinking = self.prompt.thinking
-        if thinking and self.thinks is not False and not self.is_cut:
+        n, thinking = len(self.tokens), self.prompt.thinking
+        if thinking and self.thinks is not False:
             self._look_for_marks(thinking)
-        if thinking and self.thinks and limit is not None:
-            if n >= limit and not self.is_cut:
-                self.is_cut, self.forced = True, self.generator.closing(thinking)
-            elif self.is_cut and not self.forced:
-                self.thinks, self.n_thinking = False, n
-            return False
-        if n - (0 if limit is None else self.n_thinking) >= self.bounds.max_new_tokens:
+        if n >= self.bounds.max_new_tokens:
             return True
         longest = max(map(len, self.stop), default=0)
         if not longest or self.thinks:
@@ -99,7 +91,7 @@ class _Answer:
             return PromptScore((), (), "", 0, len(tokens), thinking_cut=True)
         text = self._text(tokens[self.n_thinking :])[0]
         text = f"{self.begun}{text}".lstrip() if self.n_thinking else text
-        return PromptScore((), (), text, len(tokens) - self.n_thinking, self.n_thinking, self.is_cut)
+        return PromptScore((), (), text, len(tokens) - self.n_thinking, self.n_thinking)
 
 
 @dataclass(slots=True)
@@ -135,7 +127,7 @@ class AnswerGenerator:
 
         Each token is the likeliest one. In float32 it does not depend on the other prompts: where the two likeliest are as
         close as rounding, the sequence is read alone, and that decides. A text ends before the first stop string, at an end
-        token, or after the most tokens. Thinking is taken off and counted; at its limit it is closed, and the answer begins.
+        token, or after the most tokens. Thinking is taken off and counted.
         A model whose logits are not finite writes nothing: its log-prob is NaN.
         """
         order = range(len(prompts))
@@ -147,10 +139,6 @@ class AnswerGenerator:
         if not self.exact:
             self._note("the last digits of its dtype may change a written answer with the batch; float32 does not")
         yield from _Row(self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())).run()
-
-    def closing(self, thinking: Thinking) -> list[int]:
-        """Return the tokens that end the thinking of an answer."""
-        return list(self.tokenizer(thinking.marks.cut, add_special_tokens=False).input_ids)
 
     def _plain(self, prompts: Sequence[Encoded], order: Sequence[int]) -> Iterator[tuple[int, PromptScore]]:
         """Yield the answers of a model that shares no prefix: prompts of one length in a batch, so that nothing is padded."""
@@ -164,8 +152,8 @@ class AnswerGenerator:
                 answers = [_Answer(self, prompts[i]) for i in batch]
                 contexts = [prompts[i].contexts[0].tolist() for i in batch]
                 written = generate(
-                    self.forward.model, Greedy(generation.most), contexts, [0] * len(batch), sorted(self.ends),
-                    has_ended=_Ended(answers), force=_Forced(answers), exact=False,
+                    self.forward.model, Greedy(generation.max_new_tokens), contexts, [0] * len(batch), sorted(self.ends),
+                    has_ended=_Ended(answers), exact=False,
                 )  # fmt: skip
                 self.n_read += sum(length + len(tokens) for tokens in written)
                 yield from zip(batch, (answer.result() for answer in answers), strict=True)
@@ -186,21 +174,6 @@ class _Ended:
         for i, token in enumerate(input_ids[:, -1].tolist()):
             self.has_ended[i] = self.has_ended[i] or self.answers[i].add(token)
         return torch.tensor(self.has_ended, device=input_ids.device)
-
-
-class _Forced:
-    """Writes the tokens that end a thinking which was cut."""
-
-    def __init__(self, answers: Sequence[_Answer]) -> None:
-        self.answers = answers
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for i, answer in enumerate(self.answers):
-            if answer.forced:
-                token = answer.forced.pop(0)
-                scores[i] = -torch.inf
-                scores[i, token] = 0.0
-        return scores
 
 
 class _Row:
@@ -263,7 +236,9 @@ class _Row:
             ids = prompt.contexts[0].astype(np.int64)
             n_shared = _n_shared(self.donor, ids)
             n_new = len(ids) - n_shared
-            to_come = sum(sequence.answer.bounds.most - len(sequence.answer.tokens) for sequence in self.active)
+            to_come = sum(
+                sequence.answer.bounds.max_new_tokens - len(sequence.answer.tokens) for sequence in self.active
+            )
             n_columns = int(self.visible.any(axis=0).sum()) + n_new + to_come
             if self.active and (n_read + n_new > _MOST_READ or n_columns > _MOST_COLUMNS):
                 return
@@ -297,8 +272,6 @@ class _Row:
         for sequence, token, is_close, is_finite in rows:
             if not is_finite:
                 yield None
-            elif sequence.answer.forced:
-                yield sequence.answer.forced.pop(0)
             elif is_close and self.generator.exact:
                 self.generator.n_alone += 1
                 yield self.generator.forward.likeliest_alone(sequence.tokens)
