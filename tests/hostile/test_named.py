@@ -182,8 +182,6 @@ YAML: list[tuple[str, str]] = [
     ("a: " + "[" * 40 + "]" * 40, "levels deep"),
     ("".join(f"{' ' * i}a:\n" for i in range(300)), "levels deep"),
     ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge key"),
-    ("run_dir: a\nrun_dir: b\n", "is there twice (first in line 1)"),
-    ("run_dir: !!python/object/apply:os.getcwd []\n", "the tag '!!python/object/apply:os.getcwd' is not read"),
     ("run_dir: !!python/name:os.getcwd\n", "is not read"),
     ("seed: !!bool x\n", "expected true or false to match its tag"),
     ("seed: !!int ''\n", "expected a whole number to match its tag"),

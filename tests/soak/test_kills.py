@@ -234,10 +234,6 @@ def eval_case(folder: Path, model: Path) -> Case:
     return Case(["eval", write_yaml(folder / "recipe.yaml", recipe)], [run], look=look, timed=timed)
 
 
-def without_command(content: bytes) -> bytes:
-    return re.sub(rb"<th scope=\"row\"[^>]*>seconds</th><td>[^<]*</td>| in [0-9,]+ seconds| --resume", b"", content)
-
-
 def without_date(content: bytes) -> bytes:
     return re.sub(rb"\d{4}-\d\d-\d\dT[0-9:.+Z-]+", b"DATE", content)
 
