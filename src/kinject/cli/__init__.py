@@ -16,7 +16,7 @@ import sys
 import tomllib
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -41,9 +41,34 @@ Outcome = tuple[Any, int]
 """A verb's result, which --json prints (None: it was announced, or another process has it), and its exit code."""
 
 _TABLE: Mapping[str, Mapping[str, str]] = tomllib.loads((files("kinject.cli") / "verbs.toml").read_text("utf-8"))
-"""The verbs, and the actions of kinject recipes that have a help text of their own."""
+"""The verbs and their actions, in the order of the help: one line about each, and its help text."""
 _VERBS = {name: row["module"] for name, row in _TABLE.items() if "module" in row}
 """Verb -> the module of this package that has it."""
+
+_Option = tuple[tuple[str, ...], dict[str, Any]]
+_RUNS: dict[str, tuple[tuple[_Option, ...], dict[str, Any]]] = {}
+"""Verb or action -> what it takes, and argparse's defaults: `run`, the function that does it."""
+
+
+def option(*names: str, **settings: Any) -> _Option:
+    """Return an argument of a verb, as `add_argument` takes it.
+
+    `group` is the title of a group of its help; of those that are `either`, one may be given.
+    """
+    return names, settings
+
+
+def verb(
+    name: str, *options: _Option, **defaults: Any
+) -> Callable[[Callable[[argparse.Namespace], Outcome]], Callable[[argparse.Namespace], Outcome]]:
+    """Let the function run the verb or action `name` of verbs.toml, with what it takes."""
+
+    def register(run: Callable[[argparse.Namespace], Outcome]) -> Callable[[argparse.Namespace], Outcome]:
+        _RUNS[name] = options, {**defaults, "run": run}
+        return run
+
+    return register
+
 
 _DESCRIPTION = """\
 Turn documents into knowledge that a language model demonstrably has.
@@ -270,22 +295,6 @@ def _is_own(run: FoundRun) -> bool:
     return bool(run.recipe) and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
 
 
-def add_verb(verbs: Any, name: str) -> argparse.ArgumentParser:
-    """Return the parser of a verb of verbs.yaml; one with a `recipe` takes ``[RECIPE] [section.key=value ...]``."""
-    row = _TABLE[name]
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name.rpartition(" ")[2], help=row["summary"], description=row["text"]
-    )
-    if "recipe" in row:
-        default = f" (default: {row['recipe']})" if row["recipe"] else ""
-        parser.add_argument(
-            "arguments", nargs="*", metavar="[RECIPE] [section.key=value ...]",
-            help=f"recipe file{default}; then overrides, values in YAML",
-        )  # fmt: skip
-        parser.set_defaults(default_recipe=row["recipe"] or None)
-    return parser
-
-
 def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
     """Return the checked recipe of `verb` that the command line names. Raises `InputError` if it names none or several."""
     from kinject.recipe import read_recipe
@@ -320,13 +329,42 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(
         dest="verb", metavar="VERB", prog="kinject", help=argparse.SUPPRESS, parser_class=_VerbParser
     )
-    for verb, module in _VERBS.items():
-        getattr(importlib.import_module(f"kinject.cli.{module}"), f"add_{verb.replace('-', '_')}")(verbs)
+    for module in dict.fromkeys(_VERBS.values()):
+        importlib.import_module(f"kinject.cli.{module}")
+    below, parsers = dict[str, Any]({"": verbs}), dict[str, argparse.ArgumentParser]()
+    for name, row in _TABLE.items():
+        above, _, last = name.rpartition(" ")
+        if above not in below:
+            is_required = above not in _RUNS
+            below[above] = parsers[above].add_subparsers(dest="action", metavar="ACTION", required=is_required)
+        parsers[name] = below[above].add_parser(last, help=row["summary"], description=row.get("text"))
+        _add_options(parsers[name], name, row.get("recipe"))
     for group in dict.fromkeys(_TABLE[verb]["group"] for verb in _VERBS):
         rows = ((verb, _TABLE[verb]) for verb in _VERBS)
         lines = "\n".join(f"  {verb:<11} {row['summary']}" for verb, row in rows if row["group"] == group)
         parser.description = f"{parser.description}\n\n{group}:\n{lines}"
     return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None) -> None:
+    """Add what the verb `name` takes; with a `recipe` (its default, "" for none) ``[RECIPE] [section.key=value ...]``."""
+    if recipe is not None:
+        parser.add_argument(
+            "arguments", nargs="*", metavar="[RECIPE] [section.key=value ...]",
+            help=f"recipe file{recipe and f' (default: {recipe})'}; then overrides, values in YAML",
+        )  # fmt: skip
+        parser.set_defaults(default_recipe=recipe or None)
+    options, run = _RUNS.get(name, ((), {}))
+    groups: dict[str, Any] = {}
+    for names, settings in options:
+        plain = {key: value for key, value in settings.items() if key not in ("group", "either")}
+        title = settings.get("group", "")
+        if title and title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if settings.get("either") and "either" not in groups:
+            groups["either"] = parser.add_mutually_exclusive_group()
+        groups.get("either" if settings.get("either") else title, parser).add_argument(*names, **plain)
+    parser.set_defaults(**run)
 
 
 class _UsageError(SystemExit):

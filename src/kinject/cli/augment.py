@@ -5,24 +5,18 @@ from __future__ import annotations
 import argparse
 import gc
 from pathlib import Path
-from typing import Any
 
-from kinject.cli import Outcome, add_verb, recipe_of
+from kinject.cli import Outcome, option, recipe_of, verb
 from kinject.errors import InputError
 from kinject.terminal import show
 
 
-def add_try(verbs: Any) -> None:
-    """Add `kinject try`."""
-    parser = add_verb(verbs, "try")
-    parser.add_argument("documents", type=Path, metavar="FOLDER", help="folder or file with documents")
-    parser.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes")
-    parser.add_argument(
-        "--model", metavar="PATH", help="model that learns, for all recipes: a folder, or a name on the hub"
-    )
-    parser.set_defaults(run=_try)
-
-
+@verb(
+    "try",
+    option("documents", type=Path, metavar="FOLDER", help="folder or file with documents"),
+    option("--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes"),
+    option("--model", metavar="PATH", help="model that learns, for all recipes: a folder, or a name on the hub"),
+)
 def _try(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import try_
     from kinject.augment.survey import render_commands, render_survey
@@ -35,17 +29,16 @@ def _try(arguments: argparse.Namespace) -> Outcome:
     return survey, 1 if survey.documents.n_skipped else 0
 
 
-def add_documents(verbs: Any) -> None:
-    """Add `kinject documents`."""
-    parser = add_verb(verbs, "documents")
-    parser.add_argument(
-        "arguments", nargs="+", metavar="PATH [documents.key=value ...]",
+@verb(
+    "documents",
+    option(
+        "arguments",
+        nargs="+",
+        metavar="PATH [documents.key=value ...]",
         help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
-    )  # fmt: skip
-    parser.add_argument("--recipe", dest="recipe_file", metavar="FILE", help="recipe whose section documents is used")
-    parser.set_defaults(run=_documents)
-
-
+    ),
+    option("--recipe", dest="recipe_file", metavar="FILE", help="recipe whose section documents is used"),
+)
 def _documents(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import documents
     from kinject.documents.collect import render_documents
@@ -61,15 +54,12 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     return result, 1 if result.n_skipped else 0
 
 
-def add_augment(verbs: Any) -> None:
-    """Add `kinject augment`."""
-    parser = add_verb(verbs, "augment")
-    parser.add_argument(
+@verb(
+    "augment",
+    option(
         "--dry-run", action="store_true", help="read the documents, print the planned requests, cost and time, stop"
-    )
-    parser.set_defaults(run=_augment)
-
-
+    ),
+)
 def _augment(arguments: argparse.Namespace) -> Outcome:
     gc.set_threshold(20_000, 10, 10)  # requests make few cycles; the search for them took an eighth of the time
     recipe = recipe_of(arguments, "augment")
@@ -87,25 +77,23 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
     return result, 1 if result.short else 0
 
 
-def add_questions(verbs: Any) -> None:
-    """Add `kinject questions`."""
-    parser = add_verb(verbs, "questions")
-    parser.add_argument(
+@verb(
+    "questions",
+    option(
         "--drop-known",
         type=Path,
         metavar="RUN",
         help="part the questions of an evaluation (kinject eval) by whether its base knows them",
-    )
-    parser.add_argument(
-        "--retention", action="store_true",
+    ),
+    option(
+        "--retention",
+        action="store_true",
         help="questions on well-known neighbours of the documents that the model answers, to measure what training "
         "forgets, in the folder retention of the run's",
-    )  # fmt: skip
-    parser.add_argument("--retry", action="store_true", help="ask again about passages that have too few questions")
-    parser.add_argument("--dry-run", action="store_true", help="count passages and planned questions, then stop")
-    parser.set_defaults(run=_questions)
-
-
+    ),
+    option("--retry", action="store_true", help="ask again about passages that have too few questions"),
+    option("--dry-run", action="store_true", help="count passages and planned questions, then stop"),
+)
 def _questions(arguments: argparse.Namespace) -> Outcome:
     if arguments.drop_known is not None:
         return _drop_known(arguments)

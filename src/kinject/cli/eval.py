@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import Outcome, add_verb, recipe_of
+from kinject.cli import Outcome, option, recipe_of, verb
 from kinject.errors import InputError
 from kinject.process import exit_code, is_first_process
 from kinject.terminal import show
@@ -19,30 +19,27 @@ if TYPE_CHECKING:
     from kinject.eval.chat import Chat
 
 
-def add_eval(verbs: Any) -> None:
-    """Add `kinject eval`."""
-    parser = add_verb(verbs, "eval")
-    parser.add_argument(
+@verb(
+    "eval",
+    option(
         "--show",
         type=int,
         metavar="N",
         help="print the first N prompts of each set and arm as tokenised, store nothing; an endpoint is not asked",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--dry-run",
         action="store_true",
         help="print the prompts of each model, and what endpoints may cost; ask nothing",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--require",
         action="append",
         metavar="[ARM:]SET>=NUMBER",
         help="an accuracy (0.8) or a change from the base (-0.02) that the 95%% interval must hold, or exit code 1; "
         "requirements.json and .xml (JUnit) have the checks",
-    )
-    parser.set_defaults(run=_eval)
-
-
+    ),
+)
 def _eval(arguments: argparse.Namespace) -> Outcome:
     if arguments.require:
         arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
@@ -80,19 +77,16 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
     return {"page": page, "requirements": checks, "report": report}, code
 
 
-def add_study(verbs: Any) -> None:
-    """Add `kinject study`."""
-    parser = add_verb(verbs, "study")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print which stages would run and which are done, then stop"
-    )
-    parser.add_argument(
-        "--jobs", type=int, metavar="N",
+@verb(
+    "study",
+    option("--dry-run", action="store_true", help="print which stages would run and which are done, then stop"),
+    option(
+        "--jobs",
+        type=int,
+        metavar="N",
         help="stages at once (default: one for each GPU; without one, a core each, at most 8)",
-    )  # fmt: skip
-    parser.set_defaults(run=_study)
-
-
+    ),
+)
 def _study(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "study")
     if arguments.dry_run:
@@ -112,19 +106,16 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     return {"page": page, "report": result}, code
 
 
-def add_compare(verbs: Any) -> None:
-    """Add `kinject compare`."""
-    parser = add_verb(verbs, "compare")
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folder; the first is the base")
-    parser.add_argument(
+@verb(
+    "compare",
+    option("runs", nargs="+", metavar="RUN", type=Path, help="run folder; the first is the base"),
+    option(
         "--score",
         choices=("sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"),
         default="sum",
         help="the score to compare (default: sum; of written answers match)",
-    )
-    parser.set_defaults(run=_compare)
-
-
+    ),
+)
 def _compare(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.compare import compare_runs, read_run, render_comparison
 
@@ -133,16 +124,13 @@ def _compare(arguments: argparse.Namespace) -> Outcome:
     return {"pairs": pairs}, 0
 
 
-def add_view(verbs: Any) -> None:
-    """Add `kinject view`."""
-    parser = add_verb(verbs, "view")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="run, or folder of runs")
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
-    parser.add_argument("--port", type=int, default=0, help="0: any free port (default: %(default)s)")
-    parser.add_argument("--draw", action="store_true", help="draw the report of an evaluation or study again, and stop")
-    parser.set_defaults(run=_view)
-
-
+@verb(
+    "view",
+    option("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="run, or folder of runs"),
+    option("--open", action="store_true", help="open it in the browser"),
+    option("--port", type=int, default=0, help="0: any free port (default: %(default)s)"),
+    option("--draw", action="store_true", help="draw the report of an evaluation or study again, and stop"),
+)
 def _view(arguments: argparse.Namespace) -> Outcome:
     if arguments.draw:
         from kinject.api import report
@@ -171,25 +159,16 @@ def _view(arguments: argparse.Namespace) -> Outcome:
     return None, 0
 
 
-def add_chat(verbs: Any) -> None:
-    """Add `kinject chat`."""
-    parser = add_verb(verbs, "chat")
-    parser.add_argument("model", metavar="MODEL", help="run folder of kinject train, or a model")
-    parser.add_argument("--base", help="model to ask beside it, or none (default: the base that the run names)")
-    parser.add_argument(
-        "--documents", nargs="+", default=[], metavar="FILE", help="documents (JSONL) whose passages are found"
-    )
-    parser.add_argument("--k", type=int, default=3, help="passages before a question (default: %(default)s)")
-    parser.add_argument("--system", default="", help="text of the system's turn")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=256, help="most tokens of an answer (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, help="of sampling; 0: the likeliest (default: %(default)s)"
-    )
-    parser.set_defaults(run=_chat)
-
-
+@verb(
+    "chat",
+    option("model", metavar="MODEL", help="run folder of kinject train, or a model"),
+    option("--base", help="model to ask beside it, or none (default: the base that the run names)"),
+    option("--documents", nargs="+", default=[], metavar="FILE", help="documents (JSONL) whose passages are found"),
+    option("--k", type=int, default=3, help="passages before a question (default: %(default)s)"),
+    option("--system", default="", help="text of the system's turn"),
+    option("--max-new-tokens", type=int, default=256, help="most tokens of an answer (default: %(default)s)"),
+    option("--temperature", type=float, default=0.0, help="of sampling; 0: the likeliest (default: %(default)s)"),
+)
 def _chat(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.chat import ChatSetup, find_models, open_chat
 

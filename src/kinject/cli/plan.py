@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from kinject.cli import Outcome, add_verb, recipe_of
+from kinject.cli import Outcome, option, recipe_of, verb
 from kinject.terminal import show
 
 
-def add_plan(verbs: Any) -> None:
-    """Add `kinject plan`."""
-    parser = add_verb(verbs, "plan")
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4"
-    )
-    parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)")
-    parser.add_argument("--devices", metavar="N", type=int, help="number of devices of a machine (default: this one's)")
-    parser.add_argument("--nodes", metavar="N", type=int, help="number of machines (default: 1)")
-    parser.add_argument(
+@verb(
+    "plan",
+    option("--gpu", metavar="NAME", help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4"),
+    option("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)"),
+    option("--devices", metavar="N", type=int, help="number of devices of a machine (default: this one's)"),
+    option("--nodes", metavar="N", type=int, help="number of machines (default: 1)"),
+    option(
         "--link",
         metavar="GBPS",
         type=float,
         help="gigabytes a second of the slowest link: of a machine's network with --nodes, else between two devices",
-    )
-    parser.add_argument("--no-calibration", action="store_true", help="time no real steps")
-    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the learning rate by step (PNG, SVG or PDF)")
-    parser.set_defaults(run=_plan)
-
-
+    ),
+    option("--no-calibration", action="store_true", help="time no real steps"),
+    option("--figure", metavar="FILE", type=Path, help="draw the learning rate by step (PNG, SVG or PDF)"),
+)
 def _plan(arguments: argparse.Namespace) -> Outcome:
     from kinject.errors import InputError
 
-    for option in ("devices", "nodes", "link"):
-        value = getattr(arguments, option)
+    for name in ("devices", "nodes", "link"):
+        value = getattr(arguments, name)
         if value is not None and value <= 0:
-            raise InputError(f"--{option}: found {value:g}, allowed: more than 0.")
+            raise InputError(f"--{name}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
     from kinject.plan.run import draw_rates, plan, render_plan
     from kinject.plan.ways import parse_memory
@@ -52,16 +46,11 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
     return result, 0 if result.way.command else 1
 
 
-def add_doctor(verbs: Any) -> None:
-    """Add `kinject doctor`."""
-    parser = add_verb(verbs, "doctor")
-    parser.add_argument(
-        "recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes, if it exists)"
-    )
-    parser.add_argument("--offline", action="store_true", help="send nothing over the network")
-    parser.set_defaults(run=_doctor)
-
-
+@verb(
+    "doctor",
+    option("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes, if it exists)"),
+    option("--offline", action="store_true", help="send nothing over the network"),
+)
 def _doctor(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import doctor
     from kinject.doctor import render
@@ -76,19 +65,14 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
     return checkup, 1 if checkup.problems else 0
 
 
-def add_find_lr(verbs: Any) -> None:
-    """Add `kinject find-lr`."""
-    parser = add_verb(verbs, "find-lr")
-    parser.add_argument("--low", type=float, default=1e-6, metavar="RATE", help="first rate (default: 1e-6)")
-    parser.add_argument("--high", type=float, default=1.0, metavar="RATE", help="last rate (default: 1)")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="updates (default: 100)")
-    parser.add_argument("--batch", action="store_true", help="find the largest batch that fits instead of a rate")
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="with --batch, as 8GiB (default: the GPU's, or what is free here)"
-    )
-    parser.set_defaults(run=_find_lr)
-
-
+@verb(
+    "find-lr",
+    option("--low", type=float, default=1e-6, metavar="RATE", help="first rate (default: 1e-6)"),
+    option("--high", type=float, default=1.0, metavar="RATE", help="last rate (default: 1)"),
+    option("--steps", type=int, default=100, metavar="N", help="updates (default: 100)"),
+    option("--batch", action="store_true", help="find the largest batch that fits instead of a rate"),
+    option("--memory", metavar="SIZE", help="with --batch, as 8GiB (default: the GPU's, or what is free here)"),
+)
 def _find_lr(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "train")
     from kinject.plan.ways import parse_memory

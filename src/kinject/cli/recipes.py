@@ -9,41 +9,25 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import Outcome, add_verb
+from kinject.cli import Outcome, option, verb
 from kinject.terminal import show
 
 if TYPE_CHECKING:
     from kinject.recipe.shipped import ShippedRecipe
 
 
-def add_recipes(verbs: Any) -> None:
-    """Add the verb and its actions."""
-    parser = add_verb(verbs, "recipes")
-    parser.set_defaults(run=_list, names=[])
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    listing = actions.add_parser("list", help="list them (the default)")
-    listing.add_argument("names", nargs="*", metavar="NAME", help="recipes or folders of them (default: all)")
-    listing.set_defaults(run=_list)
-    copy = actions.add_parser("copy", help="copy recipes and what they refer to; nothing is written over")
-    copy.add_argument("names", nargs="+", metavar="NAME", help="recipes or folders of them")
-    copy.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here")
-    copy.set_defaults(run=_copy)
-    add_check(actions)
-    add_styles(actions)
-    add_schema(actions)
-    add_data(actions)
-
-
+@verb("recipes", names=[])
+@verb("recipes list", option("names", nargs="*", metavar="NAME", help="recipes or folders of them (default: all)"))
 def _list(arguments: argparse.Namespace) -> Outcome:
     from kinject.recipe.shipped import find_recipes, read_shipped
 
     shipped = read_shipped()
     recipes = find_recipes(arguments.names, shipped) if arguments.names else list(shipped.values())
     width = min(shutil.get_terminal_size().columns, 140)
-    for verb in dict.fromkeys(recipe.verb for recipe in recipes):
-        show(f"kinject {verb}" if verb != "accelerate" else "accelerate launch --config_file")
+    for kind in dict.fromkeys(recipe.verb for recipe in recipes):
+        show(f"kinject {kind}" if kind != "accelerate" else "accelerate launch --config_file")
         for recipe in recipes:
-            if recipe.verb == verb:
+            if recipe.verb == kind:
                 show("\n".join(_lines(recipe, width)))
     show("kinject recipes copy NAME puts one here, with all it refers to.")
     return {"recipes": recipes}, 0
@@ -59,6 +43,11 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
     return lines
 
 
+@verb(
+    "recipes copy",
+    option("names", nargs="+", metavar="NAME", help="recipes or folders of them"),
+    option("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here"),
+)
 def _copy(arguments: argparse.Namespace) -> Outcome:
     from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
     from kinject.sandbox import write_chat_questions, write_sandbox
@@ -83,13 +72,7 @@ def _copy(arguments: argparse.Namespace) -> Outcome:
     return copied, 0
 
 
-def add_check(verbs: Any) -> None:
-    """Add `kinject recipes check`."""
-    parser = add_verb(verbs, "recipes check")
-    parser.add_argument("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)")
-    parser.set_defaults(run=_check)
-
-
+@verb("recipes check", option("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)"))
 def _check(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import check, recipe_files
 
@@ -104,13 +87,10 @@ def _check(arguments: argparse.Namespace) -> Outcome:
     return errors, 2 if faults else 0
 
 
-def add_schema(verbs: Any) -> None:
-    """Add `kinject recipes schema`."""
-    parser = add_verb(verbs, "recipes schema")
-    parser.add_argument("--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s")
-    parser.set_defaults(run=_schema)
-
-
+@verb(
+    "recipes schema",
+    option("--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s"),
+)
 def _schema(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.styles import STYLES
     from kinject.recipe.schema import schema_line, write_schema
@@ -122,14 +102,11 @@ def _schema(arguments: argparse.Namespace) -> Outcome:
     return {"schema": out}, 0
 
 
-def add_styles(verbs: Any) -> None:
-    """Add `kinject recipes styles`."""
-    parser = add_verb(verbs, "recipes styles")
-    parser.add_argument("style", nargs="?", metavar="STYLE", help="name of a style, or a style file (YAML)")
-    parser.add_argument("--documents", type=Path, metavar="PATH", help="documents; default: an example")
-    parser.set_defaults(run=_styles)
-
-
+@verb(
+    "recipes styles",
+    option("style", nargs="?", metavar="STYLE", help="name of a style, or a style file (YAML)"),
+    option("--documents", type=Path, metavar="PATH", help="documents; default: an example"),
+)
 def _styles(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.preview import find_style, first_group, render_prompts
     from kinject.augment.styles import STYLES
@@ -144,18 +121,7 @@ def _styles(arguments: argparse.Namespace) -> Outcome:
     return {name: style.about for name, style in STYLES.items()}, 0
 
 
-def add_data(verbs: Any) -> None:
-    """Add the verb and its action."""
-    parser = add_verb(verbs, "recipes data")
-    parser.set_defaults(run=_data_list, out=Path("data"))
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    actions.add_parser("list", help="list them (the default)")
-    get = actions.add_parser("get", help="fetch data sets")
-    get.add_argument("names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them")
-    get.add_argument("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
-    get.set_defaults(run=_data_get)
-
-
+@verb("recipes data", out=Path("data"))
 def _data_list(arguments: argparse.Namespace) -> Outcome:
     from kinject.corpus.public_data import DATA_SETS, describe
 
@@ -165,6 +131,11 @@ def _data_list(arguments: argparse.Namespace) -> Outcome:
     return DATA_SETS, 0
 
 
+@verb(
+    "recipes data get",
+    option("names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them"),
+    option("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s"),
+)
 def _data_get(arguments: argparse.Namespace) -> Outcome:
     from kinject.corpus.public_data import describe, find_data, get_data
 

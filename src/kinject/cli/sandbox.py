@@ -6,45 +6,14 @@ import argparse
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from kinject.cli import Outcome, add_verb
+from kinject.cli import Outcome, option, verb
 from kinject.errors import InputError
 from kinject.process import exit_code
 from kinject.terminal import show
 
-_ROWS = {
-    "corpus": ("runs/sandbox/base-corpus.jsonl", "write the base model's training corpus"),
-    "chat": ("runs/sandbox/chat.jsonl", "write the dialogues that teach the base model to chat"),
-}
-"""Action that writes rows -> their file, and its help."""
 
-
-def add_sandbox(verbs: Any) -> None:
-    """Add the verb and its actions."""
-    parser = add_verb(verbs, "sandbox")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    build = actions.add_parser("build", help="write documents and questions")
-    build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
-    build.set_defaults(run=_build)
-    for name, (out, summary) in _ROWS.items():
-        rows = actions.add_parser(name, help=summary)
-        rows.add_argument("--out", type=Path, default=Path(out), help="default: %(default)s")
-        rows.set_defaults(run=_rows)
-    for name in ("base", "instruct"):
-        model = actions.add_parser(
-            name, help=f"copy the {name} model that ships, as the run of recipes/sandbox/{name}.yaml"
-        )
-        model.add_argument("--out", type=Path, help=f"run folder (default: runs/sandbox/{name})")
-        model.set_defaults(run=_model)
-    sentences = actions.add_parser("sentences", help="write rows that teach to answer in sentences, and to abstain")
-    sentences.add_argument("--out", type=Path, default=Path("runs/sandbox"), help="folder (default: %(default)s)")
-    sentences.set_defaults(run=_sentences)
-    serve = actions.add_parser("serve", help="answer /v1/chat/completions and /v1/models on this machine until Ctrl-C")
-    serve.add_argument("--port", type=int, default=8000, help="0: any free port (default: %(default)s)")
-    serve.set_defaults(run=_serve)
-
-
+@verb("sandbox build", option("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)"))
 def _build(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_chat_questions, write_sandbox
 
@@ -58,6 +27,11 @@ def _show_paths(paths: Iterable[Path], about: str = "") -> Outcome:
     return {"written": written}, 0
 
 
+@verb(
+    "sandbox corpus",
+    option("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s"),
+)
+@verb("sandbox chat", option("--out", type=Path, default=Path("runs/sandbox/chat.jsonl"), help="default: %(default)s"))
 def _rows(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_base_corpus, write_dialogues
 
@@ -65,6 +39,8 @@ def _rows(arguments: argparse.Namespace) -> Outcome:
     return _show_paths([arguments.out], f": {write(arguments.out):,} rows")
 
 
+@verb("sandbox base", option("--out", type=Path, help="run folder (default: runs/sandbox/base)"))
+@verb("sandbox instruct", option("--out", type=Path, help="run folder (default: runs/sandbox/instruct)"))
 def _model(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import BASE, INSTRUCT
 
@@ -77,12 +53,16 @@ def _model(arguments: argparse.Namespace) -> Outcome:
     return _show_paths([folder / "model"], f": {'' if written else 'already there: '}{model}")
 
 
+@verb(
+    "sandbox sentences", option("--out", type=Path, default=Path("runs/sandbox"), help="folder (default: %(default)s)")
+)
 def _sentences(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_sentence_rows
 
     return _show_paths(write_sentence_rows(arguments.out))
 
 
+@verb("sandbox serve", option("--port", type=int, default=8000, help="0: any free port (default: %(default)s)"))
 def _serve(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.sandbox import SandboxServer
 
@@ -98,15 +78,12 @@ def _serve(arguments: argparse.Namespace) -> Outcome:
     return None, 0
 
 
-def add_demo(verbs: Any) -> None:
-    """Add `kinject demo`."""
-    parser = add_verb(verbs, "demo")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here")
-    parser.add_argument("--from-scratch", action="store_true", help="train the base model instead of copying it")
-    parser.add_argument("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real")
-    parser.set_defaults(run=_demo)
-
-
+@verb(
+    "demo",
+    option("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here"),
+    option("--from-scratch", action="store_true", help="train the base model instead of copying it"),
+    option("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real"),
+)
 def _demo(arguments: argparse.Namespace) -> Outcome:
     from kinject.demo import REAL_REPORT, REPORT, demo
 

@@ -7,25 +7,20 @@ import shlex
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from kinject.cli import Outcome, add_verb, recipe_of
+from kinject.cli import Outcome, option, recipe_of, verb
 from kinject.errors import InputError
 from kinject.gguf import KINDS
 from kinject.process import is_first_process
 from kinject.terminal import show
 
 
-def add_train(verbs: Any) -> None:
-    """Add `kinject train`."""
-    parser = add_verb(verbs, "train")
-    again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir")
-    again.add_argument("--overwrite", action="store_true", help="start over, whatever is in run_dir")
-    again.add_argument("--job", choices=("slurm", "skypilot"), help="print a job file that runs this, and stop")
-    parser.set_defaults(run=_train)
-
-
+@verb(
+    "train",
+    option("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir", either=True),
+    option("--overwrite", action="store_true", help="start over, whatever is in run_dir", either=True),
+    option("--job", choices=("slurm", "skypilot"), help="print a job file that runs this, and stop", either=True),
+)
 def _train(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "train")
     if arguments.job is not None:
@@ -39,39 +34,6 @@ def _train(arguments: argparse.Namespace) -> Outcome:
     if is_first_process():
         show(render_summary(result))
     return result, 1 if result.ended_above_start else 0
-
-
-def add_export(verbs: Any) -> None:
-    """Add `kinject export`."""
-    parser = add_verb(verbs, "export")
-    parser.add_argument(
-        "folder", type=Path, metavar="MODEL", help="run folder of kinject train, or a model or adapter folder"
-    )
-    merging = parser.add_argument_group("merge")
-    merging.add_argument("--average-with", metavar="BASE", help="average MODEL, which may be an adapter, with its base")
-    merging.add_argument("--alpha", type=float, nargs="+", help="fractions of MODEL (default: 0 0.25 0.5 0.75 1)")
-    merging.add_argument("--add", metavar="INSTRUCT", help="add what INSTRUCT learned beyond BASE (arXiv 2310.04799)")
-    merging.add_argument("--minus", metavar="BASE", help="the base of both models")
-    merging.add_argument("--scale", type=float, nargs="+", help="factors of the difference (default: 1, the whole)")
-    merging.add_argument("--onto", metavar="INSTRUCT", help="put the adapter onto another model than its base")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the result (default: export in RUN)")
-    parser.add_argument("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows")
-    parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16", "float16"),
-        help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
-    )  # fmt: skip
-    parser.add_argument("--license", metavar="ID", help="licence in the card, as apache-2.0")
-    parser.add_argument("--gguf", choices=tuple(KINDS), help="write a GGUF file for llama.cpp, too")
-    parser.add_argument(
-        "--prove", type=Path, metavar="RUN", nargs="?", const=Path(),
-        help="ask the questions of an evaluation (recipe or run; default: --report, else the run's probes) of the result and "
-        "each copy; exit code 1 if one differs from the trained model",
-    )  # fmt: skip
-    parser.add_argument(
-        "--copy", nargs="+", default=[], metavar="COPY", dest="copies",
-        help="further copies to prove: a model folder, a .gguf file, a server's address (http://HOST/v1)",
-    )  # fmt: skip
-    parser.set_defaults(run=_export)
 
 
 def _merge(arguments: argparse.Namespace) -> list[Path]:
@@ -106,6 +68,44 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     return list(folders.values())
 
 
+@verb(
+    "export",
+    option("folder", type=Path, metavar="MODEL", help="run folder of kinject train, or a model or adapter folder"),
+    option(
+        "--average-with", metavar="BASE", help="average MODEL, which may be an adapter, with its base", group="merge"
+    ),
+    option("--alpha", type=float, nargs="+", help="fractions of MODEL (default: 0 0.25 0.5 0.75 1)", group="merge"),
+    option("--add", metavar="INSTRUCT", help="add what INSTRUCT learned beyond BASE (arXiv 2310.04799)", group="merge"),
+    option("--minus", metavar="BASE", help="the base of both models", group="merge"),
+    option("--scale", type=float, nargs="+", help="factors of the difference (default: 1, the whole)", group="merge"),
+    option("--onto", metavar="INSTRUCT", help="put the adapter onto another model than its base", group="merge"),
+    option("--out", type=Path, metavar="DIR", help="folder of the result (default: export in RUN)"),
+    option("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows"),
+    option(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
+    ),
+    option("--license", metavar="ID", help="licence in the card, as apache-2.0"),
+    option("--gguf", choices=tuple(KINDS), help="write a GGUF file for llama.cpp, too"),
+    option(
+        "--prove",
+        type=Path,
+        metavar="RUN",
+        nargs="?",
+        const=Path(),
+        help="ask the questions of an evaluation (recipe or run; default: --report, else the run's probes) of the result and "
+        "each copy; exit code 1 if one differs from the trained model",
+    ),
+    option(
+        "--copy",
+        nargs="+",
+        default=[],
+        metavar="COPY",
+        dest="copies",
+        help="further copies to prove: a model folder, a .gguf file, a server's address (http://HOST/v1)",
+    ),
+)
 def _export(arguments: argparse.Namespace) -> Outcome:
     if any((arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale, arguments.onto)):
         return {"folders": _merge(arguments)}, 0
