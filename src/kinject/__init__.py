@@ -14,6 +14,7 @@ its command, and returns a result with `to_frame()`. In a notebook the last line
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from importlib.metadata import version
@@ -47,8 +48,6 @@ from kinject.terminal import leave_out_noise
 
 if TYPE_CHECKING:
     from kinject.recipe import Recipe, read_recipe
-else:
-    from kinject.api import read_recipe  # the same, without overloads
 
 __version__ = version("kinject")
 leave_out_noise()  # before a library is imported, in a notebook and in a worker process, too
@@ -79,10 +78,8 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Recipe":
-        from kinject.recipe import Recipe
-
-        return Recipe
+    if name in ("Recipe", "read_recipe"):
+        return getattr(importlib.import_module("kinject.recipe"), name)
     raise AttributeError(f"module 'kinject' has no attribute {name!r}")
 
 

@@ -41,22 +41,10 @@ if TYPE_CHECKING:
     AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
-def read_recipe(
-    path: str | Path, overrides: Sequence[str] = (), verb: Verb | None = None, *, check_inputs: bool = True
-) -> Recipe:
-    """Read and check the recipe at `path`, with overrides; see `kinject.recipe.read_recipe`.
-
-    With a `verb` its sections must be there, and its inputs, unless `check_inputs` is False.
-
-        recipe = kinject.read_recipe("recipes/cpt.yaml", ["trainer.max_steps=50"], "train")
-    """
-    from kinject.recipe import read_recipe as read
-
-    return read(path, overrides, verb, check_inputs=check_inputs)
-
-
 def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
     """Return the recipe, read for the verb if it is a path."""
+    from kinject.recipe import read_recipe
+
     return read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe  # type: ignore[return-value]
 
 

@@ -219,6 +219,8 @@ def read_recipe(
     `overrides` are ``section.key=value`` (value in YAML). With `verb`, its sections must be present and, unless
     `check_inputs` is False or the verb is plan, the inputs that they name must exist. Without, the whole file is checked
     but no input is looked for. Raises `RecipeError` with every fault, `DiskError` when the file cannot be read.
+
+        recipe = kinject.read_recipe("recipes/cpt.yaml", ["trainer.max_steps=50"], "train")
     """
     path = Path(path)
     file = read_yaml(path)
