@@ -222,7 +222,7 @@ def test_help_is_quick_and_imports_no_torch() -> None:
 
 
 BUDGETS = {
-    "lines of src": 44_950,
+    "lines of src": 44_930,
     "files of src": 174,
     "lines of tests": 32_431,
     "verbs": 17,
