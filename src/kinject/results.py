@@ -434,7 +434,7 @@ class Report(Tabular):
     judge: JudgeResult | None = None
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
     ROWS: ClassVar = (
-        "results: model arm question_set role format shots k n accuracy low high to_base.delta to_base.deciding_p "
+        "results: model arm question_set subject role format shots k n accuracy low high to_base.delta to_base.deciding_p "
         "wrong.rate wrong.to_base.delta wrong.to_base.deciding_p abstained.rate abstained.to_base.delta "
         "abstained.to_base.deciding_p answered.rate answered.to_base.delta answered.to_base.deciding_p"
     )
