@@ -192,6 +192,18 @@ def test_the_oracle_shows_the_best_passages_of_the_document_that_the_question_na
             oracle.find([ask("?", named)], 1)
 
 
+def test_both_orders_by_the_reciprocal_ranks_of_its_parts(embedder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the index
+    section = RetrievalSection(documents=(), kind="both", embedder=str(embedder))
+    both, query = make_retriever(section, PASSAGES), TEXTS[2]
+    parts = LexicalRetriever(PASSAGES), dense(PASSAGES, embedder, tmp_path)
+    orders = [part.rank([query], len(PASSAGES))[0] for part in parts]
+    points = [sum(1 / (61 + order.index(i)) for order in orders) for i in range(len(PASSAGES))]
+    assert orders[0] != orders[1]
+    assert both.rank([query], 3)[0] == sorted(range(len(PASSAGES)), key=lambda i: -points[i])[:3]
+    assert both.models == parts[1].models
+
+
 LEXICAL_TEXTS = [
     "Arden was born in Lowmere. The old mill stands there.", "Bryn works for the mill. Kelm is near.",
     "The school of Kelm taught her. It is old.", "Farrow, 1987.", "Millers of Kelm worked in the mills.",

@@ -19,7 +19,7 @@ from kinject.errors import InputError
 from kinject.models import load_model, model_hash
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.merge import add_difference, apply_adapter, merge, merge_adapter
+from kinject.train.merge import add_difference, merge, merge_adapter
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -253,41 +253,7 @@ def test_three_that_do_not_belong_together_are_refused(
     assert list((tmp_path / "nan").glob("[!.]*")) == []
 
 
-def test_an_adapter_goes_onto_the_instruct_model_as_peft_would_put_it(
-    tiny_tokenizer: Any, instruct_tokenizer: Any, tmp_path: Path
-) -> None:
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    base = _save(tmp_path / "base", tiny_tokenizer, 1)
-    chat = _save(tmp_path / "chat", instruct_tokenizer, 2, near=base)
-    wider = _save(tmp_path / "wider", tiny_tokenizer, 2, num_key_value_heads=1)
-    adapter = tmp_path / "adapter"
-    tuned = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base),
-        LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"),
-    )
-    with torch.no_grad():
-        for value in tuned.parameters():
-            if value.requires_grad:
-                value += 0.2 * torch.randn_like(value)
-    tuned.save_pretrained(adapter)
-    tiny_tokenizer.save_pretrained(adapter)
-    folder = apply_adapter(str(adapter), str(chat), tmp_path / "out")
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        wanted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(chat), adapter)(ids).logits
-        assert torch.allclose(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, wanted, atol=1e-5)
-    assert AutoTokenizer.from_pretrained(folder).chat_template == TEMPLATE
-    with pytest.raises(InputError, match=r"adapter: .*size mismatch"):
-        apply_adapter(str(adapter), str(wider), tmp_path / "no")
-    with pytest.raises(InputError, match=r"no adapter_config\.json, so it is no adapter"):
-        apply_adapter(str(base), str(chat), tmp_path / "no")
-    with pytest.raises(InputError, match="an adapter, but add needs whole weights"):
-        add_difference(str(base), str(adapter), str(base), [1.0], tmp_path / "no")
-    assert not any((tmp_path / "no").glob("[!.]*"))
-
-
-def test_the_command_takes_one_of_three_ways(
+def test_the_command_takes_one_of_two_ways(
     tiny_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)  # it would outlive this test
@@ -297,7 +263,7 @@ def test_the_command_takes_one_of_three_ways(
     for arguments, fault in (
         ([base, "--average-with", base, "--add", base], "found --average-with and --add"),
         ([base, "--add", base], "belong together"),
-        ([base, "--onto", base, "--alpha", "0.5"], "--alpha: is for --average-with only"),
+        ([base, "--add", base, "--minus", base, "--alpha", "0.5"], "--alpha: is for --average-with only"),
         ([base, "--average-with", base, "--scale", "0.5"], "--scale: is for --add only"),
     ):
         assert main(["export", *arguments]) == 2

@@ -41,9 +41,9 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
 
     Raises `InputError` unless they are of one form.
     """
-    from kinject.train.merge import add_difference, apply_adapter, merge
+    from kinject.train.merge import add_difference, merge
 
-    forms = {"--average-with": arguments.average_with, "--add": arguments.add, "--onto": arguments.onto}
+    forms = {"--average-with": arguments.average_with, "--add": arguments.add}
     used = [name for name, value in forms.items() if value is not None]
     if len(used) > 1:
         raise InputError(f"kinject export: found {' and '.join(used)}. Give one of them.")
@@ -53,9 +53,7 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         if value is not None and used != [form]:
             raise InputError(f"{flag}: is for {form} only.")
     model, out = str(arguments.folder), arguments.out or arguments.folder.parent / "merged"
-    if arguments.onto is not None:
-        folders = {"onto": apply_adapter(model, arguments.onto, out)}
-    elif arguments.add is not None:
+    if arguments.add is not None:
         scales = sorted(set(arguments.scale or (1.0,)))
         merged = add_difference(model, arguments.add, arguments.minus, scales, out)
         folders = {f"scale {scale:g}": folder for scale, folder in merged.items()}
@@ -78,7 +76,6 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     option("--add", metavar="INSTRUCT", help="add what INSTRUCT learned beyond BASE (arXiv 2310.04799)", group="merge"),
     option("--minus", metavar="BASE", help="the base of both models", group="merge"),
     option("--scale", type=float, nargs="+", help="factors of the difference (default: 1, the whole)", group="merge"),
-    option("--onto", metavar="INSTRUCT", help="put the adapter onto another model than its base", group="merge"),
     option("--out", type=Path, metavar="DIR", help="folder of the result (default: export in RUN)"),
     option("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows"),
     option(
@@ -107,7 +104,7 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     ),
 )
 def _export(arguments: argparse.Namespace) -> Outcome:
-    if any((arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale, arguments.onto)):
+    if any((arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale)):
         return {"folders": _merge(arguments)}, 0
     from kinject.export import ExportOptions, export
 

@@ -55,10 +55,10 @@ class RetrievalSection:
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
     passage_tokens: int = option(256, help="Longest passage that is searched, in words and punctuation marks.", min=8)
-    kind: Literal["bm25", "lexical", "dense", "oracle"] = option(
+    kind: Literal["bm25", "lexical", "dense", "both", "oracle"] = option(
         "bm25",
-        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), oracle (of the document that the question "
-        "names, the passages that bm25 ranks first).",
+        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (ranks of the last two), oracle (of the "
+        "document that the question names, the passages that bm25 ranks first).",
     )
     min_score: float | None = option(
         None, help="Passages with a lower score are left out, all of them if need be. bm25 and lexical score from 0 up, "
@@ -288,7 +288,7 @@ class ArmSection:
     through: str | None = option(
         None,
         help="Train this model, the base of the arm's own one, instead; then its own one minus this base is added to the tuned "
-        "weights (chat vector), or an adapter (adapter.merge: false) goes onto its own one.",
+        "weights (chat vector).",
     )
     after: str | None = option(
         None,

@@ -438,16 +438,13 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
 
 
 def _run_merge(stage: Stage) -> dict[str, Any]:
-    from kinject.train.merge import add_difference, apply_adapter, merge
+    from kinject.train.merge import add_difference, merge
 
     values = stage.parameters
     if "alpha" in values:
         merge(values["base"], values["tuned"], [values["alpha"]], stage.folder)
         return {}
-    if (Path(values["tuned"]) / "adapter_config.json").is_file():
-        made = apply_adapter(values["tuned"], values["add"], stage.folder)
-    else:
-        made = add_difference(values["tuned"], values["add"], values["minus"], [1.0], stage.folder)[1.0]
+    made = add_difference(values["tuned"], values["add"], values["minus"], [1.0], stage.folder)[1.0]
     made.replace(stage.folder / "merged")
     return {}
 

@@ -281,47 +281,28 @@ def plain_model(name: str, role: str) -> Path:
     check_model(folder)
     if (folder / ADAPTER_CONFIG).exists():
         raise InputError(
-            f"{name}: an adapter, but {role} needs whole weights. An adapter goes onto another model by: "
-            f"kinject export {name} --onto INSTRUCT"
+            f"{name}: an adapter, but {role} needs whole weights. Fold it in first: kinject export {name}."
         )
     if read_object(folder / CONFIG).get("quantization_config") is not None:
         raise InputError(f"{name}: its weights are quantized, so they cannot be added. Give the plain model.")
     return folder
 
 
-def apply_adapter(adapter: str, onto: str, out: Path) -> Path:
-    """Write the model `onto`, a folder or a name on the hub, with a peft adapter of another model folded in; return its folder.
-
-    As `merge_adapter`, but tokenizer and chat template are those of `onto`. Raises `InputError` if the shapes differ.
-    """
-    folder = local_folder(adapter)
-    if not (folder / ADAPTER_CONFIG).exists():
-        raise InputError(
-            f"{adapter}: no {ADAPTER_CONFIG}, so it is no adapter. Whole weights go onto an instruct model by: "
-            f"kinject export {adapter} --add {onto} --minus BASE"
-        )
-    target = plain_model(onto, "--onto")
-    inputs = {"adapter": model_hash(folder), "onto": model_hash(target)}
-    with lock_dir(out), result_folder(out / "onto", inputs, {"models": {"adapter": adapter, "onto": onto}}) as part:
-        merge_adapter(folder, part, onto=target)
-    return out / "onto"
-
-
-def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | None = None) -> None:
+def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     """Write the base of a peft adapter with the adapter folded in to the model folder `out`; the base is in memory.
 
-    `onto` takes the place of the base that the adapter names. The dtype is that in which the base is stored, or `dtype`. The
-    tokenizer is the adapter's. Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
+    The dtype is that in which the base is stored, or `dtype`. The tokenizer is the adapter's. Raises `InputError` if one of
+    the two cannot be used, or peft cannot fold the adapter in.
     """
     settings = read_object(adapter / ADAPTER_CONFIG)
     check_model(adapter)
-    base = onto or local_folder(base_of_adapter(adapter / ADAPTER_CONFIG), settings.get("revision"))
+    base = local_folder(base_of_adapter(adapter / ADAPTER_CONFIG), settings.get("revision"))
     verified_hashes(adapter)
     if read_object(base / CONFIG).get("quantization_config") is not None:
         raise InputError(
             f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain base model."
         )
-    for folder in (base, adapter) if onto is None else (onto,):
+    for folder in (base, adapter):
         copy_others(folder, out)
     kept = _dtype_of(base) if dtype == "auto" else dtype
     fold(load_model(str(base), adapter=str(adapter), dtype=kept, device="cpu").model).save_pretrained(out)
