@@ -4,7 +4,7 @@
 
 Material: paragraphs and questions of SQuAD. A setting is an `eval.retrieval` section; its passages are searched for each
 question. Intervals of 95% are by article: Wilson's for the effective number of questions, and for the difference to BM25 the
-paired one. `--embedder` adds dense retrieval. `--learn` prints the weights of
+paired one. `--embedder` adds dense retrieval, and both. `--learn` prints the weights of
 `LexicalRetriever` learned from the questions on one half of the articles, with their recall on the other half.
 """
 
@@ -129,7 +129,7 @@ def main() -> None:
         rows = rows[:: max(1, len(rows) // arguments.questions)][: arguments.questions]
     settings = dict(SETTINGS)
     if arguments.embedder:
-        settings["dense"] = {"kind": "dense", "embedder": arguments.embedder}
+        settings |= {kind: {"kind": kind, "embedder": arguments.embedder} for kind in ("dense", "both")}
     if arguments.learn:
         learn(documents, rows)
     else:
