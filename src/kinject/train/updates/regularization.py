@@ -222,6 +222,7 @@ class Projection(UpdateRule):
                     model(input_ids=ids, position_ids=positions, use_cache=False)
                     self.n_tokens += len(row.input_ids)
             model.train(was_training)
+        last = None
         for name, module in ((names[id(module.weight)], module) for module in moments.modules):
             constraint = self.constraints.setdefault(name, Constraint())
             total = broadcast(moments.sums.pop(module))  # equal in all processes, to the bit
@@ -229,7 +230,9 @@ class Projection(UpdateRule):
                 constraint.moving = _rare(total, self.free)[:, None].to(module.weight.dtype)
             else:
                 constraint.transposed = isinstance(module, Conv1D)
-                constraint.basis, constraint.is_free = _free_directions(total / self.n_tokens, self.free)
+                if last is None or not torch.equal(total, last):
+                    last, directions = total, _free_directions(total / self.n_tokens, self.free)
+                constraint.basis, constraint.is_free = directions
 
 
 class _Moments:
@@ -238,20 +241,23 @@ class _Moments:
     def __init__(self) -> None:
         self.modules: list[Any] = []
         self.sums: dict[Any, torch.Tensor] = {}
+        self._last: tuple[Any, Any] = (None, None)  # query, key and value read one tensor, and so share its product
 
     def add(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
         """Add the inputs of one call."""
         if isinstance(module, nn.Embedding):
             added = torch.bincount(args[0].flatten(), minlength=module.num_embeddings)
         else:
-            inputs = args[0].detach().flatten(0, -2)
-            inputs = inputs.to(torch.float64 if inputs.device.type == "cpu" else torch.float32)
-            added = inputs.T @ inputs
+            if args[0] is not self._last[0]:
+                inputs = args[0].detach().flatten(0, -2)
+                inputs = inputs.to(torch.float64 if inputs.device.type == "cpu" else torch.float32)
+                self._last = args[0], inputs.T @ inputs
+            added = self._last[1]
         if module not in self.sums:
             self.modules.append(module)
             self.sums[module] = added
         else:
-            self.sums[module] += added
+            self.sums[module] = self.sums[module] + added
 
 
 @contextlib.contextmanager
