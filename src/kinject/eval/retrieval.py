@@ -194,9 +194,7 @@ class BothRetriever(Retriever):
         """Return for each query the indices of the `k` best passages, the best first."""
         points, ranked = 1 / (60 + np.arange(1, 1 + len(self.passages))), []
         for orders in zip(*(part.rank(queries, len(points)) for part in self._parts), strict=True):
-            scores = np.sum(
-                [points[np.argsort(order)] for order in orders], axis=0
-            )  # argsort: the rank of each passage
+            scores = np.sum([points[np.argsort(order)] for order in orders], axis=0)  # by their ranks
             ranked.append(best_of(scores, k, self.least))
         return ranked
 
