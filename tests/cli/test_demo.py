@@ -163,8 +163,9 @@ REAL_SMALL = {
     r"max_steps: \d+": "max_steps: 1", r"warmup_steps: \d+": "warmup_steps: 0", r"max_length: \d+": "max_length: 128",
     r"(?m)^  formats:": "  limit: 1\n  formats:", r"max_new_tokens: \d+": "max_new_tokens: 4",
     r"(?m)^    (?:repeat|words|inferred): .*\n": "", r"perplexity_corpus: .*": "perplexity_corpus: prose.jsonl",
+    r"(?m)^regularization:\n.*\n": "",
 }  # fmt: skip
-"""One step of one training, one question of three sets, and a short text: the control is left out."""
+"""One plain step of one training, one question of three sets, and a short text: the control is left out."""
 
 
 @pytest.mark.parametrize("name", PACKAGES)
