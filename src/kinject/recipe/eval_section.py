@@ -62,9 +62,9 @@ class RetrievalSection:
     )
     min_score: float | None = option(
         None, help="Passages with a lower score are left out, all of them if need be. bm25 and lexical score from 0 up, "
-        "without a bound; dense from -1 to 1 (cosine). Default: the best K, whatever they score.",
+        "without a bound; dense from -1 to 1 (cosine), both up to 0.033. Default: the best K, whatever they score.",
     )  # fmt: skip
-    embedder: str = option("BAAI/bge-large-en-v1.5", help="dense: sentence-transformers model, folder or hub name.")
+    embedder: str = option("BAAI/bge-large-en-v1.5", help="dense, both: a sentence-transformers folder or hub name.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -255,9 +255,9 @@ class _Moments:
             added = self._last[1]
         if module not in self.sums:
             self.modules.append(module)
-            self.sums[module] = added
+            self.sums[module] = added.clone()  # several layers may share it
         else:
-            self.sums[module] = self.sums[module] + added
+            self.sums[module] += added
 
 
 @contextlib.contextmanager
