@@ -86,10 +86,10 @@ def start_fork_server() -> None:
 class LocalExecutor:
     """Runs tasks in `n_workers` processes, among which the cores and the GPUs are divided evenly.
 
-    If a worker dies, only its task fails, and a new worker replaces it. Workers end with this process, however it ends.
-    They receive no signal of the terminal: this process sends them SIGTERM, so that a task can store its requests in
-    flight. With `preload` (names of modules), workers are forked from one process that has imported them; none of these may
-    initialise a GPU. With `fresh` a worker runs one task, so that none has the memory of another.
+    If a worker dies, only its task fails (a ProcessPoolExecutor loses all), and a new worker replaces it. Workers end with
+    this process, however it ends. They receive no signal of the terminal: this process sends them SIGTERM, so that a task
+    can store its requests in flight. With `preload` (names of modules), workers are forked from one process that has
+    imported them; none of these may initialise a GPU. With `fresh` a worker runs one task: none has the memory of another.
 
     Each worker's number of threads is its fraction of the cores, unless the user has set OMP_NUM_THREADS.
     """

@@ -68,7 +68,7 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
     With `wait` until another process is done with it.
 
     The lock is the kernel's (flock), so it ends with the process, however that ends. Not every network file system shares
-    it between machines.
+    it between machines. (filelock asks the kernel as well; its import takes 0.11 s, two thirds of a verb's start.)
 
     Raises `DiskError` with the holder (process, machine, since when), or if nothing can be locked.
     """
