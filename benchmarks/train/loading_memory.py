@@ -82,7 +82,7 @@ def measure(folder: Path) -> dict[str, float]:
     import kinject.train.trainer  # noqa: F401
     from kinject import models
     from kinject.recipe import read_recipe
-    from kinject.train.config import make_sft_config
+    from kinject.train.config import make_configs
     from kinject.train.load import load_training_model, load_training_tokenizer, take_over_sharding
 
     path = folder / f"recipe-{os.environ['RANK']}.yaml"
@@ -93,14 +93,14 @@ def measure(folder: Path) -> dict[str, float]:
         import deepspeed.ops
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
-    config = make_sft_config(recipe)
-    sharding = take_over_sharding(config, recipe)
-    tokenizer = load_training_tokenizer(recipe)
+    config, _ = make_configs(recipe)
+    sharding = take_over_sharding(config, recipe.model.quantization)
+    tokenizer = load_training_tokenizer(recipe.model, recipe.trainer, ())
     torch.distributed.barrier()
     before, sampler = _resident(), Peak()
     sampler.start()
     with models.sharded_by_transformers(sharding):
-        model, _ = load_training_model(recipe, tokenizer, sharding)
+        model, _ = load_training_model(recipe.model, tokenizer, recipe.seed, "cpu", sharding)
     sampler.stopped = True
     sampler.join()
     tensors = [*model.parameters(), *model.buffers()]

@@ -110,14 +110,14 @@ def check_recipes(files: Sequence[Path]) -> Iterator[Check]:
 
 def _check_recipe(recipe: Recipe) -> Check:
     """Return the verbs of a recipe, and what keeps them from running: inputs, settings, and keys that are not set."""
-    from kinject.train.config import make_sft_config
+    from kinject.train.config import make_configs
 
     verbs, problems = [verb for section, verb in _SECTION.items() if section in recipe.raw], list[str]()
     for verb in verbs:
         try:
             checked = read_recipe(recipe.path, verb=verb)
             if isinstance(checked, TrainRecipe):
-                make_sft_config(checked)
+                make_configs(checked)
         except RecipeError as error:
             problems += str(error).splitlines()
     for generator in _generators(recipe):

@@ -80,7 +80,7 @@ class Terminated(KeyboardInterrupt):
 class Problem:
     """One problem of a recipe: its key (dotted, or part by part), a message, and ``file:line`` or ``command line``.
 
-    Checks give key and message; `kinject.recipe.Recipe.located` adds the place.
+    Checks give key and message; `kinject.recipe.Recipe.locating` adds the place.
     """
 
     key: str | tuple[str | int, ...]
@@ -98,3 +98,8 @@ class RecipeError(KinjectError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+
+
+def fault(key: str, message: str) -> RecipeError:
+    """Return a `RecipeError` with one problem; where the verb starts, `kinject.recipe.Recipe.locating` adds its place."""
+    return RecipeError([Problem(key, message)])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kinject.disk import atomic_file, lock_dir, read_bytes, write_text
-from kinject.errors import InputError, TrainingError
+from kinject.errors import InputError, Problem, TrainingError
 from kinject.process import available_memory
 from kinject.recipe import TrainRecipe
 from kinject.terminal import Progress, sparkline
@@ -86,11 +86,11 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         raise InputError(f"--steps: found {ramp.steps}, allowed: 20 or more.")
     optim = str(recipe.trainer.get("optim", ""))
     if optim.startswith("schedule_free"):
-        raise recipe.error(
-            "trainer.optim",
+        message = (
             f"{optim} averages over all rates so far, so a range test cannot separate them. Test AdamW with "
-            "trainer.optim=adamw_torch and start from its rate: schedule-free tolerates that rate or a higher one.",
+            "trainer.optim=adamw_torch and start from its rate: schedule-free tolerates that rate or a higher one."
         )
+        recipe.raise_any([Problem("trainer.optim", message)])
     from kinject.train.setup import make_trainer
 
     folder = recipe.run_dir / "find-lr"
@@ -241,10 +241,10 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
     longest rows in a process of their own. Raises `InputError` if not even one row fits.
     """
     from kinject.models import choose_device
-    from kinject.train.config import make_sft_config
+    from kinject.train.config import make_configs
 
-    config = make_sft_config(recipe)
-    on_gpu = not recipe.trainer.get("use_cpu") and choose_device(recipe.model.device) == "cuda"
+    config, _ = make_configs(recipe)
+    on_gpu = choose_device(recipe.device) == "cuda"
     most = limit or (None if on_gpu else available_memory())
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
     batches = [size for size in range(rows, 0, -1) if rows % size == 0]

@@ -240,8 +240,8 @@ def test_names_and_overrides_of_a_study_are_checked_by_rows(
     write: Write, section: dict[str, Any], facts: dict[str, Any], key: str, message: str
 ) -> None:
     recipe, shared = _study(write, section, facts)
-    problems = [recipe.problem(item.key, item.message) for item in find_problems("study", recipe, shared)]
-    assert any(item.key == key and message in item.message for item in problems), problems
+    problems = find_problems("study", recipe, shared)
+    assert any(str(item).startswith(f"{key}: ") and message in item.message for item in problems), problems
 
 
 def _others(write: Write, verb: str, section: Mapping[str, Any]) -> tuple[Recipe, Any]:

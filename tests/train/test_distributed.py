@@ -26,7 +26,7 @@ from kinject.models.attention import reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
-from kinject.train.config import make_sft_config
+from kinject.train.config import make_configs
 from kinject.train.load import load_training_model
 
 MakeRecipe = Callable[..., Recipe]
@@ -261,7 +261,7 @@ def test_context_parallelism_is_seen_in_the_environment(
     """accelerate drops the mask without an error, and a process sees a part of a row."""
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with pytest.raises(RecipeError, match="context parallelism has no mask"):
-        make_sft_config(make_recipe())
+        make_configs(make_recipe())
 
 
 def test_a_run_that_was_to_have_more_processes_is_warned_of(
@@ -296,10 +296,10 @@ def test_weights_stay_off_the_gpu_until_fsdp_has_sharded_them(
 
     monkeypatch.setattr(torch.nn.Module, "to", to)
     recipe: Any = make_recipe()
-    load_training_model(recipe, tiny_tokenizer)
+    load_training_model(recipe.model, tiny_tokenizer, 0, recipe.device)
     assert moved == [("cpu",)]
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    model, notes = load_training_model(recipe, tiny_tokenizer)
+    model, notes = load_training_model(recipe.model, tiny_tokenizer, 0, recipe.device)
     assert len(moved) == 1
     assert "on cpu once it is sharded" in notes[0]
     model.config._attn_implementation = "flash_attention_2"  # runs on GPUs only

@@ -18,7 +18,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.recipe.library_fields import REFUSED, RENAMED
 from kinject.train import train
-from kinject.train.config import make_sft_config
+from kinject.train.config import make_configs
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
@@ -307,8 +307,8 @@ def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     monkeypatch.setattr("kinject.models.choose_precision", lambda device: "bf16" if fast else "no")
-    assert make_sft_config(make_recipe(trainer={"bf16": None})).bf16 is fast
-    assert make_sft_config(make_recipe(trainer={"bf16": not fast})).bf16 is not fast
+    assert make_configs(make_recipe(trainer={"bf16": None}))[0].bf16 is fast
+    assert make_configs(make_recipe(trainer={"bf16": not fast}))[0].bf16 is not fast
 
 
 def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ def test_tf32_reaches_transformers_switch(make_recipe: MakeRecipe, monkeypatch: 
     monkeypatch.setattr("transformers.training_args.enable_tf32", switched.append)
     for wanted in (True, False):
         switched.clear()
-        assert make_sft_config(make_recipe(trainer={"tf32": wanted})).tf32 is wanted
+        assert make_configs(make_recipe(trainer={"tf32": wanted}))[0].tf32 is wanted
         assert set(switched) == {wanted}
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kinject.cli import main
 from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
@@ -62,11 +63,32 @@ def test_a_pattern_without_a_match_is_refused(make_recipe: MakeRecipe, tiny_mode
         train(make_recipe(model={"path": str(tiny_model), "freeze": ["*"]}))
 
 
+@pytest.mark.parametrize("verb", ["train", "plan", "find-lr"])
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"model": {"path": "MODEL", "freeze": ["none.*"]}}, "model.freeze"),
+        ({"trainer": {"eos_token": "<none>"}}, "trainer.eos_token"),
+        ({"method": "sft"}, "method"),  # shows as the corpus is tokenized
+    ],
+)
+def test_a_fault_that_shows_late_has_its_line_from_every_verb(
+    make_recipe: MakeRecipe, tiny_model: Path, capsys: pytest.CaptureFixture[str], verb: str, sections: Any, key: str
+) -> None:
+    if "model" in sections:
+        sections = {"model": {**sections["model"], "path": str(tiny_model)}}
+    path = make_recipe(**sections).path
+    lines = path.read_text("utf-8").splitlines()
+    (number,) = (n for n, line in enumerate(lines, 1) if line.strip().startswith(f"{key.split('.')[-1]}:"))
+    assert main([verb, str(path)]) == 2
+    assert f"{path}:{number}: {key}: " in capsys.readouterr().err
+
+
 def test_what_the_libraries_freeze_in_silence_stops_the_run(make_recipe: MakeRecipe, tiny_model: Path) -> None:
     model = load_model(str(tiny_model)).model
     model.get_input_embeddings().requires_grad_(False)
     with pytest.raises(TrainingError, match=r"these differ: model\.embed_tokens\.weight"):
-        check_trainable(model, make_recipe())
+        check_trainable(model, (), None)
 
 
 def test_lora_with_embeddings_and_head_trains_both(make_recipe: MakeRecipe, untied: Path) -> None:

@@ -90,7 +90,7 @@ def share_rows_on_cpus(*, in_context: bool) -> None:
     if in_context:
         ring._enable_context_parallel_dispatcher_impl = enable
         ring._disable_context_parallel_dispatcher_impl = disable
-        setup.take_over_sharding = lambda config, recipe: None
+        setup.take_over_sharding = lambda config, quantization: None
 
 
 def read_no_corpus() -> None:

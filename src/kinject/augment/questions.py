@@ -54,7 +54,7 @@ from kinject.llm.sender import (
     run_event_loop,
     run_workers,
 )
-from kinject.recipe import QuestionsRecipe, QuestionsSection
+from kinject.recipe import DocumentsSection, QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage
 
@@ -98,24 +98,26 @@ def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> Questions
     Every answer before that stays stored.
     """
     check_sections(recipe)
-    section = recipe.questions
     with lock_dir(recipe.run_dir):
-        return run_event_loop(_make_questions(recipe, section, retry))
+        return run_event_loop(_make_questions(recipe, retry))
 
 
-async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, retry: bool) -> QuestionsResult:
-    run_dir = recipe.run_dir
+async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResult:
+    run_dir, section = recipe.run_dir, recipe.questions
+    limits = limits_of(section.generator, section.budget)
     decisions = read_decisions(run_dir)
     selector = QuestionSelector(section, decisions)
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        n_documents, n_passages, n_cut = _read_documents(recipe, passages)
+        n_documents, n_passages, n_cut = _read_documents(section, recipe.documents, passages)
         with (
             IndexedRows(run_dir / "outcomes.jsonl", "id", "passage_id") as outcomes,
             Progress("questions", n_passages, "passages") as progress,
         ):
-            sender, failed = await _request_questions(recipe, section, passages, outcomes, progress, retry)
-            _write_files(recipe, passages, outcomes, selector)
+            async with open_sender(section.generator, run_dir, limits, sandbox=sandbox.generate_answer) as sender:
+                writer = QuestionWriter(sender, section, recipe.seed)
+                failed = await _request_questions(writer, limits.concurrency, passages, outcomes, progress, retry)
+            _write_files(run_dir, writer, passages, outcomes, selector)
     counts = selector.counts
     result = QuestionsResult(
         run_dir=run_dir, questions_path=run_dir / "questions.jsonl", rejected_path=run_dir / "rejected.jsonl",
@@ -126,18 +128,19 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection, re
         tokens_thinking=counts["tokens_thinking"],
         decisions=count_decisions(decisions, selector.applied), **sent_by(sender),
     )  # fmt: skip
-    _write_manifest(recipe, section, result, sender.traffic)
+    _write_manifest(recipe, result, sender.traffic)
     return result
 
 
-def _read_documents(recipe: QuestionsRecipe, passages: PassageFile) -> tuple[int, int, int]:
+def _read_documents(
+    section: QuestionsSection, settings: DocumentsSection, passages: PassageFile
+) -> tuple[int, int, int]:
     """Read and split every document, once in a run; return the numbers of documents, of passages, and of those cut short.
 
     Raises as `read_documents`.
     """
-    section = recipe.questions
     n_documents = n_passages = n_cut = 0
-    for document in read_documents(Path(section.documents), recipe.documents):
+    for document in read_documents(Path(section.documents), settings):
         split = split_passages(document, section.passage_tokens, word_spans)
         passages.add(document, split)
         n_documents += 1
@@ -151,60 +154,45 @@ def _passages_of(passages: PassageFile) -> Iterator[tuple[Document, Passage]]:
 
 
 async def _request_questions(
-    recipe: QuestionsRecipe,
-    section: QuestionsSection,
+    writer: QuestionWriter,
+    n_workers: int,
     passages: PassageFile,
     outcomes: IndexedRows,
     progress: Progress,
     retry: bool,
-) -> tuple[Sender, Counter[str]]:
-    """Write the questions of every passage that is not done; return the sender and the failed passages by error."""
+) -> Counter[str]:
+    """Write the questions of every passage that is not done; return the failed passages by error."""
+    section, sender = writer.section, writer.sender
     endpoint = content_id(section.generator.base_url)  # another model has other ids
-    limits = limits_of(section.generator, section.budget)
     failed = Counter[str]()
-    async with open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer) as sender:
-        writer = QuestionWriter(sender, section, recipe.seed)
 
-        async def process(item: tuple[Document, Passage]) -> None:
-            document, passage = item
-            outcome_id = _outcome_id(recipe, document, passage)
-            row = next(reversed(outcomes.get(outcome_id)), None)
-            outcome = Outcome.of_row(row) if row else Outcome()
-            tries = row.get("tries", 1) if row else 0
-            if row is None or (outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)):
-                try:
-                    await replace(writer, seed=recipe.seed + (tries << 32)).write(document, passage, outcome)
-                except InputError as error:
-                    raise InputError(f"{document.source}: {error}") from error
-                except EndpointError as error:
-                    if error.fatal:
-                        raise
-                    failed[str(error)] += 1
-                else:
-                    outcomes.add(outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1, endpoint))
-            progress.set_status(sender.status())
-            progress.advance()
+    async def process(item: tuple[Document, Passage]) -> None:
+        document, passage = item
+        outcome_id = writer.outcome_id(document, passage)
+        row = next(reversed(outcomes.get(outcome_id)), None)
+        outcome = Outcome.of_row(row) if row else Outcome()
+        tries = row.get("tries", 1) if row else 0
+        if row is None or (outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)):
+            try:
+                await replace(writer, seed=writer.seed + (tries << 32)).write(document, passage, outcome)
+            except InputError as error:
+                raise InputError(f"{document.source}: {error}") from error
+            except EndpointError as error:
+                if error.fatal:
+                    raise
+                failed[str(error)] += 1
+            else:
+                outcomes.add(outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1, endpoint))
+        progress.set_status(sender.status())
+        progress.advance()
 
-        start = monotonic()
-        try:
-            await run_workers(_passages_of(passages), process, sender, limits.concurrency)
-        except EndpointError as error:
-            raise EndpointError(f"{error} Every answer is stored; the same command resumes.", fatal=True) from error
-        sender.traffic.seconds = monotonic() - start
-    return sender, failed
-
-
-def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
-    """Return an id that depends on everything that shapes the questions on a passage."""
-    section, blank = recipe.questions, ("",) * len(LETTERS)
-    arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
-    messages = [
-        propose_messages(*arguments, retention=section.retention),
-        verify_messages(Source("", ""), "", blank),
-        closed_book_messages("", blank),
-    ]
-    numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
-    return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
+    start = monotonic()
+    try:
+        await run_workers(_passages_of(passages), process, sender, n_workers)
+    except EndpointError as error:
+        raise EndpointError(f"{error} Every answer is stored; the same command resumes.", fatal=True) from error
+    sender.traffic.seconds = monotonic() - start
+    return failed
 
 
 @dataclass(frozen=True)
@@ -214,6 +202,18 @@ class QuestionWriter:
     sender: Sender
     section: QuestionsSection
     seed: int
+
+    def outcome_id(self, document: Document, passage: Passage) -> str:
+        """Return an id that depends on everything that shapes the questions on a passage."""
+        section, blank = self.section, ("",) * len(LETTERS)
+        arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
+        messages = [
+            propose_messages(*arguments, retention=section.retention),
+            verify_messages(Source("", ""), "", blank),
+            closed_book_messages("", blank),
+        ]
+        numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, self.seed]
+        return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
 
     async def write(self, document: Document, passage: Passage, outcome: Outcome) -> None:
         """Put the questions on a passage into `outcome`. While they are too few, the model is asked again, for other facts.
@@ -335,14 +335,14 @@ def _rotate(choices: tuple[str, ...], by: int) -> tuple[str, ...]:
 
 
 def _write_files(
-    recipe: QuestionsRecipe, passages: PassageFile, outcomes: IndexedRows, selector: QuestionSelector
+    run_dir: Path, writer: QuestionWriter, passages: PassageFile, outcomes: IndexedRows, selector: QuestionSelector
 ) -> None:
     """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages."""
     with contextlib.ExitStack() as stack:
         files = ("questions", "validation", "test", "rejected")
-        write = {name: stack.enter_context(open_jsonl(recipe.run_dir / f"{name}.jsonl")) for name in files}
+        write = {name: stack.enter_context(open_jsonl(run_dir / f"{name}.jsonl")) for name in files}
         for document, passage in _passages_of(passages):
-            found = outcomes.get(_outcome_id(recipe, document, passage))
+            found = outcomes.get(writer.outcome_id(document, passage))
             if not found:
                 continue
             split, selected, refused = selector.select(document, found[-1])
@@ -353,12 +353,10 @@ def _write_files(
                 write["rejected"](row)
 
 
-def _write_manifest(
-    recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
-) -> None:
+def _write_manifest(recipe: QuestionsRecipe, result: QuestionsResult, traffic: Traffic) -> None:
     counts = result.counts("n_validation", "n_test", "spare", "decisions")
     counts["this_run"] = traffic.counts()
-    inputs = document_hashes(Path(section.documents), recipe.documents)
+    inputs = document_hashes(Path(recipe.questions.documents), recipe.documents)
     write_manifest(
         result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
         outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],

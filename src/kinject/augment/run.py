@@ -31,7 +31,7 @@ from kinject.documents import document_hashes
 from kinject.errors import EndpointError
 from kinject.language.tables import language_of
 from kinject.llm import Stopped
-from kinject.llm.limits import Limits, limits_of
+from kinject.llm.limits import limits_of
 from kinject.llm.sender import (
     Sender,
     graceful_shutdown,
@@ -93,13 +93,13 @@ def augment(recipe: AugmentRecipe) -> AugmentResult:
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    plan, section = make_plan(recipe), recipe.augment
-    limits = limits_of(section.generator, section.budget)
+    plan = make_plan(recipe)
     with lock_dir(recipe.run_dir):
-        return run_event_loop(_augment(recipe, section, plan, limits))
+        return run_event_loop(_augment(recipe, plan))
 
 
-async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
+async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
+    section = recipe.augment
     contamination = ContaminationCheck()
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
@@ -108,7 +108,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
         progress = Progress("augment", counts["variants"], "rewritings")
         with Store(recipe.run_dir, plan.catalog) as store, progress:
-            rewriter = await _rewrite(recipe.run_dir, section, limits, plan, passages, store, progress)
+            rewriter = await _rewrite(recipe.run_dir, section, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages)
@@ -128,7 +128,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()),
         decisions=count_decisions(store.decisions, store.applied), **sent_by(sender),
     )  # fmt: skip
-    _write_manifest(recipe, section, plan, result, sender.traffic.counts())
+    _write_manifest(recipe, plan, result, sender.traffic.counts())
     return result
 
 
@@ -152,10 +152,10 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
 
 
 async def _rewrite(
-    run_dir: Path, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
-    progress: Progress,
-) -> Rewriter:  # fmt: skip
+    run_dir: Path, section: AugmentSection, plan: Plan, passages: PassageFile, store: Store, progress: Progress
+) -> Rewriter:
     """Request all missing variants, then texts for facts that too few carry; return the rewriter with its counts."""
+    limits = limits_of(section.generator, section.budget)
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
             open_sender(section.generator, run_dir, limits, sandbox=sandbox.generate_answer)
@@ -197,10 +197,10 @@ async def open_judge(
 
 
 def _write_manifest(
-    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Mapping[str, Any]
+    recipe: AugmentRecipe, plan: Plan, result: AugmentResult, traffic: Mapping[str, Any]
 ) -> None:  # fmt: skip
     inputs = document_hashes(plan.documents_path, plan.documents)
-    inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
+    inputs.update({name: file_hash(Path(name)) for name in recipe.augment.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
     counts = result.counts("n_rows", "repairs", "decisions")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
-from kinject.errors import InputError
+from kinject.errors import InputError, Problem
 from kinject.eval.prompts import Generation, PromptRequest, pick_shots, rotate_options
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.process import world_size
@@ -142,8 +142,8 @@ def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | Non
     passages = read_passages(section.retrieval, recipe.documents)
     most, n_shown = max(section.retrieval.k), len(passages)
     if most > n_shown:
-        problem = f"found {most}, but the documents hold only {n_shown} passages. Ask for fewer."
-        raise recipe.error("eval.retrieval.k", problem)
+        message = f"found {most}, but the documents hold only {n_shown} passages. Ask for fewer."
+        recipe.raise_any([Problem("eval.retrieval.k", message)])
     return make_retriever(section.retrieval, passages)
 
 

@@ -11,15 +11,16 @@ import logging
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kinject.corpus.rows import CorpusFile
 from kinject.disk import is_file, is_folder
-from kinject.errors import InputError, KinjectError, RecipeError
+from kinject.errors import InputError, KinjectError, RecipeError, fault
 from kinject.models import choose_device, choose_precision, load_tokenizer, window_of
 from kinject.plan.estimate import (
     PARTS,
@@ -44,7 +45,7 @@ from kinject.plan.ways import (
     quoted,
     render_size,
 )
-from kinject.recipe import TokenizerSection, TrainRecipe
+from kinject.recipe import ModelSection, TokenizerSection, TrainRecipe
 from kinject.recipe.conflicts import find_problems
 from kinject.report.figures import INK, LEARNING, style
 from kinject.terminal import Progress, duration, sparkline
@@ -144,22 +145,23 @@ def plan(
     described = any(value is not None for value in (memory, n_devices, nodes, gpu))
     if not described:
         check_training(recipe)
-    kind = "cuda" if gpu is not None else _device_kind(recipe, described=described)
+    kind = "cuda" if gpu is not None else _device_kind(recipe.device, described=described)
     devices = find_devices(kind, memory, n_devices, nodes, link, gpu)
-    if described:
-        (check_training if devices.here else check_model)(recipe)
     notes = list(recipe.notes)
-    log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real steps")
-    step = step_of(recipe, devices)
-    if recipe.model.path is not None and not step.model.name_or_path:
-        notes.append(f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape.")
-    shapes = read_shapes(step)
+    with recipe.locating():
+        if described:
+            (check_training if devices.here else check_model)(recipe)
+        log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real steps")
+        step = step_of(recipe, devices)
+        if recipe.model.path is not None and not step.model.name_or_path:
+            notes.append(f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape.")
+        shapes = read_shapes(step)
+        length = _count_length(recipe, devices.count, notes)
     estimated = estimate(step, shapes)
     way, changes = choose(step, devices)
-    length = _count_length(recipe, devices.count, notes)
     timing = _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes) if calibration else None
     n_steps = length.steps if length is not None else max(trainer_field(recipe.trainer, "max_steps"), 0)
-    per_epoch = updates_per_epoch(recipe, length.n_rows, devices.count) if length is not None else 0
+    per_epoch = updates_per_epoch(recipe.trainer, length.n_rows, devices.count) if length is not None else 0
     follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
     is_drawn = n_steps > 0 and (per_epoch > 0 or not follows_epochs)
     return Plan(
@@ -172,8 +174,7 @@ def plan(
     )  # fmt: skip
 
 
-def _device_kind(recipe: TrainRecipe, *, described: bool) -> str:
-    device = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
+def _device_kind(device: str, *, described: bool) -> str:
     elsewhere = described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available()))
     return "cuda" if elsewhere else choose_device(device)
 
@@ -184,22 +185,22 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     from kinject.train.updates import UPDATE_RULES
 
     model, trainer, techniques, section = recipe.model, recipe.trainer, recipe.techniques, recipe.regularization
-    config = _model_config(recipe)
-    block, limit = trainer_field(recipe.trainer, "max_length"), window_of(config)
+    config = _model_config(model)
+    block, limit = trainer_field(trainer, "max_length"), window_of(config)
     if block is None or (limit is not None and not trainer.get("packing") and limit < block):
         block = limit
     if block is None:
-        raise recipe.error("trainer.max_length", "missing. Without it the length of a row is unknown before training.")
+        raise fault("trainer.max_length", "missing. Without it the length of a row is unknown before training.")
     is_changed = any(kind.is_on(name, recipe) for name, kind in OBJECTIVES.items())
-    is_changed = is_changed or bool(trainer_field(recipe.trainer, "label_smoothing_factor"))
+    is_changed = is_changed or bool(trainer_field(trainer, "label_smoothing_factor"))
     has_mean_loss = not is_changed and not (section is not None and section.kl)
     return Step(
-        model=config, device=devices.kind, dtype=_dtype(recipe, devices), mixed=_mixed(recipe, devices),
-        batch=int(trainer_field(recipe.trainer, "per_device_train_batch_size")), block=int(block),
-        accumulation=int(trainer_field(recipe.trainer, "gradient_accumulation_steps")),
-        checkpointing=bool(trainer_field(recipe.trainer, "gradient_checkpointing")),
-        offloading=bool(trainer_field(recipe.trainer, "activation_offloading")), eager=model.attention == "eager",
-        fused=devices.kind != "cpu" and has_mean_loss, optim=str(trainer_field(recipe.trainer, "optim")),
+        model=config, device=devices.kind, dtype=_dtype(model, devices), mixed=_mixed(trainer, devices),
+        batch=int(trainer_field(trainer, "per_device_train_batch_size")), block=int(block),
+        accumulation=int(trainer_field(trainer, "gradient_accumulation_steps")),
+        checkpointing=bool(trainer_field(trainer, "gradient_checkpointing")),
+        offloading=bool(trainer_field(trainer, "activation_offloading")), eager=model.attention == "eager",
+        fused=devices.kind != "cpu" and has_mean_loss, optim=str(trainer_field(trainer, "optim")),
         optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
         muon=techniques.muon is not None, rounding=techniques.stochastic_rounding,
         copies=sum(kind.copies for name, kind in UPDATE_RULES.items() if kind.is_on(name, recipe)),
@@ -207,8 +208,7 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     )  # fmt: skip
 
 
-def _model_config(recipe: TrainRecipe) -> Any:
-    model = recipe.model
+def _model_config(model: ModelSection) -> Any:
     if model.new is None:
         return read_config(model.path or "", model.revision)
     if isinstance(model.tokenizer, TokenizerSection):
@@ -216,22 +216,22 @@ def _model_config(recipe: TrainRecipe) -> Any:
     return new_config(model.new, len(load_tokenizer(model.tokenizer or "", revision=model.revision)))
 
 
-def _dtype(recipe: TrainRecipe, devices: Devices) -> torch.dtype:
+def _dtype(model: ModelSection, devices: Devices) -> torch.dtype:
     """Return the dtype of the weights; of quantised ones that of their products."""
-    if recipe.model.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, recipe.model.dtype)
+    if model.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, model.dtype)
         return dtype
-    if recipe.model.quantization == "none" or devices.kind != "cuda":
+    if model.quantization == "none" or devices.kind != "cuda":
         return torch.float32
     has_bf16 = choose_precision("cuda") == "bf16" if devices.here else devices.has_bf16
     return torch.bfloat16 if has_bf16 else torch.float16
 
 
-def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
-    if recipe.trainer.get("fp16"):
+def _mixed(trainer: Mapping[str, Any], devices: Devices) -> torch.dtype | None:
+    if trainer.get("fp16"):
         return torch.float16
-    if recipe.trainer.get("bf16") is not None:
-        return torch.bfloat16 if recipe.trainer["bf16"] else None
+    if trainer.get("bf16") is not None:
+        return torch.bfloat16 if trainer["bf16"] else None
     here = devices.here or devices.kind != "cuda"
     precision = choose_precision(devices.kind) if here else "bf16" if devices.has_bf16 else "fp16"
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}[precision]
@@ -251,7 +251,7 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
         notes.append(f"steps and tokens are not counted: {', '.join(missing)} does not exist yet.")
         return None
     try:
-        tokenizer = load_training_tokenizer(recipe)
+        tokenizer = load_training_tokenizer(recipe.model, recipe.trainer, CorpusFile(Path(recipe.corpus.path)))
     except RecipeError:
         raise
     except KinjectError as error:
@@ -269,29 +269,29 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 
     tokenized = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe))
     data = tokenized.train
-    check_positions(recipe, _model_config(recipe), data)
+    check_positions(_model_config(recipe.model), data)
     n_rows = len(data.rows)
-    steps, epochs = count_steps(recipe, n_rows, n_devices)
+    steps, epochs = count_steps(recipe.trainer, n_rows, n_devices)
     n_read = round((data.account.source - data.account.lost) * epochs)
     return RunLength(n_rows, steps, epochs, n_read, round(data.account.trained * epochs))
 
 
-def count_steps(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, float]:
+def count_steps(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> tuple[int, float]:
     """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts them."""
-    steps_per_epoch = updates_per_epoch(recipe, n_rows, n_devices)
-    max_steps = trainer_field(recipe.trainer, "max_steps")
+    steps_per_epoch = updates_per_epoch(trainer, n_rows, n_devices)
+    max_steps = trainer_field(trainer, "max_steps")
     if max_steps > 0:
         return max_steps, max_steps / steps_per_epoch
-    epochs = float(trainer_field(recipe.trainer, "num_train_epochs"))
+    epochs = float(trainer_field(trainer, "num_train_epochs"))
     return math.ceil(epochs * steps_per_epoch), epochs
 
 
-def updates_per_epoch(recipe: TrainRecipe, n_rows: int, n_devices: int) -> int:
+def updates_per_epoch(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> int:
     """Return the optimizer steps of an epoch over `n_rows`, as transformers' Trainer counts them."""
-    rows_per_batch = trainer_field(recipe.trainer, "per_device_train_batch_size") * n_devices
-    drop_last = trainer_field(recipe.trainer, "dataloader_drop_last")
+    rows_per_batch = trainer_field(trainer, "per_device_train_batch_size") * n_devices
+    drop_last = trainer_field(trainer, "dataloader_drop_last")
     n_batches = n_rows // rows_per_batch if drop_last else -(-n_rows // rows_per_batch)
-    return int(max(-(-n_batches // trainer_field(recipe.trainer, "gradient_accumulation_steps")), 1))
+    return int(max(-(-n_batches // trainer_field(trainer, "gradient_accumulation_steps")), 1))
 
 
 def _calibrate(

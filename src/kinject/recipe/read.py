@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from glob import has_magic, iglob
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -110,21 +111,19 @@ class Recipe(Sections):
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an override set it."""
         return _location(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
 
-    def problem(self, key: str | KeyPath, message: str) -> Problem:
-        """Return the fault `message` at `key`."""
-        return Problem(key if isinstance(key, str) else ".".join(map(str, key)), message, self.location(key))
-
-    def error(self, key: str | KeyPath, message: str) -> RecipeError:
-        """Return a `RecipeError` with one problem at `key`."""
-        return RecipeError([self.problem(key, message)])
-
     def raise_any(self, problems: Iterable[Problem]) -> None:
         """Raise `RecipeError` with each of `problems` once, at its line, if there are any."""
-        unique = list(
-            dict.fromkeys(item if item.location else self.problem(item.key, item.message) for item in problems)
-        )
-        if unique:
-            raise RecipeError(unique)
+        located = [item if item.location else replace(item, location=self.location(item.key)) for item in problems]
+        if located:
+            raise RecipeError(list({str(item): item for item in located}.values()))
+
+    @contextlib.contextmanager
+    def locating(self) -> Iterator[None]:
+        """Give the problems of a `RecipeError` that is raised inside their places in this recipe."""
+        try:
+            yield
+        except RecipeError as error:
+            self.raise_any(error.problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +133,16 @@ class TrainRecipe(Recipe):
     model: ModelSection
     corpus: CorpusSection
     trainer: Mapping[str, Any]
+
+    @property
+    def device(self) -> str:
+        """The device that is asked for."""
+        return "cpu" if self.trainer.get("use_cpu") else self.model.device
+
+    @property
+    def distills(self) -> DistillationSection | None:
+        """The settings of `method: distill`; None for another method."""
+        return self.distillation or DistillationSection() if self.method == "distill" else None
 
     def training_values(self) -> dict[str, Any]:
         """Return the plain values of all sections that decide a training; those that every recipe has may be None."""

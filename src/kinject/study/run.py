@@ -22,7 +22,7 @@ from kinject.disk import (
     write_jsonl,
     write_manifest,
 )
-from kinject.errors import InputError
+from kinject.errors import InputError, Problem
 from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import role_of
 from kinject.executors import LOG
@@ -174,9 +174,8 @@ def _set_up(study: Study) -> None:
     for name in study.recipe.study.models if study.start_executor is not None else ():
         path = study.planner.model_dir(name)
         if not is_model(path):
-            raise study.recipe.error(
-                ("study", "models", name), f"found {path!r}, but nothing is there. Check the path."
-            )
+            message = f"found {path!r}, but nothing is there. Check the path."
+            study.recipe.raise_any([Problem(("study", "models", name), message)])
 
 
 def _run_first(study: Study, stages: Sequence[Stage], title: str) -> None:

@@ -12,7 +12,7 @@ from kinject import models
 from kinject.errors import InputError, Problem
 from kinject.hub import upload_fault
 from kinject.process import context_parallel_size, is_fsdp_launch, is_launched, tensor_parallel_size
-from kinject.recipe import RegularizationSection, TrainRecipe
+from kinject.recipe import ModelSection, RegularizationSection, TrainRecipe
 from kinject.recipe.check import Conflict, suggestion
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.library_fields import (
@@ -40,7 +40,7 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
     """
     problems: list[Problem] = []
     try:
-        device = models.choose_device("cpu" if recipe.trainer.get("use_cpu") else recipe.model.device)
+        device = models.choose_device(recipe.device)
     except InputError as error:
         device = "cpu"
         problems.append(Problem("model.device", str(error).removeprefix("model.device: ")))
@@ -55,17 +55,14 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
     if recipe.adapter is not None:
         adapter, more = build(adapter_config, recipe.adapter, "adapter", "peft")
         refusals += more
-    problems += find_problems("train", recipe, _launch(recipe, config, device), rows)
-    problems += [*_about_trackers(config), *_about_config(recipe)]
+    problems += find_problems("train", recipe, _launch(recipe.model, recipe.trainer, config, device), rows)
+    problems += _about_trackers(config)
+    faults = models.check_config(recipe.model.new or {"model_type": "llama"})
+    problems += [Problem(f"model.new.{key}", message) for key, message in faults]
     known = {problem.key for problem in problems}  # a conflict says more than what a library makes of it
     recipe.raise_any([*problems, *(problem for problem in refusals if problem.key not in known)])
     assert config is not None
     return config, adapter
-
-
-def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
-    """Return the first of `make_configs`."""
-    return make_configs(recipe)[0]
 
 
 def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) -> SFTConfig:
@@ -167,18 +164,17 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
         torch.utils.checkpoint.checkpoint(torch.square, torch.ones(1, requires_grad=True), **arguments)
 
 
-def _launch(recipe: TrainRecipe, config: SFTConfig | None, device: str) -> Launch:
+def _launch(section: ModelSection, trainer: Mapping[str, Any], config: SFTConfig | None, device: str) -> Launch:
     """Return what the table of conflicts reads beside the recipe; of a refused `config`, nothing of the launcher."""
     from trl import SFTConfig
 
-    section = recipe.model
     lacks = "" if section.attention == "auto" else models.attention_fault(section.attention, device)
     defaults = {field.name: field.default for field in dataclasses.fields(SFTConfig)}
     launch = Launch(
-        trainer={**defaults, **recipe.trainer}, device=device, emulates_bf16=models.emulated_bf16(device),
-        lacks_attention=lacks and f"{section.attention} {lacks}", fp16=bool(recipe.trainer.get("fp16")),
+        trainer={**defaults, **trainer}, device=device, emulates_bf16=models.emulated_bf16(device),
+        lacks_attention=lacks and f"{section.attention} {lacks}", fp16=bool(trainer.get("fp16")),
         splits_rows=context_parallel_size() > 1, splits_matrices=max(context_parallel_size(), tensor_parallel_size()) > 1,
-        is_launched=is_launched(), cannot_upload=upload_fault() if recipe.trainer.get("push_to_hub") else "",
+        is_launched=is_launched(), cannot_upload=upload_fault() if trainer.get("push_to_hub") else "",
     )  # fmt: skip
     if config is None:
         return launch
@@ -209,14 +205,6 @@ def is_sharded(config: SFTConfig) -> bool:
     """Return whether each process of this launch holds only a part of the weights (FSDP, ZeRO-3)."""
     is_fsdp = bool(config.fsdp) or is_fsdp_launch()
     return is_fsdp or getattr(config.deepspeed_plugin, "zero_stage", 0) == 3
-
-
-def _about_config(recipe: TrainRecipe) -> list[Problem]:
-    """Return a problem for each key of model.new that its model_type does not know."""
-    return [
-        Problem(f"model.new.{key}", message)
-        for key, message in models.check_config(recipe.model.new or {"model_type": "llama"})
-    ]
 
 
 def _about_trackers(config: SFTConfig | None) -> list[Problem]:

@@ -29,14 +29,14 @@ from kinject.corpus.tokenize import (
     wanted_tokens,
 )
 from kinject.disk import content_id
-from kinject.errors import TrainingError
+from kinject.errors import TrainingError, fault
 from kinject.models import window_of
-from kinject.recipe import TrainRecipe
+from kinject.recipe import CorpusSection, TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.load import set_chat_template
 from kinject.train.objectives import row_weights
-from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows, describe_heads, section_of, teacher_rows
+from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows, describe_heads, teacher_rows
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -60,27 +60,23 @@ _CHAT_NOTE = (
 class TrainingCorpus(CorpusFile):
     """The main corpus of a recipe. Its one pass also checks rows against `method`."""
 
-    def __init__(self, recipe: TrainRecipe, sha256: str = "") -> None:
-        self.recipe, section = recipe, recipe.techniques.row_weights
-        super().__init__(Path(recipe.corpus.path), sha256=sha256, column="" if section is None else section.column)
+    def __init__(self, path: Path, method: str | None = None, column: str = "", sha256: str = "") -> None:
+        super().__init__(path, sha256=sha256, column=column)
+        self.method = method
 
     @property
     def cache_key(self) -> tuple[object, ...]:
         """The hash of the file, and the method that its rows were checked against."""
-        method = self.recipe.method
-        return (*super().cache_key, method) if method in _REFUSED_SHAPES else super().cache_key
+        return (*super().cache_key, self.method) if self.method in _REFUSED_SHAPES else super().cache_key
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row. Raises `RecipeError` for one that does not fit `method`."""
-        refused = _REFUSED_SHAPES.get(self.recipe.method or "", ())
+        refused = _REFUSED_SHAPES.get(self.method or "", ())
         for row in super().__iter__():
             if row.shape in refused:
                 content = "prompt and completion" if row.shape == "completion" else row.shape
-                raise self.recipe.error(
-                    "method",
-                    f"found {self.recipe.method}, but row {row.id} of {self.path} holds {content}. Remove method or "
-                    "change the corpus.",
-                )
+                message = f"found {self.method}, but row {row.id} of {self.path} holds {content}."
+                raise fault("method", f"{message} Remove method or change the corpus.")
             yield row
 
 
@@ -122,7 +118,10 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     projection = None
     if recipe.projection is not None:
         projection = CorpusFile(Path(recipe.projection.path), sha256=hashes.get("projection", ""))
-    return Corpora(TrainingCorpus(recipe, hashes.get("corpus", "")), parts, validation, questions, projection)
+    section = recipe.techniques.row_weights
+    column = section.column if section is not None else ""
+    rows = TrainingCorpus(Path(corpus.path), recipe.method, column, hashes.get("corpus", ""))
+    return Corpora(rows, parts, validation, questions, projection)
 
 
 @dataclass(frozen=True)
@@ -245,14 +244,16 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     corpus, trainer = recipe.corpus, recipe.trainer
     strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
     packing = PackingConfig(trainer_field(trainer, "max_length"), strategy, corpus.order)
-    chat, chat_note = set_chat_template(recipe, tokenizer)
-    second_part = recipe.method == "distill" and section_of(recipe).context == "beginning"
+    chat, chat_note = set_chat_template(corpus, trainer, tokenizer)
+    second_part = recipe.distills is not None and recipe.distills.context == "beginning"
     bos = begins_with_bos(tokenizer, corpus.bos)
     tokenization = Tokenization(bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
     packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
-    learned, held_out, held_out_note = _hold_out(recipe, tokens)
-    teacher = teacher_rows(recipe, corpora.rows, tokens, tokenizer, tokenization)
+    learned, held_out, held_out_note = _hold_out(corpus, tokens)
+    teacher = None
+    if recipe.distills is not None:
+        teacher = teacher_rows(recipe, recipe.distills, corpora.rows, tokens, tokenizer, tokenization)
     data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
@@ -274,21 +275,20 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     return TokenizedCorpora(data, weights, validation, packing, notes, teacher, projection_rows)
 
 
-def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:
+def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:
     """Return the numbers of the rows to learn, of those held out by `corpus.validation_fraction`, and a note.
 
     A document is held out with all its texts (a row without a document counts as one). Which ones are follows from their
     ids alone, whatever the seed. Raises `RecipeError` for a corpus of one document.
     """
-    fraction = recipe.corpus.validation_fraction
-    if not fraction:
+    if not corpus.validation_fraction:
         return [], [], []
     names = [row.document_id or row.row_id for row in rows]
     documents = sorted(set(names), key=lambda name: content_id("validation", name))
     if len(documents) < 2:
-        fault = f"{recipe.corpus.path} holds one document, which cannot be learned and held out. Remove the line."
-        raise recipe.error("corpus.validation_fraction", fault)
-    chosen = set(documents[: max(1, round(fraction * len(documents)))])
+        message = f"{corpus.path} holds one document, which cannot be learned and held out. Remove the line."
+        raise fault("corpus.validation_fraction", message)
+    chosen = set(documents[: max(1, round(corpus.validation_fraction * len(documents)))])
     learned, held_out = (
         [i for i, name in enumerate(names) if (name in chosen) is is_held] for is_held in (False, True)
     )
@@ -317,13 +317,15 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
     return line
 
 
-def check_positions(recipe: TrainRecipe, config: Any, data: TrainingData) -> int | None:
+def check_positions(config: Any, data: TrainingData) -> int | None:
     """Return how many positions a model of `config` has, None for any number. Raises `RecipeError` if texts need more."""
     limit = window_of(config)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
-        fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
-        raise recipe.error("trainer.max_length", fault)
+        message = (
+            f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
+        )
+        raise fault("trainer.max_length", message)
     return limit
 
 

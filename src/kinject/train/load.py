@@ -13,12 +13,12 @@ import torch
 
 from kinject import models
 from kinject.corpus.chat import ChatFormat, check_kwargs, conversation_texts, training_template
-from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.rows import CorpusRow
 from kinject.disk import is_folder, path_exists, read_bytes
-from kinject.errors import InputError, KinjectError, RecipeError, TrainingError
+from kinject.errors import InputError, KinjectError, Problem, RecipeError, TrainingError, fault
 from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_yes, machine_memory
-from kinject.recipe import ModelSection, TokenizerSection, TrainRecipe
+from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
 from kinject.train.config import adapter_config, build
 from kinject.train.updates.rules import layer_number
 
@@ -29,46 +29,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus.
-
-    The corpus is `rows`, by default the recipe's, which is then read once more than to tokenise it.
-    """
-    section, corpus = recipe.model, recipe.corpus
+def load_training_tokenizer(
+    section: ModelSection, trainer: Mapping[str, Any], rows: Iterable[CorpusRow]
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus, `rows`."""
     if isinstance(section.tokenizer, TokenizerSection):
-        texts = (text for row in (rows or CorpusFile(Path(corpus.path))) for text in _texts(row))
+        texts = (text for row in rows for text in _texts(row))
         return models.train_tokenizer(texts, section.tokenizer.vocab_size)
     tokenizer = models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
-    set_special_tokens(recipe, tokenizer)
+    _set_special_tokens(trainer, tokenizer)
     return tokenizer
 
 
-def set_special_tokens(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> None:
+def _set_special_tokens(trainer: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
     """Give `tokenizer` the recipe's eos_token and pad_token. Raises `RecipeError` for a token that it lacks."""
-    faults = []
+    problems = []
     for key in ("eos_token", "pad_token"):
-        token = recipe.trainer.get(key)
+        token = trainer.get(key)
         if token is not None and token not in tokenizer.get_vocab():
             special = ", ".join(tokenizer.all_special_tokens)
-            faults.append(
-                recipe.problem(f"trainer.{key}", f"{token!r:.80} is no token of this tokenizer. It has {special}.")
+            problems.append(
+                Problem(f"trainer.{key}", f"{token!r:.80} is no token of this tokenizer. It has {special}.")
             )
         elif token is not None:
             setattr(tokenizer, key, token)
-    if faults:
-        raise RecipeError(faults)
+    if problems:
+        raise RecipeError(problems)
 
 
-def check_special_tokens(recipe: TrainRecipe) -> None:
+def check_special_tokens(section: ModelSection, trainer: Mapping[str, Any]) -> None:
     """Raise `RecipeError` if a local tokenizer lacks a token that the trainer section names, or is yet to be trained."""
-    named = [key for key in ("eos_token", "pad_token") if recipe.trainer.get(key) is not None]
-    path = recipe.model.tokenizer if recipe.model.new is not None else recipe.model.path
+    named = [key for key in ("eos_token", "pad_token") if trainer.get(key) is not None]
+    path = section.tokenizer if section.new is not None else section.path
     if named and isinstance(path, TokenizerSection):
-        raise recipe.error(
-            f"trainer.{named[0]}", "a tokenizer that is trained on the corpus has its own. Remove the line."
-        )
+        raise fault(f"trainer.{named[0]}", "a tokenizer that is trained on the corpus has its own. Remove the line.")
     if named and isinstance(path, str) and is_folder(path):
-        set_special_tokens(recipe, models.load_tokenizer(path))
+        _set_special_tokens(trainer, models.load_tokenizer(path))
 
 
 def _texts(row: CorpusRow) -> list[str]:
@@ -78,20 +74,20 @@ def _texts(row: CorpusRow) -> list[str]:
 
 
 def load_training_model(
-    recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, sharding: models.Sharding | None = None, path: str = ""
-) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it.
+    section: ModelSection, tokenizer: PreTrainedTokenizerBase, seed: int, device: str,
+    sharding: models.Sharding | None = None, path: str = "",
+) -> tuple[PreTrainedModel, list[str]]:  # fmt: skip
+    """Return the model on `device`, in float32 unless the section names a dtype, and notes on the choices made for it.
 
-    With `path` it is the recipe's model with the weights of that folder, a checkpoint of the run.
+    `seed` draws the weights of a new one. With `path` they are those of that folder, a checkpoint of the run.
     """
-    section = recipe.model
     keeps = section.dtype != "auto" or section.quantization != "none"  # quantised: `auto` is what the GPU multiplies
     dtype = section.dtype if keeps else "float32"
     if section.path is None and not path:
         fields = section.new or {}
-        device = models.choose_device("cpu" if recipe.trainer.get("use_cpu") else section.device)
+        device = models.choose_device(device)
         attention = models.choose_attention(section.attention, device)
-        model = models.new_model(fields, tokenizer, recipe.seed, attention, dtype)
+        model = models.new_model(fields, tokenizer, seed, attention, dtype)
         n = sum(models.size_of(parameter) for parameter in model.parameters())
         if sharding is not None:
             model = models.shard(model, sharding)
@@ -104,7 +100,7 @@ def load_training_model(
             *chosen,
         ]
     loaded = models.load_model(
-        path or str(section.path), dtype=dtype, attention=section.attention, device=section.device,
+        path or str(section.path), dtype=dtype, attention=section.attention, device=device,
         revision=None if path else section.revision, quantization=section.quantization, tokenizer=tokenizer,
         move=not is_fsdp_launch(), sharding=sharding,
     )  # fmt: skip
@@ -114,7 +110,7 @@ def load_training_model(
     return loaded.model, notes
 
 
-def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Sharding | None:
+def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding | None:
     """Return how transformers shards the model of a run while it loads it; `config` then asks accelerate for nothing.
 
     Activation checkpointing that was set for accelerate becomes the trainer's.
@@ -127,7 +123,7 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
         # transformers asks the newest plugin that is alive whether weights are in parts
         config.deepspeed_plugin.set_deepspeed_weakref()
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=config.bf16)
-    if sharding is not None and recipe.model.quantization == "none":
+    if sharding is not None and quantization == "none":
         checkpoints = is_yes("FSDP_ACTIVATION_CHECKPOINTING") and is_fsdp_launch()
         config.gradient_checkpointing |= checkpoints or bool(
             config.fsdp and config.fsdp_config.get("activation_checkpointing")
@@ -135,7 +131,7 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
         config.fsdp, config.fsdp_plugin_args = None, None
         return sharding
     if (config.fsdp or is_fsdp_launch()) and config.use_cpu:
-        raise recipe.error(
+        raise fault(
             "trainer", "accelerate shards on GPUs only: no quantized weights, offload or context parallelism on CPUs."
         )
     return None
@@ -191,56 +187,54 @@ def precision_warnings(section: ModelSection, config: SFTConfig) -> list[str]:
     return [message]
 
 
-def set_chat_template(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[ChatFormat, list[str]]:
+def set_chat_template(
+    corpus: CorpusSection, trainer: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> tuple[ChatFormat, list[str]]:
     """Set a chat template that the recipe names in `tokenizer`; return how conversations become tokens, and notes on it."""
-    corpus, trainer = recipe.corpus, recipe.trainer
     if trainer.get("chat_template_path"):
-        tokenizer.chat_template = _read_chat_template(recipe, trainer["chat_template_path"])
+        tokenizer.chat_template = _read_chat_template(trainer["chat_template_path"])
     assistant_only = bool(trainer.get("assistant_only_loss"))
     template, note = training_template(tokenizer) if assistant_only else (None, "")
     kwargs = corpus.chat_template_kwargs or {}
     try:
         check_kwargs(kwargs, template, tokenizer.chat_template)
     except InputError as error:
-        raise recipe.error("corpus.chat_template_kwargs", str(error)) from error
+        raise fault("corpus.chat_template_kwargs", str(error)) from error
     return ChatFormat(assistant_only, template, kwargs, corpus.allow_dropped_tokens), [note] * bool(note)
 
 
-def _read_chat_template(recipe: TrainRecipe, path: str) -> str:
+def _read_chat_template(path: str) -> str:
     """Return a chat template from a Jinja file, or from the tokenizer in a folder or on the hub."""
     try:
         if path.endswith((".jinja", ".j2")):
             return read_bytes(Path(path)).decode("utf-8-sig")
         template = models.load_tokenizer(path).chat_template
     except (KinjectError, UnicodeDecodeError) as error:
-        raise recipe.error("trainer.chat_template_path", f"{path}: {error}") from error
+        raise fault("trainer.chat_template_path", f"{path}: {error}") from error
     if not isinstance(template, str):
-        raise recipe.error("trainer.chat_template_path", f"the tokenizer in {path} has no chat template.")
+        raise fault("trainer.chat_template_path", f"the tokenizer in {path} has no chat template.")
     return template
 
 
-def freeze(model: Any, recipe: TrainRecipe) -> None:
-    """Freeze the parameters that match `model.freeze`. Raises `RecipeError` for a pattern without a match."""
+def freeze(model: Any, patterns: Sequence[str]) -> None:
+    """Freeze the parameters that match `patterns`, model.freeze. Raises `RecipeError` for one without a match."""
     names = [name for name, _ in model.named_parameters()]
-    for pattern in recipe.model.freeze:
+    for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise recipe.error(
-                "model.freeze", f"{pattern!r} matches no parameter. Names look like {', '.join(names[:3])}."
-            )
+            raise fault("model.freeze", f"{pattern!r} matches no parameter. Names look like {', '.join(names[:3])}.")
     for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in recipe.model.freeze):
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
 
 
-def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
-    """Return the names that train. Raises `TrainingError` if they are not exactly those that the recipe names.
+def check_trainable(model: Any, frozen: Sequence[str], adapter: Mapping[str, Any] | None) -> None:
+    """Raise `TrainingError` if the parameters that train are not exactly those that the recipe names.
 
-    Without an adapter these are all but the frozen; with one, its own weights beside every target, and a whole copy of
-    every module in `modules_to_save` (embed_tokens and lm_head among them).
+    Without an `adapter` these are all that match no pattern of `frozen`; with one, its own weights beside every target, and
+    a whole copy of every module in `modules_to_save` (embed_tokens and lm_head among them).
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if recipe.adapter is None:
-        frozen = recipe.model.freeze
+    if adapter is None:
         expected = [n for n, _ in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
         different = sorted(set(expected) ^ set(trained))
         if different:
@@ -248,10 +242,9 @@ def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
                 f"the parameters that train are not those of the recipe; these differ: {', '.join(different[:5])}."
             )
     else:
-        _check_adapter(trained, recipe.adapter)
+        _check_adapter(trained, adapter)
     if not trained:
         raise TrainingError("no parameter trains. Check model.freeze and the adapter section.")
-    return trained
 
 
 def check_model(recipe: TrainRecipe) -> None:
@@ -262,11 +255,11 @@ def check_model(recipe: TrainRecipe) -> None:
     """
     section = recipe.model
     config = _read_config(section)
-    fault = models.causal_fault(config) if config is not None else ""
-    if fault and section.new is None:
-        raise recipe.error("model.path", f"{section.path}/config.json: {fault}")
-    if fault:
-        raise recipe.error("model.new", fault)
+    reason = models.causal_fault(config) if config is not None else ""
+    if reason and section.new is None:
+        raise fault("model.path", f"{section.path}/config.json: {reason}")
+    if reason:
+        raise fault("model.new", reason)
     if section.new is not None:
         fields = {key: value for key, value in section.new.items() if key != "model_type"}
         model_type = section.new["model_type"]
@@ -279,12 +272,11 @@ def check_model(recipe: TrainRecipe) -> None:
         empty = empty_model(config)
     except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
         return
-    freeze(empty, recipe)
-    if wants_layers:
-        _check_last_layers(recipe, config)
+    freeze(empty, section.freeze)
+    _check_last_layers(recipe.techniques.reinitialize_last_layers, config)
     if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
-        fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
-        raise recipe.error("trainer.router_aux_loss_coef", fault)
+        message = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
+        raise fault("trainer.router_aux_loss_coef", message)
     if recipe.adapter is not None:
         recipe.raise_any(build(functools.partial(_adapt, config), recipe.adapter, "adapter", "peft")[1])
 
@@ -356,15 +348,14 @@ def _check_adapter(trained: Sequence[str], adapter: Mapping[str, Any]) -> None:
             raise TrainingError(f"the adapter asks to train {module}, but none of its weights train. Check its name.")
 
 
-def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
-    """Draw new weights for the last `techniques.reinitialize_last_layers`, as the architecture does for a new model.
+def reinitialize_last_layers(model: Any, n_last: int, seed: int) -> list[str]:
+    """Draw new weights for the last `n_last` layers, as the architecture does for a new model.
 
-    Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on the recipe's seed alone, so a resumed
-    run draws the same. Returns the names of the parameters. Raises `RecipeError` if the model has fewer layers.
+    Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on `seed` alone, so a resumed run draws the
+    same. Returns the names of the parameters. Raises `RecipeError` if the model has fewer layers.
     """
-    n_last = recipe.techniques.reinitialize_last_layers
     n_layers = model.config.get_text_config().num_hidden_layers
-    _check_last_layers(recipe, model.config)
+    _check_last_layers(n_last, model.config)
     if not n_last:
         return []
     names = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - n_last)]
@@ -377,18 +368,18 @@ def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
             model._init_weights(module)
 
     with torch.random.fork_rng(devices), torch.no_grad():
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(seed)
         for name, module in model.named_modules():
             if _at_least(f"{name}.", n_layers - n_last) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
                 module.apply(initialize)
     return names
 
 
-def _check_last_layers(recipe: TrainRecipe, config: Any) -> None:
-    n_last, n_layers = recipe.techniques.reinitialize_last_layers, config.get_text_config().num_hidden_layers
+def _check_last_layers(n_last: int, config: Any) -> None:
+    n_layers = config.get_text_config().num_hidden_layers
     if n_last > n_layers:
-        fault = f"found {n_last}, but the model has {n_layers} layers. Set at most {n_layers}."
-        raise recipe.error("techniques.reinitialize_last_layers", fault)
+        message = f"found {n_last}, but the model has {n_layers} layers. Set at most {n_layers}."
+        raise fault("techniques.reinitialize_last_layers", message)
 
 
 def _at_least(name: str, first: int) -> bool:

@@ -122,7 +122,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
             counts_path, {**fates, "given": n_rows - len(answers), "kept": len(answers), "written_seconds": seconds}
         )
     counts = read_json(counts_path, "Delete it; the answers are written again.")
-    return out, _note(recipe, part, counts, out), {key: counts[key] for key in ("written_tokens", "written_seconds")}
+    return out, _note(path, part, counts, out), {key: counts[key] for key in ("written_tokens", "written_seconds")}
 
 
 def _key(part: str) -> str:
@@ -133,10 +133,10 @@ def _hash_of(path: str | None) -> str | None:
     return file_hash(Path(path)) if path is not None and is_file(Path(path)) else path
 
 
-def _note(recipe: TrainRecipe, part: str, counts: Mapping[str, Any], out: Path) -> str:
+def _note(path: str, part: str, counts: Mapping[str, Any], out: Path) -> str:
     n_requested = counts["kept"] + counts["endless"] + counts["wrong"]
     return (
-        f"{_key(part)}: {recipe.model.path} wrote {counts['kept']:,} of {n_requested:,} answers itself; left out: "
+        f"{_key(part)}: {path} wrote {counts['kept']:,} of {n_requested:,} answers itself; left out: "
         f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; "
         f"{counts['given']:,} rows keep theirs ({out})"
     )
@@ -162,10 +162,10 @@ def _last_answer(turns: Sequence[Row]) -> int:
 def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, generator: GeneratorSection) -> _Writer:
     model = recipe.model
     loaded = models.load_model(
-        str(model.path), dtype=model.dtype, device="cpu" if recipe.trainer.get("use_cpu") else model.device,
-        revision=model.revision, quantization=model.quantization,
+        str(model.path), dtype=model.dtype, device=recipe.device, revision=model.revision,
+        quantization=model.quantization,
     )  # fmt: skip
-    set_chat_template(recipe, loaded.tokenizer)
+    set_chat_template(recipe.corpus, recipe.trainer, loaded.tokenizer)
     window = models.window_of(loaded.model.config)
     most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)
     return _Writer(

@@ -29,11 +29,11 @@ from kinject.errors import TrainingError
 from kinject.hub import find_source
 from kinject.models import check_files, model_hash
 from kinject.process import is_first_process, made_by_first_process, work_seconds
-from kinject.recipe import TrainRecipe
+from kinject.recipe import ModelSection, TrainRecipe
 from kinject.terminal import rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.data import summarize_exposures
-from kinject.train.objectives.distillation import document_inputs, teacher_documents
+from kinject.train.objectives.distillation import document_inputs
 from kinject.types import TrainResult
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     configs = check_training(recipe)  # its problems, before the folder changes
     inputs = made_by_first_process(lambda: hash_inputs(recipe))
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
-        finished = _check_folder(recipe, inputs, resume=resume, overwrite=overwrite)
+        finished = _check_folder(recipe.run_dir, inputs, resume=resume, overwrite=overwrite)
         if finished is not None:
             return finished
         trainer = make_trainer(recipe, inputs, configs)
@@ -90,7 +90,8 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         seconds, work = monotonic() - started, work_seconds(trainer.args.device.type) - began
         check_trained(trainer)
         ended_above = trainer.guard.ended_above()
-        model_dir = _save_model(trainer, recipe)
+        merges = recipe.adapter is not None and bool(recipe.adapter.get("merge"))
+        model_dir = _save_model(trainer, recipe.run_dir, recipe.model, merges=merges)
     _publish_model(trainer, model_dir)
     counts = {
         "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
@@ -106,7 +107,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         for _, path in checkpoints(recipe.run_dir) if trainer.args.save_strategy == "no" else ():
             shutil.rmtree(path)  # a signal's
     _write_manifest(recipe, inputs, counts)
-    return _result(recipe, counts, model_dir, already_done=False)
+    return _result(recipe.run_dir, counts, already_done=False)
 
 
 def render_summary(result: TrainResult) -> str:
@@ -136,9 +137,9 @@ def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
     }
 
 
-def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
+def _result(folder: Path, counts: Mapping[str, Any], *, already_done: bool) -> TrainResult:
     return TrainResult(
-        run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
+        run_dir=str(folder), model_dir=str(folder / "model"), n_steps=counts["steps"], n_epochs=counts["epochs"],
         final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"],
         n_learned=counts.get("learned_tokens"), cost=counts.get("cost", {}),
         notes=(*counts["notes"], *counts["warnings"]), already_done=already_done,
@@ -157,9 +158,10 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
         inputs["projection"] = check_output(Path(recipe.projection.path), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
-    documents = document_inputs(teacher_documents(recipe), recipe.documents)
-    inputs |= {f"document {name}": digest for name, digest in documents.items()}
-    teacher = recipe.distillation.teacher if recipe.distillation is not None else None
+    teacher = None
+    if recipe.distills is not None:
+        teacher, documents = recipe.distills.teacher, document_inputs(recipe.distills, recipe.documents)
+        inputs |= {f"document {name}": digest for name, digest in documents.items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
         if isinstance(path, str):
             folder = Path(path)
@@ -178,14 +180,11 @@ def _write_manifest(recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapp
     write_manifest(path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs)
 
 
-def _check_folder(
-    recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
-) -> TrainResult | None:
+def _check_folder(folder: Path, inputs: Mapping[str, str], *, resume: bool, overwrite: bool) -> TrainResult | None:
     """Return the result of a finished run of the same inputs, if any; else clear the folder.
 
     Raises `TrainingError` if the folder holds another run, or needs --resume or --overwrite.
     """
-    folder = recipe.run_dir
     manifest = None if overwrite else read_manifest(folder / "manifest.json")
     if manifest is not None:
         same = manifest["inputs"].get("fingerprint") == inputs["fingerprint"]
@@ -198,7 +197,7 @@ def _check_folder(
         if fault:
             log.warning(f"{fault}. The model is made again.")
         elif same and finished:
-            return _result(recipe, manifest["counts"], folder / "model", already_done=True)
+            return _result(folder, manifest["counts"], already_done=True)
         if not same and (finished or checkpoints(folder)):
             raise TrainingError(
                 f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, or start over with --overwrite."
@@ -246,8 +245,8 @@ def _close_screen(trainer: KnowledgeTrainer) -> None:
             callback.close()
 
 
-def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
-    """Write model and tokenizer to model/, whole or not at all; with `adapter.merge`, the adapter folded in.
+def _save_model(trainer: KnowledgeTrainer, run_dir: Path, base: ModelSection, *, merges: bool) -> Path:
+    """Write model and tokenizer to model/, whole or not at all; with `merges`, the adapter folded in.
 
     Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is not finite.
     """
@@ -255,11 +254,11 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     from kinject.train.guards import UNSTABLE, agree_on_fault
     from kinject.train.merge import fold, save_as
 
-    part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
+    part, final = run_dir / ".model.part", run_dir / "model"
     if is_first_process():
         shutil.rmtree(part, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    if recipe.adapter is not None and recipe.adapter.get("merge"):
+    if merges:
         if is_first_process():
             fold(trainer.accelerator.unwrap_model(trainer.model)).save_pretrained(str(part))
             trainer.processing_class.save_pretrained(str(part))
@@ -267,16 +266,16 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
         trainer.save_model(str(part), _internal_call=True)  # without an upload
     trainer.accelerator.wait_for_everyone()
     if is_first_process() and not (part / ADAPTER_CONFIG).exists():
-        save_as(part, "auto", recipe.model.path, recipe.model.revision)
+        save_as(part, "auto", base.path, base.revision)
     fault = not_finite_in(part) if is_first_process() else ""
     if fault:
         shutil.rmtree(part)
     name = fault.rpartition(": ")[2]
-    agree_on_fault(trainer, fault and f"{recipe.run_dir}: {name} is not finite after training. {UNSTABLE}")
+    agree_on_fault(trainer, fault and f"{run_dir}: {name} is not finite after training. {UNSTABLE}")
     if is_first_process():
-        trainer.create_model_card(model_name=recipe.run_dir.name)
+        trainer.create_model_card(model_name=run_dir.name)
         if trainer.args.push_to_hub:
-            os.replace(recipe.run_dir / "README.md", part / "README.md")
+            os.replace(run_dir / "README.md", part / "README.md")
         write_sha256sums(part)
         if final.exists():
             shutil.rmtree(final)

@@ -7,11 +7,12 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile
-from kinject.errors import Problem
+from kinject.errors import Problem, RecipeError, fault
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
@@ -43,7 +44,7 @@ from kinject.train.load import (
     widen_adapter,
 )
 from kinject.train.objectives import OBJECTIVES, make_loss
-from kinject.train.objectives.distillation import Teacher, make_teacher, section_of
+from kinject.train.objectives.distillation import Teacher, make_teacher
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
 from kinject.train.trainer import KnowledgeTrainer, TrainingParts, check_isolation
@@ -61,24 +62,28 @@ def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
     Raises `RecipeError` for the problems of all sections that training reads, before a corpus or weights are read.
     """
     kinds: dict[str, Any] = {**OBJECTIVES, **UPDATE_RULES}
-    _check_custom(recipe, {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)})
-    rows = [row for name, kind in kinds.items() if kind.is_on(name, recipe) for row in kind.conflicts]
-    configs = make_configs(recipe, rows)
-    check_special_tokens(recipe)
-    check_model(recipe)
+    with recipe.locating():
+        _check_custom(
+            recipe.techniques.custom, {n: kind for n, kind in kinds.items() if dataclasses.is_dataclass(kind)}
+        )
+        rows = [row for name, kind in kinds.items() if kind.is_on(name, recipe) for row in kind.conflicts]
+        configs = make_configs(recipe, rows)
+        check_special_tokens(recipe.model, recipe.trainer)
+        check_model(recipe)
     return configs
 
 
-def _check_custom(recipe: TrainRecipe, known: Mapping[str, Any]) -> None:
+def _check_custom(custom: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Raise `RecipeError` for unknown names and settings under techniques.custom."""
     problems: list[Problem] = []
     checker = Checker(lambda key, message: problems.append(Problem(key, message)))
-    for name, settings in recipe.techniques.custom.items():
+    for name, settings in custom.items():
         if name in known:
             checker.section(known[name], settings, ("techniques", "custom", name))
         else:
             problems.append(Problem(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known)}"))
-    recipe.raise_any(problems)
+    if problems:
+        raise RecipeError(problems)
 
 
 def make_trainer(
@@ -92,9 +97,10 @@ def make_trainer(
     would be lost or packed documents would see each other.
     """
     config, adapter = configs or check_training(recipe)
-    sharding = take_over_sharding(config, recipe)
-    with models.sharded_by_transformers(sharding):
-        return _make_trainer(recipe, config, adapter, sharding, hashes)
+    with recipe.locating():
+        sharding = take_over_sharding(config, recipe.model.quantization)
+        with models.sharded_by_transformers(sharding):
+            return _make_trainer(recipe, config, adapter, sharding, hashes)
 
 
 def _make_trainer(
@@ -104,25 +110,28 @@ def _make_trainer(
     """Return the trainer as `make_trainer` does, of a checked config."""
 
     def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora, Counter[str]]:
-        corpora, notes, cost = with_own_answers(recipe, open_corpora(recipe, hashes))
-        tokenizer = load_training_tokenizer(recipe, corpora.rows)
-        tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
+        with recipe.locating():  # the others are told the first's faults as text
+            corpora, notes, cost = with_own_answers(recipe, open_corpora(recipe, hashes))
+            tokenizer = load_training_tokenizer(recipe.model, recipe.trainer, corpora.rows)
+            tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
         return corpora, tokenizer, dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes]), cost
 
     corpora, tokenizer, tokenized, cost = first_process_first(tokenize)  # the others find its tokens in the cache
-    model, notes = load_training_model(recipe, tokenizer, sharding)
+    load = functools.partial(load_training_model, recipe.model, tokenizer, recipe.seed, recipe.device, sharding)
+    model, notes = load()
     models.check_causal(model, recipe.model.path or recipe.location("model.new"))
-    window = check_positions(recipe, model.config, tokenized.train)
+    window = check_positions(model.config, tokenized.train)
     probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
 
     def load_weights(path: str) -> PreTrainedModel:
         with models.sharded_by_transformers(sharding):
-            return load_training_model(recipe, tokenizer, sharding, path)[0]
+            return load(path)[0]
 
-    freeze(model, recipe)
+    freeze(model, recipe.model.freeze)
     inputs = UpdateInputs(
         recipe, model, functools.partial(load_weights, "") if sharding is not None else None,
-        reinitialize_last_layers(model, recipe), tokenized.projection_rows or (),
+        reinitialize_last_layers(model, recipe.techniques.reinitialize_last_layers, recipe.seed),
+        tokenized.projection_rows or (),
     )  # fmt: skip
     loss, rules = make_loss(recipe, float(config.label_smoothing_factor)), make_rules(inputs)
     reads_replayed = any("replayed" in objective.columns for objective in loss.objectives)
@@ -136,7 +145,7 @@ def _make_trainer(
         tokenized.train, train, validation, loss, rules, Guard(recipe.guards), probes, load_weights, make, cost,
     )  # fmt: skip
     trainer = _assemble(recipe, config, adapter, model, tokenizer, parts)
-    check_trainable(trainer.model, recipe)
+    check_trainable(trainer.model, recipe.model.freeze, recipe.adapter)
     for rule in rules:
         rule.start(trainer)
     trainer.guard.warnings += precision_warnings(recipe.model, config)
@@ -171,11 +180,11 @@ def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, li
         costs.update(cost)
         if part:
             name = part.removeprefix("mix.")
-            rows = CorpusFile(path, REPLAY * (name == REPLAY))
-            corpora.parts[name] = dataclasses.replace(corpora.parts[name], rows=rows)
+            answered = CorpusFile(path, REPLAY * (name == REPLAY))
+            corpora.parts[name] = dataclasses.replace(corpora.parts[name], rows=answered)
         else:
-            with_answers = dataclasses.replace(recipe, corpus=dataclasses.replace(recipe.corpus, path=str(path)))
-            corpora = dataclasses.replace(corpora, rows=TrainingCorpus(with_answers))
+            rows = TrainingCorpus(path, recipe.method, corpora.rows.column)
+            corpora = dataclasses.replace(corpora, rows=rows)
     return corpora, notes, costs
 
 
@@ -187,10 +196,13 @@ def _teacher(
 
     The first process makes those that the cache lacks.
     """
+    section = recipe.distills
     assert tokenized.teacher is not None
-    weights = (hashes or {}).get("teacher" if section_of(recipe).teacher else "model", "")
+    assert section is not None
+    weights = (hashes or {}).get("teacher" if section.teacher else "model", "")
     known = "" if weights.startswith("hub:") else weights
-    make = functools.partial(make_teacher, recipe, tokenized.teacher, model, known, bf16=bf16)
+    cache_dir = Path(recipe.corpus.cache_dir)
+    make = functools.partial(make_teacher, section, recipe.model, cache_dir, tokenized.teacher, model, known, bf16=bf16)
     teacher, note, spent = first_process_first(make)
     tokenized.notes.append(note)
     cost.update(spent)
@@ -222,7 +234,7 @@ def _assemble(
             data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned), callbacks=callbacks,
         )  # fmt: skip
     except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
-        raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
+        raise fault("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
     guard_trackers(trainer.callback_handler.callbacks)
     if techniques.histogram_steps is not None:
         trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
@@ -239,11 +251,11 @@ def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
         return
     key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
     key = "regularization.kl" if has_kl else "method" if recipe.method == "distill" else key
-    fault = (
+    message = (
         "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, distill and "
         "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
     )
-    raise recipe.error(key, fault)
+    raise fault(key, message)
 
 
 def _row_multiple(config: SFTConfig) -> int:

@@ -42,8 +42,9 @@ from kinject.corpus.tokenize import (
 )
 from kinject.disk import content_id, read_json, write_json
 from kinject.documents import document_hashes, read_documents
+from kinject.errors import fault
 from kinject.process import work_seconds
-from kinject.recipe import DistillationSection, DocumentsSection, TrainRecipe
+from kinject.recipe import DistillationSection, DocumentsSection, ModelSection, TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.loss import Objective, Predictions, divergence, log_probs_of
 from kinject.types import Document
@@ -220,24 +221,16 @@ class HeadWriter:
 
 
 def teacher_rows(
-    recipe: TrainRecipe, corpus: CorpusFile, tokens: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase,
-    tokenization: Tokenization,
-) -> TeacherRows | None:  # fmt: skip
-    """Return the teacher's text for each row of `corpus`; None for another method.
-
-    Raises `RecipeError` if no row has a context.
-    """
-    if recipe.method != "distill":
-        return None
-    section = section_of(recipe)
+    recipe: TrainRecipe, section: DistillationSection, corpus: CorpusFile, tokens: Sequence[TokenRow],
+    tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization,
+) -> TeacherRows:  # fmt: skip
+    """Return the teacher's text for each row of `corpus`. Raises `RecipeError` if no row has a context."""
     path, revision = (section.teacher, None) if section.teacher else (recipe.model.path, recipe.model.revision)
     if section.teacher and models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab():
-        fault = (
-            f"{section.teacher} has another vocabulary than the model. Its answers can be learned as any other text."
-        )
-        raise recipe.error("distillation.teacher", fault)
+        message = f"{section.teacher} has another vocabulary than the model."
+        raise fault("distillation.teacher", f"{message} Its answers can be learned as any other text.")
     window = models.window_of(models.load_config(path, revision)) if path is not None else None
-    reads = section.context, section.context_tokens, document_inputs(teacher_documents(recipe), recipe.documents)
+    reads = section.context, section.context_tokens, document_inputs(section, recipe.documents)
     key = entry_key(corpus.cache_key, tokenizer, tokenization, "teacher", _HEADS_FORMAT, window, *reads)
 
     def make() -> Iterator[TokenRow]:
@@ -249,28 +242,18 @@ def teacher_rows(
     heads = cached_tokens(Path(recipe.corpus.cache_dir), key, make, "")
     read = TeacherRows(tokens, heads, key)
     if not read.starts[-1]:
-        fault = (
+        message = (
             f"{section.context}: no row of {recipe.corpus.path} has a context that fits into the model's window. Rows need a "
             "document_id, and the documents must be in the corpus (origin: original) or at distillation.documents; context: "
             "beginning needs none."
         )
-        raise recipe.error("distillation.context", fault)
+        raise fault("distillation.context", message)
     return read
 
 
-def section_of(recipe: TrainRecipe) -> DistillationSection:
-    """Return the section of a recipe, or its defaults."""
-    return recipe.distillation or DistillationSection()
-
-
-def teacher_documents(recipe: TrainRecipe) -> str | None:
-    """Return the path of the documents that a recipe names for its teacher; None for those of the corpus, or for none."""
-    section = section_of(recipe)
-    return section.documents if section.context == "document" else None
-
-
-def document_inputs(path: str | None, settings: DocumentsSection) -> dict[str, str]:
-    """Return the hashes of the documents at `path`, a key of the recipe; {} for those of the corpus itself (None)."""
+def document_inputs(section: DistillationSection, settings: DocumentsSection) -> dict[str, str]:
+    """Return the hashes of the documents that `section` names for the teacher; {} for those of the corpus, or for none."""
+    path = section.documents if section.context == "document" else None
     return document_hashes(Path(path), settings) if path is not None else {}
 
 
@@ -329,7 +312,7 @@ class Distillation(Objective):
     @classmethod
     def make(cls, name: str, recipe: TrainRecipe) -> Distillation:
         """Return the objective with the recipe's section."""
-        return cls(section_of(recipe))
+        return cls(recipe.distillation or DistillationSection())
 
     def by_token(
         self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None
@@ -381,21 +364,21 @@ def as_frozen(model: Any) -> Iterator[None]:
 
 
 def make_teacher(
-    recipe: TrainRecipe, read: TeacherRows, model: Any, weights: str, *, bf16: bool
+    section: DistillationSection, base: ModelSection, cache_dir: Path, read: TeacherRows, model: Any, weights: str, *,
+    bf16: bool,
 ) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
     """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens, teacher_seconds).
 
     The predictions are in the cache, which keeps their cost, or made by the teacher and stored: by distillation.teacher,
-    or `model`, the base as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`: under
-    autocast.
+    or `model`, the `base` as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`:
+    under autocast.
     """
-    section = section_of(recipe)
     is_made = False
 
     def write(folder: Path) -> None:
         nonlocal is_made
         began, is_made = work_seconds(model.device.type), True
-        with as_frozen(teacher := _load_teacher(recipe, model)):
+        with as_frozen(teacher := _load_teacher(section.teacher, base, model)):
             _write_predictions(folder, read, teacher, section, vocabulary, bf16=bf16)
         spent = {
             "teacher_tokens": read.count_read(),
@@ -405,10 +388,10 @@ def make_teacher(
 
     vocabulary = int(model.config.get_text_config().vocab_size)
     key = content_id(
-        "predictions", _FORMAT, read.key, weights or _identity(recipe, model), str(model.dtype), bf16, section.top_k,
-        recipe.model.quantization,
+        "predictions", _FORMAT, read.key, weights or _identity(section.teacher, base, model), str(model.dtype), bf16,
+        section.top_k, base.quantization,
     )  # fmt: skip
-    folder = cached_entry(Path(recipe.corpus.cache_dir), key, write)
+    folder = cached_entry(cache_dir, key, write)
     teacher = Teacher(folder)
     n, n_bytes = int(teacher.starts[-1]), sum(path.stat().st_size for path in folder.iterdir())
     cost = read_json(folder / _COST, "Delete it; the predictions are made again.")
@@ -417,19 +400,15 @@ def make_teacher(
     return teacher, note, cost
 
 
-def _load_teacher(recipe: TrainRecipe, model: Any) -> Any:
-    """Return the model that distillation.teacher names, where `model` is; else `model` itself."""
-    path, section = section_of(recipe).teacher, recipe.model
+def _load_teacher(path: str | None, base: ModelSection, model: Any) -> Any:
+    """Return the model at `path`, where `model` is; without a path `model` itself."""
     if path is None:
         return model
-    return models.load_model(
-        path, dtype=section.dtype, device=model.device.type, quantization=section.quantization
-    ).model  # fmt: skip
+    return models.load_model(path, dtype=base.dtype, device=model.device.type, quantization=base.quantization).model
 
 
-def _identity(recipe: TrainRecipe, model: Any) -> str:
-    teacher = section_of(recipe).teacher
-    path, config = (teacher, models.load_config(teacher)) if teacher else (str(recipe.model.path), model.config)
+def _identity(teacher: str | None, base: ModelSection, model: Any) -> str:
+    path, config = (teacher, models.load_config(teacher)) if teacher else (str(base.path), model.config)
     return models.model_hash(Path(path)) if Path(path).exists() else f"{path}@{getattr(config, '_commit_hash', '')}"
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kinject.corpus.packing import TrainingRow
-from kinject.errors import InputError
+from kinject.errors import InputError, fault
 from kinject.models import full_tensor, has_fast_bf16, own_part
 from kinject.recipe.check import Conflict
 
@@ -124,9 +124,8 @@ class FreezeWarmup(UpdateRule):
     comes from the trainer's step, so resuming changes nothing.
     """
 
-    def __init__(self, recipe: TrainRecipe, steps: int, reinitialized: Sequence[str]) -> None:
-        self.recipe, self.steps = recipe, steps
-        self.patterns, self.first = recipe.techniques.freeze_base_except, list(reinitialized)
+    def __init__(self, steps: int, patterns: Sequence[str], reinitialized: Sequence[str]) -> None:
+        self.steps, self.patterns, self.first = steps, patterns, list(reinitialized)
         self._guard: Any = None
 
     @classmethod
@@ -137,7 +136,8 @@ class FreezeWarmup(UpdateRule):
     @classmethod
     def make(cls, name: str, inputs: UpdateInputs) -> FreezeWarmup:
         """Return the rule with the recipe's steps."""
-        return cls(inputs.recipe, inputs.recipe.techniques.freeze_base_steps or 0, inputs.reinitialized)
+        techniques = inputs.recipe.techniques
+        return cls(techniques.freeze_base_steps or 0, techniques.freeze_base_except, inputs.reinitialized)
 
     def start(self, trainer: Any) -> None:
         """Find the parameters that train first. Raises `RecipeError` for a pattern without a match."""
@@ -145,8 +145,8 @@ class FreezeWarmup(UpdateRule):
         names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                fault = f"{pattern!r} matches no parameter that trains. Names look like {', '.join(names[:3])}."
-                raise self.recipe.error("techniques.freeze_base_except", fault)
+                message = f"{pattern!r} matches no parameter that trains. Names look like {', '.join(names[:3])}."
+                raise fault("techniques.freeze_base_except", message)
         matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns)]
         self.first = matched or self.first
 
