@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from kinject.errors import TrainingError
 from kinject.models import load_model
 from kinject.recipe import GuardsSection, Recipe
 from kinject.train import train
-from kinject.train.callbacks import no_improvement
+from kinject.train.callbacks import patience
 from kinject.train.data import Collator
 from kinject.train.guards import Guard
 from kinject.train.trainer import KnowledgeTrainer
@@ -321,7 +322,7 @@ def test_fp16_on_a_model_saved_in_bfloat16_is_a_warning_in_the_manifest(
         )
         assert [text.startswith(message) for text in warnings] == [True] * warned
         assert (message in caplog.text) == warned
-        assert any("parameters in fp16" in note for note in result.notes)
+        assert any("(float32 weights, float16 arithmetic)" in note for note in result.notes)
 
 
 def test_an_evaluation_that_is_not_finite_is_no_improvement(
@@ -329,10 +330,11 @@ def test_an_evaluation_that_is_not_finite_is_no_improvement(
 ) -> None:
     nan, rows = float("nan"), [3.0, float("nan"), 2.0, float("nan"), float("nan")]
     history = [{"step": step, "eval_loss": value} for step, value in enumerate(rows, start=1)]
-    assert no_improvement(history[:4], ("loss", False), 2, "k") == ""
-    assert "not been better than 2.000 for 2 evaluations" in no_improvement(history, ("loss", False), 2, "k")
+    reason, args = patience(2), SimpleNamespace(metric_for_best_model=None)
+    assert reason(args, history[:4]) == ""
+    assert "not been better than 2.000 for 2 evaluations" in reason(args, history)
     never = [{"step": step, "eval_loss": nan} for step in (1, 2)]
-    assert "eval_loss has not been finite in 2 evaluations" in no_improvement(never, ("loss", False), 2, "k")
+    assert "eval_loss has not been finite for 2 evaluations" in reason(args, never)
     honest = KnowledgeTrainer.compute_loss
     monkeypatch.setattr(
         KnowledgeTrainer, "compute_loss",

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError, TrainingError
+from kinject.plan.run import model_config
 from kinject.recipe import Recipe
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
 from kinject.train import train
@@ -118,7 +119,7 @@ def _recipe(make_recipe: MakeRecipe, name: str, kwargs: dict[str, Any], warmup: 
 
 
 def _planned(recipe: Recipe) -> list[float]:
-    return planned_curve(recipe.trainer, recipe.model, N, PER_EPOCH)
+    return planned_curve(recipe.trainer, model_config(recipe.model), N, PER_EPOCH)
 
 
 def _applied(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, **options: bool) -> list[float]:

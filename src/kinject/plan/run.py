@@ -170,7 +170,7 @@ def plan(
         timing=timing,
         seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
         step_flops=count_flops(step, shapes), rate=trainer_field(recipe.trainer, "learning_rate"), notes=tuple(notes),
-        rates=tuple(planned_curve(recipe.trainer, recipe.model, n_steps, per_epoch)) if is_drawn else None,
+        rates=tuple(planned_curve(recipe.trainer, step.model, n_steps, per_epoch)) if is_drawn else None,
     )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     from kinject.train.updates import UPDATE_RULES
 
     model, trainer, techniques, section = recipe.model, recipe.trainer, recipe.techniques, recipe.regularization
-    config = _model_config(model)
+    config = model_config(model)
     block, limit = trainer_field(trainer, "max_length"), window_of(config)
     if block is None or (limit is not None and not trainer.get("packing") and limit < block):
         block = limit
@@ -208,7 +208,8 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     )  # fmt: skip
 
 
-def _model_config(model: ModelSection) -> Any:
+def model_config(model: ModelSection) -> Any:
+    """Return transformers' config of the model to train. Raises `InputError` as `read_config`."""
     if model.new is None:
         return read_config(model.path or "", model.revision)
     if isinstance(model.tokenizer, TokenizerSection):
@@ -269,7 +270,7 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 
     tokenized = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe))
     data = tokenized.train
-    check_positions(_model_config(recipe.model), data)
+    check_positions(model_config(recipe.model), data)
     n_rows = len(data.rows)
     steps, epochs = count_steps(recipe.trainer, n_rows, n_devices)
     n_read = round((data.account.source - data.account.lost) * epochs)

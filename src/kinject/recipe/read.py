@@ -35,11 +35,6 @@ from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "plan"]
 
-_OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "train": ("probes", "distillation"),
-}  # fmt: skip
-"""Sections that a verb uses if they are present."""
-
 NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"})
 """Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the recipe."""
 
@@ -239,7 +234,8 @@ def read_recipe(
     notes = _leave_out_general_text(raw)
     kind = _RECIPES[verb] if verb is not None else Recipe
     required = tuple(kind.__annotations__) if verb is not None else ()
-    checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
+    optional = ("probes", "distillation") if verb == "train" else ()  # used if they are there
+    checked = (*required, *optional) if check_inputs and verb != "plan" else ()
 
     def report(key: KeyPath, message: str) -> None:
         problems.append(Problem(".".join(map(str, key)), message, _location(file, frozenset(overridden), key)))

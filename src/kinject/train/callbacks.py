@@ -284,32 +284,21 @@ def forgetting(section: ProbesSection) -> Reason:
 
 
 def patience(evaluations: int) -> Reason:
-    """Return the reason to stop after `evaluations` without a better metric, the validation loss if the recipe names none."""
+    """Return the reason to stop once the last `evaluations` were no better than the best one.
+
+    The metric is the validation loss if the recipe names none. An evaluation before the first step does not count.
+    """
 
     def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        greater = args.greater_is_better if args.metric_for_best_model is not None else False
-        return no_improvement(
-            history, (args.metric_for_best_model or "loss", greater), evaluations, "techniques.patience"
-        )
+        name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
+        by_step = {row["step"]: math.nan if row[name] is None else row[name] for row in history if name in row}
+        values = [value for step, value in by_step.items() if step > 0]
+        finite = [value for value in values if math.isfinite(value)]
+        since, found = len(values), "finite"
+        if finite:
+            best = max(finite) if args.metric_for_best_model and args.greater_is_better else min(finite)
+            since, found = len(values) - 1 - values.index(best), f"better than {best:.3f}"
+        fault = f"{name} has not been {found} for {since} evaluations (techniques.patience); the run stops."
+        return fault if since >= evaluations else ""
 
     return reason
-
-
-def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool], patience: int, key: str) -> str:
-    """Return a reason to stop if the last `patience` evaluations were no better than the best; "" otherwise.
-
-    `metric` is (its name, whether greater is better); an evaluation before the first step does not count. `key` is the
-    recipe's.
-    """
-    name = f"eval_{metric[0].removeprefix('eval_')}"
-    by_step = {row["step"]: math.nan if row[name] is None else row[name] for row in history if name in row}
-    values = [value for step, value in by_step.items() if step > 0]
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        never = f"{name} has not been finite in {len(values)} evaluations ({key}); the run stops."
-        return never if len(values) >= patience else ""
-    best = max(finite) if metric[1] else min(finite)
-    since = len(values) - 1 - values.index(best)
-    if since < patience:
-        return ""
-    return f"{name} has not been better than {best:.3f} for {since} evaluations ({key}); the run stops."

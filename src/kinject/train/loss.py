@@ -6,8 +6,9 @@ and several devices change nothing: `total` is that sum, `count` the batch's par
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -52,6 +53,16 @@ def divergence(logits: torch.Tensor, target: torch.Tensor, ids: torch.Tensor | N
     "this token" and "another one", at most that of the whole vocabulary.
     """
     return F.kl_div(log_probs_of(logits, ids), target, reduction="none", log_target=True).sum(-1)
+
+
+@contextlib.contextmanager
+def as_frozen(model: Any) -> Iterator[Any]:
+    """Yield `model` in evaluation mode, the adapter of a peft model switched off."""
+    was_training = model.training
+    model.eval()
+    with model.disable_adapter() if hasattr(model, "disable_adapter") else contextlib.nullcontext():
+        yield model
+    model.train(was_training)
 
 
 def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:

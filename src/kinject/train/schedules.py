@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 from transformers.optimization import get_scheduler, get_wsd_schedule
 
 from kinject.errors import TrainingError
-from kinject.models import load_config
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, TORCH_SCHEDULES
-
-if TYPE_CHECKING:
-    from kinject.recipe import ModelSection
 
 
 @dataclass(frozen=True)
@@ -129,19 +125,19 @@ def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
     return Schedule(name, args.lr_scheduler_kwargs or {}, args.warmup_steps, width, higher_is_better, steps_per_epoch)
 
 
-def planned_curve(trainer: Mapping[str, Any], model: ModelSection, n_steps: int, steps_per_epoch: int) -> list[float]:
-    """Return the learning rate of each of the `n_steps` updates of a recipe's sections, without loading or training.
+def planned_curve(trainer: Mapping[str, Any], config: Any, n_steps: int, steps_per_epoch: int) -> list[float]:
+    """Return the learning rate of each of the `n_steps` updates of a recipe, for a model of `config`, without training.
 
     They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A schedule that
-    follows a metric (reduce_lr_on_plateau, greedy) is drawn as if every evaluation were better than the last. `noam`
-    reads the model's config for its width. Raises `TrainingError` if the schedule does not fit into so few steps.
+    follows a metric (reduce_lr_on_plateau, greedy) is drawn as if every evaluation were better than the last. Raises
+    `TrainingError` if the schedule does not fit into so few steps.
     """
     from trl import SFTConfig
 
     rate = float(trainer.get("learning_rate", SFTConfig.__dataclass_fields__["learning_rate"].default))
     name = trainer.get("lr_scheduler_type", "linear")
     kwargs = trainer.get("lr_scheduler_kwargs") or {}
-    width = _width(model) if name == "noam" and not kwargs.get("d_model") else None
+    width = getattr(config.get_text_config(), "hidden_size", None)
     schedule = Schedule(name, kwargs, trainer.get("warmup_steps", 0), width, steps_per_epoch=steps_per_epoch)
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
@@ -154,15 +150,3 @@ def planned_curve(trainer: Mapping[str, Any], model: ModelSection, n_steps: int,
         if name not in ADAPTIVE_SCHEDULES:
             scheduler.step()
     return rates
-
-
-def _width(section: ModelSection) -> int:
-    """Return the hidden size of a recipe's model from its config."""
-    from transformers import AutoConfig
-
-    if section.new is not None:
-        fields = dict(section.new)
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    else:
-        config = load_config(section.path or "", section.revision)
-    return int(config.get_text_config().hidden_size)

@@ -269,11 +269,12 @@ def _row_multiple(config: SFTConfig) -> int:
 
 def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str:
     parameters, packing = list(trainer.model.parameters()), tokenized.packing
-    n_trained = sum(models.size_of(parameter) for parameter in parameters if parameter.requires_grad)
-    precision = {"no": "float32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    weights = " and ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in trained}))
+    arithmetic = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.accelerator.mixed_precision, weights)
     return (
-        f"trains {n_trained:,} of {sum(map(models.size_of, parameters)):,} parameters in {precision}, "
-        f"{len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
+        f"trains {sum(map(models.size_of, trained)):,} of {sum(map(models.size_of, parameters)):,} parameters "
+        f"({weights} weights, {arithmetic} arithmetic), {len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
         f"{', paraphrases separated' if packing.apart else ''}"
     )
 

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from peft import PeftModel
 
 from kinject import models
 from kinject.corpus.chat import conversation_texts, encode_conversation, prepend_context
@@ -46,7 +45,7 @@ from kinject.errors import fault
 from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, DocumentsSection, ModelSection, TrainRecipe
 from kinject.terminal import Progress
-from kinject.train.loss import Objective, Predictions, divergence, log_probs_of
+from kinject.train.loss import Objective, Predictions, as_frozen, divergence, log_probs_of
 from kinject.types import Document
 
 if TYPE_CHECKING:
@@ -353,16 +352,6 @@ class Teacher:
         return self.predictions(F.pad(numbers, (0, 1), value=NO_TEACHER).flatten())
 
 
-@contextlib.contextmanager
-def as_frozen(model: Any) -> Iterator[None]:
-    """Put `model` into evaluation mode, the adapter of a peft model switched off."""
-    was_training = model.training
-    model.eval()
-    with model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext():
-        yield
-    model.train(was_training)
-
-
 def make_teacher(
     section: DistillationSection, base: ModelSection, cache_dir: Path, read: TeacherRows, model: Any, weights: str, *,
     bf16: bool,
@@ -378,7 +367,7 @@ def make_teacher(
     def write(folder: Path) -> None:
         nonlocal is_made
         began, is_made = work_seconds(model.device.type), True
-        with as_frozen(teacher := _load_teacher(section.teacher, base, model)):
+        with as_frozen(_load_teacher(section.teacher, base, model)) as teacher:
             _write_predictions(folder, read, teacher, section, vocabulary, bf16=bf16)
         spent = {
             "teacher_tokens": read.count_read(),

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from kinject.corpus.packing import TrainingRow
 from kinject.errors import TrainingError
 from kinject.recipe import RegularizationSection
-from kinject.train.loss import divergence
+from kinject.train.loss import as_frozen, divergence
 from kinject.train.updates.rules import UpdateInputs, UpdateRule
 
 if TYPE_CHECKING:
@@ -81,24 +81,12 @@ class Regularizer(UpdateRule):
         marked = inputs["replayed"][:, 1:]
         if not bool(marked.any()):
             return logits.sum() * 0.0
-        with self.base_of(model, logits.device) as base, torch.no_grad():
+        base = getattr(model, "module", model) if self._frozen is None else self._frozen.to(logits.device)
+        with as_frozen(base), torch.no_grad():
             logits_of_base = base(
                 input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False
             ).logits
         return divergence(logits[marked], logits_of_base[:, :-1][marked].float().log_softmax(-1)).sum()
-
-    @contextlib.contextmanager
-    def base_of(self, model: Any, device: torch.device) -> Iterator[Any]:
-        """Yield the base of `model` in evaluation mode: the frozen copy, or the model itself without its adapter."""
-        inner = getattr(model, "module", model)
-        base = inner if self._frozen is None else self._frozen
-        if base.device != device:
-            base.to(device)
-        was_training = base.training
-        base.eval()
-        with inner.disable_adapter() if self._frozen is None else contextlib.nullcontext():
-            yield base
-        base.train(was_training)
 
 
 @dataclass
