@@ -74,34 +74,15 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
             high = delta + math.hypot(result.high - result.accuracy, rag.accuracy - rag.low)
             error = max((high - low) / 2 / Z, 1e-9)
             p = math.erfc(abs(delta) / error / math.sqrt(2))
-            contrast = Contrast(
-                "base+rag",
-                delta,
-                low,
-                high,
-                p,
-                None,
-                0,
-                0,
-                True,
-                "McNemar",
-                result.n,
-                result.n,
-                result.n,
-                result.accuracy,
+            sizes = (result.n, result.n, result.n, result.accuracy)
+            result = replace(
+                result, to_rag=Contrast("base+rag", delta, low, high, p, None, 0, 0, True, "McNemar", *sizes)
             )
-            result = replace(result, to_rag=contrast)
         evaluation_results.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))
     names = dict.fromkeys(result.arm for result in results)
     arms = tuple(ArmInfo(name, "base", name, trained=name != "base") for name in names)
-    fields: dict[str, object] = {
-        "kind": "evaluation",
-        "title": title,
-        "models": ("base",),
-        "arms": arms,
-        "results": tuple(evaluation_results),
-    }
-    return Report(**(fields | changes))  # type: ignore[arg-type]
+    report = Report("evaluation", title, ("base",), arms, tuple(evaluation_results))
+    return replace(report, **changes)  # type: ignore[arg-type]
 
 
 def first(n_right: int, n: int) -> list[bool]:

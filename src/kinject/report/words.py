@@ -172,9 +172,10 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
     shown = [r for r in view.headline_results() if r.to_closest is not None and r.to_closest.is_significant]
     leaders = list({result.arm for result in shown}) if len(arms) > 1 else arms
     if len(leaders) != 1:  # none is the best on a learning set, or another on each
-        return " ".join(_between([f for f in learned if f.result.question_set == name]) for name in sets)
+        return _between(learned)
     best = leaders[0]
-    parts = [_before_and_after(finding) for finding in learned if finding.result.arm == best]
+    of_best = [finding for finding in learned if finding.result.arm == best]
+    parts = [f"{'; '.join(_before_and_after(finding, of_best[0]) for finding in of_best)}."]
     if len(arms) > 1:
         scope = next(r.to_closest.scope for r in shown if r.to_closest is not None)
         parts.append(f"{arm_name(best)} did best of {len(arms)} trained models{in_these_models(scope)}.")
@@ -182,17 +183,20 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
     return " ".join([*parts, *([f"It read {reading}."] if reading else [])])
 
 
-def _before_and_after(finding: Finding) -> str:
-    """Return ``cpt answers 134 of 600 questions “new” before and 590 after training (22.3% → 98.3%, ...): +76.0 points ...``."""
+def _before_and_after(finding: Finding, first: Finding) -> str:
+    """Return ``cpt answers 134 of 600 questions “new” before and 590 after training (22.3% → 98.3%, ...): +76.0 points ...``.
+
+    Only the `first` names the arm.
+    """
     n, before, after = finding.contrast.n, finding.before, finding.contrast.accuracy
     percents = f"{format_percent(before)} → {format_percent(after)}"
     documents = _size(finding.contrast).partition(" on ")[2]
     seeds = len(finding.result.by_seed)
     details = ", ".join(filter(None, (percents, documents, f"mean of {seeds} trainings" if seeds > 1 else "")))
-    return (
-        f"{arm_name(finding.result.arm)} answers {before * n:,.0f} of {n:,} questions {quoted(finding.result.question_set)} "
-        f"before and {after * n:,.0f} after training ({details}): {_difference(finding, test=False)}."
-    )
+    who, what = f"{arm_name(finding.result.arm)} answers", f"of {n:,} questions {quoted(finding.result.question_set)}"
+    start = f"{who} {before * n:,.0f} {what}" if finding is first else f"{what} {before * n:,.0f}"
+    end = f"{after * n:,.0f} after{' training' if finding is first else ''} ({details})"
+    return f"{start} before and {end}: {_difference(finding, test=False)}"
 
 
 def _size(contrast: Contrast) -> str:
@@ -201,17 +205,28 @@ def _size(contrast: Contrast) -> str:
     return format_count(contrast.n, "question") + documents
 
 
-def _between(of_set: Sequence[Finding]) -> str:
-    """Return the span of several arms on one set, and which is highest."""
-    best, low = (choose(of_set, key=lambda f: f.contrast.accuracy) for choose in (max, min))
-    span = " to ".join(dict.fromkeys(format_percent(f.contrast.accuracy) for f in (low, best)))
-    unsure = "none is shown to be the best"
-    if best.tag is Tag.TOO_FEW:
-        unsure = f"too few {best.contrast.unit} ({best.contrast.n_clusters}) for any test, so they are not ranked"
+def _between(learned: Sequence[Finding]) -> str:
+    """Return the span of several arms on each set, which is highest there, and that none is the best."""
+    sets: dict[str, list[Finding]] = {}
+    for finding in learned:
+        sets.setdefault(finding.result.question_set, []).append(finding)
+    n_arms, sizes = len({f.result.arm for f in learned}), {_size(of_set[0].contrast) for of_set in sets.values()}
+    each = f", each {sizes.pop()}" if len(sets) > 1 and len(sizes) == 1 else ""
+    spans, highest, unsure = list[str](), list[str](), dict[str, list[str]]()
+    for name, of_set in sets.items():
+        best, low = (choose(of_set, key=lambda f: f.contrast.accuracy) for choose in (max, min))
+        span = " to ".join(dict.fromkeys(format_percent(f.contrast.accuracy) for f in (low, best)))
+        details = [f"{'' if spans else 'before training '}{format_percent(best.before)}"]
+        details += [] if each else [_size(best.contrast)]
+        details += [f"{len(of_set)} of them"] if len(of_set) < n_arms else []
+        spans.append(f"{span} of {'' if spans else 'the questions '}{quoted(name)} ({', '.join(details)})")
+        on = f" on {quoted(name)}" if len(sets) > 1 else ""
+        highest.append(f"{arm_name(best.result.arm)}{on} ({_difference(best, test=False, short=bool(highest))})")
+        why = f"too few {best.contrast.unit} ({best.contrast.n_clusters}) for any test, so they are not ranked"
+        unsure.setdefault(why if best.tag is Tag.TOO_FEW else "none is shown to be the best", []).append(quoted(name))
+    ends = [f"{text} on {join_words(names)}" if len(unsure) > 1 else text for text, names in unsure.items()]
     return (
-        f"{len(of_set)} trained models answer {span} of the questions {quoted(best.result.question_set)}, before training "
-        f"{format_percent(best.before)} ({_size(best.contrast)}); highest {arm_name(best.result.arm)}, "
-        f"{_difference(best, test=False)}; {unsure}."
+        f"{n_arms} trained models answer {join_words(spans)}{each}. Highest: {'; '.join([join_words(highest), *ends])}."
     )
 
 
@@ -288,16 +303,17 @@ def sentence(finding: Finding) -> str:
     return text
 
 
-def _difference(finding: Finding, *, test: bool = True) -> str:
-    """Return ``+61.8 points (95% interval +57.0 to +66.1; p < 0.001 after Holm)``."""
+def _difference(finding: Finding, *, test: bool = True, short: bool = False) -> str:
+    """Return ``+61.8 points (95% interval +57.0 to +66.1; p < 0.001 after Holm)``; `short` has the numbers only."""
     contrast, parts = finding.contrast, []
     if contrast.low is not None and contrast.high is not None:
-        parts.append(f"95% interval {format_points(contrast.low)} to {format_points(contrast.high)}")
+        interval = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
+        parts.append(interval if short else f"95% interval {interval}")
     if test and contrast.deciding_p is not None:
         parts.append(format_p(contrast.deciding_p) + (" after Holm" if contrast.family > 1 else ""))
     scope = in_these_models(contrast.scope) if test and finding.tag in (Tag.BETTER, Tag.WORSE) else ""
     inside = f" ({'; '.join(parts)})" if test and parts else f", {parts[0]}" if parts else ""
-    return f"{format_points(contrast.delta)} points{scope}{inside}"
+    return f"{format_points(contrast.delta)}{'' if short else ' points'}{scope}{inside}"
 
 
 def _perplexities(view: View) -> str:
