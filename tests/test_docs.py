@@ -274,7 +274,7 @@ def test_the_times_of_the_first_hour_agree() -> None:
     assert times == ["two", "two", "five"]
     for name, text in {
         "README.md": "two minutes; or", "docs/quickstart.md": "two minutes, then the whole job, two more",
-        "docs/index.md": "in four minutes", "src/kinject/demo.py": '"two minutes"', "src/kinject/cli/__init__.py": "2 minutes",
+        "docs/index.md": "in four minutes", "src/kinject/demo.py": "two minutes on", "src/kinject/cli/__init__.py": "2 minutes",
         "src/kinject/cli/verbs.toml": "two minutes on 2 CPU cores", "src/kinject/augment/survey.py": "about five minutes",
     }.items():  # fmt: skip
         assert text in (ROOT / name).read_text("utf-8"), name

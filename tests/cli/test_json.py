@@ -112,7 +112,7 @@ def test_an_error_of_every_verb_is_one_object_too(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wrong = {"demo": ["--real", "--from-scratch"], "sandbox": ["serve", "--port", "-1"], "recipes": ["list", "none"]}
+    wrong = {"demo": ["--out", "/dev/null"], "sandbox": ["serve", "--port", "-1"], "recipes": ["list", "none"]}
     assert main(["--json", verb, *wrong.get(verb, ["no/such.yaml"])]) == 2
     out, err = capfd.readouterr()
     found = json.loads(out)

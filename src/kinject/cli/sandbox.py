@@ -81,15 +81,12 @@ def _serve(arguments: argparse.Namespace) -> Outcome:
 @verb(
     "demo",
     option("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here"),
-    option("--from-scratch", action="store_true", help="train the base model instead of copying it"),
     option("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real"),
 )
 def _demo(arguments: argparse.Namespace) -> Outcome:
     from kinject.demo import REAL_REPORT, REPORT, demo
 
-    if arguments.real and arguments.from_scratch:
-        raise InputError("--real and --from-scratch: the real model was trained by others. Leave one out.")
-    report = demo(arguments.out, from_scratch=arguments.from_scratch, real=arguments.real)
+    report = demo(arguments.out, real=arguments.real)
     page = arguments.out / (REAL_REPORT if arguments.real else REPORT)
     show(f"report: {page}")
     show(f"figure: {page.parent / 'figures' / 'accuracy.png'}")
