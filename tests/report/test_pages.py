@@ -17,6 +17,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from study_results import make_study
@@ -33,6 +34,7 @@ TAGS = frozenset(
     "table thead tbody tr th td div figure figcaption pre code img dl dt dd ol script".split()
 )
 """Elements of kinject's own templates."""
+ODD_NAME = "$\\frac{1}{0$ 漢字 🦀 עברית \x00\x1b[2J\u202e\ud800"
 FIGURE = "data:image/svg+xml;base64,"
 
 
@@ -77,7 +79,9 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     base, results = first(50, 200), []
     for role, name in (("learning", texts[0]), ("retention", texts[2])):
         results.append(make_result("base", base, None, question_set=name, role=role))
-        results += [make_result(arm, first(99, 200), base, question_set=name, role=role) for arm in texts[:4]]
+        results += [
+            make_result(arm, first(99, 200), base, question_set=name, role=role) for arm in (*texts[:4], ODD_NAME)
+        ]
         results += [replace(result, subject=text) for result in results[-4:] for text in texts[1:4:2]]
     (folder / "eval").mkdir()
     flips = [
@@ -255,6 +259,12 @@ def test_a_page_full_of_hostile_texts_is_inert(pages: dict[str, Path], name: str
     text = Page(html).text
     assert "<script>top.pwned = 1" in text  # shown, as text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+
+
+def test_svg_files_are_well_formed_even_with_hostile_names(pages: dict[str, Path]) -> None:
+    for path in (path for page in pages.values() for path in page.parent.glob("figures/*.svg")):
+        tree = ElementTree.parse(path)  # noqa: S314 - written by this test
+        assert not [element for element in tree.iter() if element.tag.endswith("}script")]
 
 
 CONTROL = """<!doctype html><html><body><p id=seen></p>{frames}<iframe name=control src=control.html></iframe><script>

@@ -11,7 +11,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from study_results import make_paper_study, make_study
@@ -21,7 +20,6 @@ from study_samples import (
     make_evaluation,
     make_report,
     make_result,
-    write_log,
     write_logs,
 )
 
@@ -32,37 +30,20 @@ from kinject.report.formatting import View, arm_label, escape_markdown, format_p
 from kinject.report.page import render_markdown_table
 from kinject.report.tables import cost_table, results_table, small_tables, sweep_tables
 from kinject.report.words import write_opening
-from kinject.results import ArmResult, Perplexity, Recall, Report, to_json
+from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.terminal import duration
-
-HOSTILE = (
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "</style></svg><script src=//evil.example/x.js></script>",
-    "{{ 7*7 }}{% raw %}",
-    "$\\frac{1}{0$ ${x}",
-    "a|b `c` [d](javascript:e) ![f](http://evil.example/g)",
-    "\x00\x1b[2J\u202egnp.exe\ud800",
-    "漢字 🦀 עברית",
-    "#0072b2 url(#x) id=\"y\"",
-)  # fmt: skip
-
 
 MANIFEST = {"format_version": 1, "inputs": {}, "counts": {}}
 
 
 def flip(arm: str, **change: object) -> dict[str, object]:
     """Return a row of flips.jsonl as kinject eval writes it."""
-    row: dict[str, object] = {
-        "question_set": HOSTILE[0], "role": "learning", "base_arm": "base", "arm": arm, "format": "texts", "shots": 0,
+    return {
+        "question_set": "new", "role": "learning", "base_arm": "base", "arm": arm, "format": "texts", "shots": 0,
         "k": 0, "change": "wrong to right", "question_id": "q1", "subject": "towns", "document_id": "", "question": "Who?",
         "choices": ["a", "b"], "gold": 1, "chosen": 1, "base_chosen": 0, "log_probs": [-2.0, -1.0],
         "base_log_probs": [-1.0, -2.0], "truncated": 0, "passages": [], **change,
     }  # fmt: skip
-    passages = row["passages"]
-    assert isinstance(passages, list)
-    row["passages"] = [{"id": "p", "document_id": "d", "text": text} for text in passages]
-    return row
 
 
 def write_flips(folder: Path, *rows: dict[str, object]) -> None:
@@ -87,16 +68,6 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def hostile_report(**changes: object) -> Report:
-    base = first(50, 200)
-    cells: list[ArmResult] = []
-    for role, name in (("learning", HOSTILE[0]), ("retention", HOSTILE[2])):
-        cells.append(make_result("base", base, None, question_set=name, role=role))
-        cells.append(make_result("base", base, None, question_set=name, role=role, format=HOSTILE[1]))
-        cells += [make_result(arm, first(99, 200), base, question_set=name, role=role) for arm in HOSTILE]
-    return make_evaluation(cells, " ".join(HOSTILE), **({"notes": HOSTILE} | changes))
-
-
 def all_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -105,18 +76,6 @@ def all_files(folder: Path) -> dict[str, bytes]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("written")
     write_report(folder / "run", make_report(logs=log_entries(write_logs(folder / "train"))))
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hostile")
-    log = write_log(folder / "log.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
-    (folder / "run").mkdir()
-    texts = [text.replace("\ud800", "") for text in HOSTILE]  # half a surrogate pair is in no file
-    flips = [flip(arm, question=text, choices=texts, passages=[text]) for arm in HOSTILE[:2] for text in texts]
-    write_flips(folder / "run", *flips)
-    write_report(folder / "run", hostile_report(logs=log_entries(dict.fromkeys(HOSTILE, log))))
     return folder / "run"
 
 
@@ -136,16 +95,10 @@ def test_the_same_input_gives_the_same_bytes_also_over_an_old_report(written: Pa
     assert all_files(run) == all_files(written)
 
 
-def test_svg_files_are_well_formed_even_with_hostile_names(hostile: Path) -> None:
-    for name in ("accuracy", "frontier"):
-        tree = ElementTree.parse(hostile / "figures" / f"{name}.svg")  # noqa: S314 - written by this test
-        assert not [element for element in tree.iter() if element.tag.endswith("}script")]
-
-
 @pytest.mark.usefixtures("blank_figures")
 def test_the_first_answers_of_each_kind_that_changed_are_on_the_page(tmp_path: Path) -> None:
-    rows = [flip("par", question_set="new", question_id=f"q{i}", question=f"Who is {i}?") for i in range(12)]
-    rows.append(flip("par", question_set="new", change="right to wrong", chosen=None, base_chosen=1))
+    rows = [flip("par", question_id=f"q{i}", question=f"Who is {i}?") for i in range(12)]
+    rows.append(flip("par", change="right to wrong", chosen=None, base_chosen=1))
     write_flips(tmp_path, *rows)
     page = Elements(write_report(tmp_path, make_report()).read_text("utf-8")).text
     assert "13 answers changed, the first 10 of each kind" in page
@@ -163,7 +116,7 @@ def test_without_flips_the_page_is_silent_and_with_none_it_says_so(tmp_path: Pat
 @pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize("change", [{"change": "sideways"}, {"choices": 3}, {"k": []}])
 def test_damaged_flips_are_refused_by_the_line(tmp_path: Path, change: dict[str, object]) -> None:
-    write_flips(tmp_path, flip("par", question_set="new"), {**flip("par", question_set="new"), **change})
+    write_flips(tmp_path, flip("par"), {**flip("par"), **change})
     with pytest.raises(InputError, match=r"flips\.jsonl:2: not a row of flips"):
         write_report(tmp_path, make_report())
 
