@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -219,6 +220,19 @@ def test_help_is_quick_and_imports_no_torch() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert best < 0.3  # processor time: what else the machine does is not --help's
+
+
+WRITTEN_ONCE = {
+    r"index\(max\(\w*\.?log_probs": (),  # kinject.eval.scores.best_choice
+    r"}\+rag|(partition|suffix)\(\"\+": ("results.py",),  # kinject.results.ArmName
+}
+"""What one function knows -> the files that may hold it."""
+
+
+def test_what_one_function_knows_is_written_nowhere_else() -> None:
+    for pattern, allowed in WRITTEN_ONCE.items():
+        found = {path.name for path in SOURCE.rglob("*.py") if re.search(pattern, path.read_text("utf-8"))}
+        assert found <= set(allowed), pattern
 
 
 BUDGETS = {

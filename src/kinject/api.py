@@ -191,9 +191,10 @@ def study(recipe: StudyRecipe | str | Path, *, jobs: int | None = None) -> Repor
 
     kinject.study("recipes/studies/sandbox-quick.yaml").to_frame()
     """
-    from kinject.study import study as run
+    from kinject.executors import executor_factory
+    from kinject.study.run import run_study
 
-    return run(_checked(recipe, "study"), jobs=jobs)
+    return run_study(_checked(recipe, "study"), executor_factory(jobs))[0]
 
 
 def report(run_dir: str | Path) -> Path:

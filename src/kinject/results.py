@@ -43,6 +43,32 @@ def in_these_models(scope: Scope) -> str:
     return "" if scope == "method" else " in these models"
 
 
+RAG = "rag"
+"""The name of the shared retrieval (`eval.retrieval`); the others are those of study.retrievals."""
+
+
+class ArmName(NamedTuple):
+    """The name ARM, or ARM+RETRIEVAL of an arm that is asked with the passages of that retrieval."""
+
+    arm: str
+    retrieval: str = ""
+
+    @classmethod
+    def parse(cls, name: str) -> ArmName:
+        """Return the parts of a name; one with a comma is a point of a sweep, whose value may hold a plus (1e+06)."""
+        arm, _, retrieval = name.rpartition("+")
+        is_asked = retrieval == RAG or (retrieval and "," not in name)
+        return cls(arm, retrieval) if arm and is_asked else cls(name)
+
+    def __str__(self) -> str:
+        return "+".join(filter(None, self))
+
+    @property
+    def answers_of(self) -> str:
+        """The arm that has the answers: ARM with the shared retrieval, else the whole name."""
+        return self.arm if self.retrieval == RAG else str(self)
+
+
 class PromptFormat(NamedTuple):
     """How questions were put to a model: the format, the number of few-shot examples, and how choices were scored."""
 
@@ -383,18 +409,18 @@ class Price:
     """What it costs to ask an arm with `k` passages, in the currency of study.price, on the questions that get passages.
 
     `prompt_tokens` and `answer_tokens` are measured, a question; `asking` is the price of 1,000 questions and `training` that of
-    one training, paraphrases and teacher included. From `pays_after` questions on the arm has cost less than the base with
-    passages; None: never, or there is nothing to compare it with.
+    one training, paraphrases and teacher included; None where tokens were not counted. From `pays_after` questions on the arm
+    has cost less than the base with passages, or the reason why from none; None: there is nothing to compare it with.
     """
 
     model: str
     arm: str
     k: Count
-    prompt_tokens: float
+    prompt_tokens: float | None
     answer_tokens: float
-    asking: float
+    asking: float | None
     training: float
-    pays_after: int | None
+    pays_after: int | Literal["never", "no difference", "not known"] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,7 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"arms": {"a": {"match": {"steps": "b", "seconds": "b"}}, "b": {}}}, {}, "study.arms.a", "steps and seconds exclude"),
     ({"arms": {"a": {"match": {"steps": "b"}}, "b": {"match": {"steps": "a"}}}}, {}, "study.arms.a", "b is itself matched"),
     ({"arms": {"b": {}, "a": {"after": "b", "through": "m"}}}, {}, "study.arms.a", "two models to begin with"),
+    ({"arms": {"a": {"through": "m"}}}, {"adapters": {("study", "arms", "a"): "a"}}, "study.arms.a", "Set adapter.merge: true"),
     ({"augment": None}, {}, "study.arms.a", "corpus augmented needs study.augment"),
     ({"arms": {"a": {"corpus": "no.jsonl"}}}, {}, "study.arms.a.corpus", "found 'no.jsonl': neither augmented nor random"),
     ({"models": {"m": {"path": "m", "overrides": {"seed": 1}}}}, {}, "study.models.m", "Give a recipe"),

@@ -9,6 +9,7 @@ from country import write_study
 
 from kinject.errors import RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
+from kinject.results import ArmName
 from kinject.study.arms import (
     check_inputs,
     check_names,
@@ -99,6 +100,33 @@ def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, t
         RecipeError, match=r"study\.yaml:\d+: trainer\.learning_rat: unknown key\. Did you mean learning_rate"
     ):
         check_shared(read_recipe(path, (), "study"))
+
+
+def test_an_adapter_is_refused_where_whole_weights_are_needed_before_anything_trains(tmp_path, tiny_model):
+    def check(adapter: dict[str, object], *more: str) -> None:
+        path = write_study(
+            tmp_path, tiny_model, arms={"ft": {"overrides": {"adapter": adapter}}, "next": {"after": "ft"}}
+        )
+        check_shared(read_recipe(path, more, "study"))
+
+    whole, message = {"r": 2, "merge": True}, "leaves an adapter.*Set adapter.merge: true"
+    check(whole)
+    check({"r": 2}, "study.arms.ft.alpha=1")  # an average has whole weights
+    with pytest.raises(RecipeError, match=rf"study\.yaml:\d+: study\.arms\.ft: {message}"):
+        check({"r": 2})
+    ranks = "study.sweeps={rank: {key: adapter, arm: next, values: [{r: 2}]}}"
+    with pytest.raises(RecipeError, match=rf"study\.sweeps\.rank: {message}"):
+        check(whole, ranks, f"study.arms.next={{through: {tiny_model}}}")
+
+
+def test_the_name_of_an_arm_has_the_retrieval_behind_its_plus_and_a_value_of_a_sweep_may_hold_one():
+    assert [tuple(ArmName.parse(name)) for name in ("ft", "ft+rag", "ft+own", "a+b+rag", "ft+")] == [
+        ("ft", ""), ("ft", "rag"), ("ft", "own"), ("a+b", "rag"), ("ft+", ""),
+    ]  # fmt: skip
+    for name in ("ft, max_steps 1e+06", "ft, styles paraphrase 1 + faq 2"):
+        assert ArmName.parse(name) == (name, "")
+    assert [ArmName.parse(name).answers_of for name in ("ft", "ft+rag", "ft+own")] == ["ft", "ft", "ft+own"]
+    assert all(str(ArmName.parse(name)) == name for name in ("ft", "ft+rag", "ft+own"))
 
 
 def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model):

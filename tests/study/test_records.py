@@ -32,7 +32,7 @@ def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_l
     assert records.seeds("m", "ft") == [0, 1]
     assert records.settings("m", "ft") == [setting]
     assert records.matrix("m", "ft", setting).correct.tolist() == [[1.0, 0.0], [1.0, 1.0]]
-    assert [answer.question_id for answer in records.answers("m", "ft", setting)] == ["q0", "q2"]
+    assert list(records.by_question("m", "ft", setting)) == ["q0", "q2"]
     assert records.n_asked("m", "ft", setting) == 3
     assert records.unscored == [("m", "ft", 2, setting, 3)]
 
@@ -77,6 +77,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
             f'{{"format_version": 1, "inputs": {{}}, "counts": {{}}, "written": "2026-0{seed + 1}-02"}}'
         )
         records.read("m", arm, seed, folder)
+        records.read_report("m", arm, folder)
     questions = {"set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]}
     arms = [Arm(name, "m", "", "", {}, "", "", None, name == "base", (0,)) for name in ("base", "ft")]
     rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}))
@@ -90,6 +91,16 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
     assert (records.written, list(records.recalls)) == ("2026-03-02", [("", "set", 1)])
     assert records.n_cut("m", "ft", AskSetting("set", "texts", 0, 0)) == 1
     assert records.n_cut("m", "base", AskSetting("set", "texts", 0, 0)) == 0
+
+
+def test_an_answer_has_the_tokens_of_the_choice_that_was_taken_and_a_written_one_its_own_and_its_thinking():
+    records = Records(["sum"])
+    fields = {"question_set": "set", "arm": "ft", "shots": 0, "k": 0, "context_ids": (), "gold": 0, "n_bytes": ()}
+    choices = [Answer(f"q{i}", format="texts", log_probs=(-1, -i), n_tokens=(1, 4), **fields) for i in (0, 2)]
+    written = [Answer("q", format="generate", log_probs=(), n_tokens=(7,), text="Kelm", n_thinking=2, **fields)]
+    settings = [AskSetting("set", name, 0, 0) for name in ("texts", "generate")]
+    records.by_run["m", "ft", 0] = dict(zip(settings, (choices, written), strict=True))
+    assert [records.answer_tokens("m", "ft", setting) for setting in settings] == [2.5, 9]
 
 
 def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_path):
@@ -106,6 +117,8 @@ def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_p
         report = Report("evaluation", "", ("model",), (), (), perplexities=(measured,))
         write_json(folder / "report.json", to_json(report))
         records.read("m", "ft", seed, folder)
+        assert len(records.perplexities) == seed, "a choice on validation questions needs no report.json"
+        records.read_report("m", "ft", folder)
     (mean,) = records.mean_perplexities()
     assert (mean.model, mean.arm, mean.name, mean.by_seed) == ("m", "ft", "stories", (4.0, 9.0))
     assert math.isclose(mean.per_token, 6.0)  # the root of 4 x 9: the exponential of the mean loss

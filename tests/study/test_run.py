@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from country import write_study
 from in_process import InProcess
+from study_samples import make_report
 from transformers import AutoTokenizer
 
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary
+from kinject.report.formatting import View
+from kinject.report.tables import price_table
 from kinject.results import Cost, Report
 from kinject.study import run as run_module
 from kinject.study.analysis import make_prices
@@ -323,7 +326,21 @@ def test_training_pays_from_the_question_on_at_which_its_price_is_saved():
     assert [(p.arm, p.k, p.asking, p.training) for p in prices] == [
         ("base", 0, 0.6, 0.0), ("base", 1, 2.6, 0.0), ("ft", 0, 0.6, 1.56), ("ft", 1, 2.6, 1.56),
     ]  # fmt: skip
-    assert [p.pays_after for p in prices] == [None, None, 780, None]
+    assert [p.pays_after for p in prices] == [None, None, 780, "no difference"]
+
+    for extra, pays in ((-0.5, "no difference"), (3.0, "never"), (None, "not known")):  # tokens of a prompt
+        measured.prompt_tokens["m", "ft", asked[1]] = None if extra is None else 240 + extra
+        prices = make_prices(measured, arms, costs, {}, (10.0, 40.0, 50.0))  # type: ignore[arg-type]
+        assert prices[-1].pays_after == pays
+    table = price_table(View(replace(make_report(), prices=tuple(prices))))
+    assert [cell.text for cell in table.lines[-1]] == [
+        "ft with passages",
+        "not known",
+        "5.0",
+        "not known",
+        "1.5600",
+        "not known",
+    ]
 
 
 def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_model):

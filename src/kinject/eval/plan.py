@@ -16,7 +16,7 @@ from kinject.question_formats import FORMATS, MOST_LETTERS
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
-from kinject.results import Role
+from kinject.results import RAG, ArmName, Role
 from kinject.types import Passage, Question
 
 
@@ -32,7 +32,7 @@ class EvalArm:
     @property
     def name(self) -> str:
         """The arm's name in results: the model's, with "+rag" if it gets passages."""
-        return f"{self.model}+rag" if self.k else self.model
+        return str(ArmName(self.model, RAG if self.k else ""))
 
 
 @dataclass(frozen=True)

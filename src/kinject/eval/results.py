@@ -15,6 +15,7 @@ from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
+    best_choice,
     counts_for,
     has_outcome,
     is_correct,
@@ -346,10 +347,10 @@ def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
     return next((outcome for outcome in dict.fromkeys(outcomes) if 2 * outcomes.count(outcome) > len(outcomes)), None)
 
 
-def _vote(answers: Sequence[Answer], gold: int) -> int:
+def _vote(answers: Sequence[Answer], gold: int) -> int | None:
     """Return the choice of most answers; `gold` only if more than half of them chose it."""
     chosen = [
-        answer.log_probs.index(max(answer.log_probs)) if answer.text is None else gold if is_correct(answer) else -1
+        best_choice(answer.log_probs) if answer.text is None else gold if is_correct(answer) else -1
         for answer in answers
     ]
     return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))

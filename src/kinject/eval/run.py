@@ -44,7 +44,7 @@ from kinject.process import single_process_notes, world_size
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
-from kinject.results import ArmResult, Perplexity, Report, to_json
+from kinject.results import RAG, ArmName, ArmResult, Perplexity, Report, to_json
 from kinject.terminal import Progress, show
 from kinject.types import Answer
 
@@ -412,7 +412,7 @@ def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
 
 
 def _name(result: ArmResult) -> str:
-    return f"{result.arm}+rag" if result.k else result.arm
+    return str(ArmName(result.arm, RAG if result.k else ""))
 
 
 def _check(requirement: Requirement, result: ArmResult) -> Check:

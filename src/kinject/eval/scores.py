@@ -85,8 +85,8 @@ def scores_of(answer: Answer, score: str) -> tuple[float, ...]:
 
 
 def best_choice(values: Sequence[float]) -> int | None:
-    """Return the index of the highest score, the first of equals; None if one is not finite, or all of several are equal."""
-    if not all(map(math.isfinite, values)) or (len(values) > 1 and min(values) == max(values)):
+    """Return the index of the highest score, the first of equals; None without one, if one is not finite or several are equal."""
+    if not values or not all(map(math.isfinite, values)) or (len(values) > 1 and min(values) == max(values)):
         return None
     return max(range(len(values)), key=values.__getitem__)
 

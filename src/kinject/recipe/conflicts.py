@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ from kinject.recipe.check import Conflict, KeyPath, suggestion
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES, RESERVED_BODY, SAMPLING, GeneratorSection
 from kinject.recipe.train_conflicts import MODEL_ROWS, TRAIN_ROWS
+from kinject.results import RAG, ArmName
 
 
 def find_problems(verb: str, recipe: Any, facts: Any = None, more: Iterable[Conflict] = ()) -> list[Problem]:
@@ -220,6 +221,8 @@ class Shared:
     writes: frozenset[str] = frozenset()
     """The question sets on which the answers that decide claims are written, letters or words."""
     writes_words: frozenset[str] = frozenset()
+    adapters: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Arm or sweep -> the arm of the recipe behind it, where training leaves an adapter that is not folded in."""
 
 
 _BASE = "base"
@@ -243,9 +246,9 @@ def _unknown_names(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
         for key in ("arm", "baseline"):
             arm = getattr(item, key)
             if isinstance(arm, str):
-                bare, plus, retrieval = arm.partition("+")
+                bare, retrieval = ArmName.parse(arm)
                 found += [(("claims", name, key), bare, {_BASE, *s.arms})]
-                found += [(("claims", name, key), retrieval, {"rag", *(s.retrievals or {})})] if plus else []
+                found += [(("claims", name, key), retrieval, {"", RAG, *(s.retrievals or {})})]
             elif arm is not None:
                 found += [(("claims", name, key), sweep, sweeps) for sweep in arm]
         if f.sets is not None:
@@ -323,7 +326,7 @@ _STUDY = (
     Conflict("", _points, "found {1}, expected one point of a sweep as {{SWEEP: VALUE}}; {2}."),
     Conflict("study.arms.base", lambda r, f: _BASE in r.study.arms, "this name is the untouched model's. Choose another."),
     Conflict("", lambda r, f: [(("study", key, name),) for key in ("arms", "retrievals") for name in getattr(r.study, key) or {}
-                               if "+" in name or "," in name or (key, name) == ("retrievals", "rag")],
+                               if "+" in name or "," in name or (key, name) == ("retrievals", RAG)],
              "a name with '+' or a comma, and the retrieval rag, would be taken for another arm. Choose another."),
     Conflict("", lambda r, f: [(("study", "retrievals", name, "k"),) for name, keys in (r.study.retrievals or {}).items()
                                if "k" in keys],
@@ -335,6 +338,9 @@ _STUDY = (
              "{1} exclude each other. Keep one."),
     Conflict("", lambda r, f: [(("study", "arms", name),) for name, arm in r.study.arms.items() if arm.after and arm.through],
              "after and through name two models to begin with. Keep one."),
+    Conflict("", lambda r, f: [(key,) for key, name in f.adapters.items() if r.study.arms[name].alpha is None and (
+             r.study.arms[name].through or any(arm.after == name for arm in r.study.arms.values()))],
+             "leaves an adapter, but through adds whole weights, and after trains them. Set adapter.merge: true."),
     Conflict("", lambda r, f: [(("study", "arms", name), other) for name, arm in r.study.arms.items()
                                for other in (arm.match or {}).values() if other in r.study.arms and r.study.arms[other].match],
              "{1} is itself matched to another arm. Name that one."),

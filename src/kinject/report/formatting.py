@@ -45,9 +45,9 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}%"
 
 
-def format_finite(value: float | None, digits: int) -> str:
-    """Return a number with so many decimals, ``not finite`` for None."""
-    return "not finite" if value is None else f"{value:.{digits}f}"
+def format_finite(value: float | None, digits: int, otherwise: str = "not finite") -> str:
+    """Return a number with so many decimals, `otherwise` for None."""
+    return otherwise if value is None else f"{value:.{digits}f}"
 
 
 def perplexity_change(item: Perplexity, base: Perplexity) -> str:

@@ -24,7 +24,7 @@ from kinject.report.formatting import (
     perplexity_change,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
-from kinject.results import ArmResult, Claim, Contrast, Cost
+from kinject.results import ArmName, ArmResult, Claim, Contrast, Cost
 from kinject.terminal import duration
 from kinject.types import Written
 
@@ -187,7 +187,7 @@ def _change_cells(row: Row) -> tuple[str | Cell, ...]:
         return "–" if row[key] is None else format_name(row["choices"][row[key]], _LONGEST)
 
     return (
-        Cell(row["change"], _CHANGES[row["change"]]), arm_name(row["arm"].removesuffix("+rag"), row["k"]),
+        Cell(row["change"], _CHANGES[row["change"]]), arm_name(ArmName.parse(row["arm"]).answers_of, row["k"]),
         Cell(format_name(row["question_set"]), "", format_name(row["document_id"] or "")),
         format_name(row["question"], _LONGEST), choice("gold"), choice("base_chosen"), choice("chosen"),
     )  # fmt: skip
@@ -288,13 +288,12 @@ def cost_table(view: View) -> TableBlock:
 
 def price_table(view: View) -> TableBlock:
     """Return what it costs to ask each arm and to train it, and the number of questions from which on training pays."""
-    compared = any(price.k and price.arm == view.base(price.model) for price in view.report.prices)
     lines = tuple(
         line(
             arm_name(price.arm, price.k) + (f", {format_name(price.model)}" if view.several_models else ""),
-            f"{price.prompt_tokens:.1f}", f"{price.answer_tokens:.1f}", f"{price.asking:.4f}",
-            f"{price.training:.4f}" if price.training else "",
-            f"{price.pays_after:,}" if price.pays_after is not None else "never" if compared and price.training else "",
+            format_finite(price.prompt_tokens, 1, "not known"), f"{price.answer_tokens:.1f}",
+            format_finite(price.asking, 4, "not known"), f"{price.training:.4f}" if price.training else "",
+            f"{price.pays_after:,}" if isinstance(price.pays_after, int) else price.pays_after or "",
         )
         for price in view.report.prices
     )  # fmt: skip

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
 from kinject.executors import LOG
 from kinject.question_formats import FORMATS
 from kinject.recipe.eval_section import ClaimSection
-from kinject.report.formatting import format_percent
+from kinject.report.formatting import format_percent, format_points
 from kinject.results import (
     ALPHA,
     FEWEST,
+    RAG,
+    ArmName,
     ArmResult,
     Claim,
     Cost,
@@ -33,7 +35,7 @@ from kinject.results import (
 from kinject.stats.comparisons import make_contrast, trend
 from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p, holm
 from kinject.stats.matrix import CorrectnessMatrix, aligned
-from kinject.study.arms import BASE, RAG, Arm, value_label
+from kinject.study.arms import BASE, Arm, value_label
 from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
@@ -74,12 +76,11 @@ class _Summary:
 
     def subjects(self, arm: Arm, setting: AskSetting) -> list[str]:
         """Return the subjects of a set, [] where there are not several."""
-        names = list(dict.fromkeys(answer.subject for answer in self.records.answers(arm.model, arm.name, setting)))
+        answers = self.records.every_answer(arm.model, arm.name, setting)
+        names = list(dict.fromkeys(answer.subject for answer in answers))
         return names if len(names) > 1 else []
 
     def result(self, arm: Arm, setting: AskSetting, subject: str = "") -> ArmResult:
-        answers = self.records.answers(arm.model, arm.name, setting)
-        columns = [i for i, answer in enumerate(answers) if not subject or answer.subject == subject]
         n_asked = self.records.n_asked(arm.model, arm.name, setting, subject)
 
         def matrices(name: str, k: int) -> Callable[[Outcome], CorrectnessMatrix] | None:
@@ -90,13 +91,14 @@ class _Summary:
         matrix_of = partial(self.records.matrix, arm.model, arm.name, setting, subject)
         matrix = matrix_of("right")
         scope: Scope = "these models" if arm.trained and matrix.n_seeds == 1 else "method"
-        base_name = f"{BASE}+{arm.retrieval}" if arm.retrieval else BASE  # with the same passages
+        rag = ArmName(BASE, arm.retrieval or RAG)  # with the same passages
+        base_name = rag.answers_of
         base_k = self.chosen_k.get((arm.model, base_name, setting.question_set), -1)
         chosen = setting.k > 0 and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
         others = {
             "to_base": (BASE, matrices(BASE, 0) if arm.trained or setting.k else None),
             "to_rag": (
-                base_name if arm.retrieval else f"{BASE}{RAG}",
+                str(rag),
                 matrices(base_name, base_k) if arm.trained and (chosen or not setting.k) else None,
             ),
             "to_plain": (arm.name, matrices(arm.name, 0) if chosen and arm.trained else None),
@@ -110,7 +112,7 @@ class _Summary:
         return ArmResult(
             model=arm.model, arm=arm.name, question_set=setting.question_set,
             role=self.roles[setting.question_set] if FORMATS[setting.format].shows_question else "baseline",
-            format=setting.format, shots=setting.shots, k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
+            format=setting.format, shots=setting.shots, k=setting.k, n=n_asked, n_unscored=n_asked - len(matrix.question_ids),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
             chance=matrix.chance,
             by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(), low=estimate.low,
@@ -129,7 +131,7 @@ def make_prices(
 ) -> list[Price]:  # fmt: skip
     """Return what each arm of no sweep costs, without passages and with its chosen K, over the sets that get passages.
 
-    `price` is study.price. An arm whose evaluation did not count the tokens of its prompts is left out.
+    `price` is study.price.
     """
     prices: list[Price] = []
     for arm in (arm for arm in arms if not arm.sweep):
@@ -137,18 +139,32 @@ def make_prices(
         asked = [s for s in records.headline_settings(arm.model, arm.name, chosen_k) if s.question_set in sets]
         training = _training_price([cost for cost in costs if (cost.model, cost.arm) == (arm.model, arm.name)], price)
         for settings in ([item for item in asked if not item.k], [item for item in asked if item.k]):
-            counts = [records.prompt_tokens.get((arm.model, arm.name, item)) for item in settings]
-            prompts = [tokens for tokens in counts if tokens is not None]
-            if not settings or len(prompts) < len(counts):
+            if not settings:
                 continue
             n = [records.n_asked(arm.model, arm.name, item) for item in settings]
-            of_prompt = fmean(prompts, n)
+            prompts = [records.prompt_tokens.get((arm.model, arm.name, item)) for item in settings]
+            of_prompt = None if None in prompts else fmean([tokens or 0.0 for tokens in prompts], n)
             of_answer = fmean([records.answer_tokens(arm.model, arm.name, item) for item in settings], n)
-            asking = (of_prompt * price[0] + of_answer * price[1]) / 1000
-            saved = next((p.asking for p in prices if (p.model, p.arm) == (arm.model, BASE) and p.k), 0.0) - asking
-            pays = ceil(1000 * training / saved) if arm.trained and saved > 0 else None
+            asking = None if of_prompt is None else (of_prompt * price[0] + of_answer * price[1]) / 1000
+            rag = next((p for p in prices if (p.model, p.arm) == (arm.model, BASE) and p.k), None)
+            pays = _pays_after(training, asking, rag.asking) if rag is not None and arm.trained else None
             prices.append(Price(arm.model, arm.name, settings[0].k, of_prompt, of_answer, asking, training, pays))
     return prices
+
+
+def _pays_after(
+    training: float, asking: float | None, rag: float | None
+) -> int | Literal["never", "no difference", "not known"]:
+    """Return from how many questions on a training pays, against those of the base with passages, which cost `rag`."""
+    if asking is None or rag is None:
+        return "not known"
+    if abs(rag - asking) < _ALIKE * rag:
+        return "no difference"
+    return ceil(1000 * training / (rag - asking)) if asking < rag else "never"
+
+
+_ALIKE = 0.01
+"""The fraction of a price within which two are called alike: passages of one retriever differ by less from arm to arm."""
 
 
 def _training_price(costs: Sequence[Cost], price: Sequence[float]) -> float:
@@ -178,8 +194,9 @@ class Evidence:
 
     def matrix(self, arm: str, claim: ClaimSection) -> CorrectnessMatrix | None:
         """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K)."""
-        bare, name = arm.removesuffix(RAG), claim.question_set
-        k = self.chosen_k.get((bare, name), -1) if "+" in arm else 0
+        asked, name = ArmName.parse(arm), claim.question_set
+        bare = asked.answers_of
+        k = self.chosen_k.get((bare, name), -1) if asked.retrieval else 0
         setting = self.records.setting(self.model, bare, name, self.prompt_format(name), k)
         return None if setting is None else self.records.matrix(self.model, bare, setting, "", claim.outcome)
 
@@ -193,7 +210,7 @@ class Evidence:
 
     def scope(self, *arms: str) -> Scope:
         """Return the scope of a claim on `arms`: if one was trained with a single seed, these models only."""
-        trained = {arm.partition("+")[0] for arm in arms} - {BASE}
+        trained = {ArmName.parse(arm).arm for arm in arms} - {BASE}
         return "these models" if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained) else "method"
 
 
@@ -239,10 +256,6 @@ def _with_verdict(name: str, section: ClaimSection, result: _Tested, p_holm: flo
     )  # fmt: skip
 
 
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}"
-
-
 def _bounded(low: float | None, high: float | None, words: Callable[[float], str]) -> str:
     return "" if low is None or high is None else f" ({words(low)} to {words(high)})"
 
@@ -277,8 +290,8 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     alike = claim.test == "equivalence"
     finding = (
         f"{arm} {format_percent(matrices[0].mean())}, {baseline} {format_percent(matrices[1].mean())} {claim.outcome} on "
-        f"{claim.question_set}: {_points(found.value)} points{_bounded(found.low, found.high, _points)}"
-        f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}"
+        f"{claim.question_set}: {format_points(found.value)} points{_bounded(found.low, found.high, format_points)}"
+        f"{f', margin {format_points(claim.margin)}' if alike else ''}{too_few}"
     )
     scope = evidence.scope(arm, baseline)
     if not alike:
@@ -304,8 +317,8 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     too_few, (found, monotone) = _enough(matrices[0]), trend(matrices)
     accuracies = [f"{label}: {format_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
     finding = (
-        f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}; later over earlier {_points(found.value)} points"
-        f"{_bounded(found.low, found.high, _points)}{too_few}"
+        f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}; later over earlier {format_points(found.value)} points"
+        f"{_bounded(found.low, found.high, format_points)}{too_few}"
     )
     if not monotone:
         finding += f"; {'rising' if found.value > 0 else 'falling'} on the whole, but not at every step"
@@ -321,7 +334,7 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     estimate, too_few, guess = bounded_accuracy(matrix), _enough(matrix), matrix.chance
     finding = (
         f"{arm} {format_percent(estimate.value)}{_bounded(estimate.low, estimate.high, format_percent)} on {claim.question_set}, "
-        f"guessing {format_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "") + too_few
+        f"guessing {format_percent(guess)}" + (f", margin {format_points(claim.margin)}" if near else "") + too_few
     )
     p = None if too_few else chance_p(matrix, claim.margin if near else None)
     effect, as_claimed = estimate.value - guess, near or estimate.value > guess

@@ -17,15 +17,10 @@ from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import Shared, find_problems
 from kinject.recipe.eval_section import ArmSection, EvalSection, StudyModelSection, StudySection, SweepSection
 from kinject.recipe.read import NOT_TRAINING, Sections
-from kinject.results import ArmInfo, Sweep, SweepPoint
+from kinject.results import ArmInfo, ArmName, Sweep, SweepPoint
 
 BASE = "base"
 """Name of the arm of the untouched base model."""
-RAG = "+rag"
-"""Suffix of an arm's name when it is evaluated with its chosen number of retrieved passages.
-
-With another name behind the plus it has those of a retrieval of study.retrievals.
-"""
 AUGMENT_SECTIONS = ("augment", "documents")
 """Sections of overrides that apply to the augment recipe."""
 TRAIN_SECTIONS = tuple(item.name for item in fields(Sections) if item.name not in {*NOT_TRAINING, "seed"})
@@ -59,7 +54,7 @@ class Arm:
     @property
     def trained(self) -> bool:
         """Whether the arm's weights differ from the base's."""
-        return self.name not in (BASE, f"{BASE}+{self.retrieval}")
+        return self.name != str(ArmName(BASE, self.retrieval))
 
     @property
     def augment_overrides(self) -> dict[str, Any]:
@@ -118,7 +113,7 @@ def expand_arms(section: StudySection, tuned: Mapping[tuple[str, str], Any] = Ma
         every += arms
         every += [
             replace(
-                arm, name=f"{arm.name}+{name}", retrieval=name, description=f"{arm.name}, with the passages of {name}",
+                arm, name=str(ArmName(arm.name, name)), retrieval=name, description=f"{arm.name}, with the passages of {name}",
                 overrides={**arm.overrides, **{f"eval.retrieval.{key}": value for key, value in keys.items()}},
             )
             for name, keys in (section.retrievals or {}).items() for arm in arms if arm.rag
@@ -293,16 +288,19 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     """Raise `RecipeError` with every fault of the shared recipes under the overrides of some arm. Imports TRL."""
     every = [*arms.arms, *(arm for grid in arms.grids.values() for _, arm in grid)]
     problems: list[Problem] = []
+    adapters: dict[KeyPath, str] = {}
     for arm in every:
         key_path: KeyPath = ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
+        name = (recipe.study.sweeps or {})[arm.sweep].arm if arm.sweep else arm.name
         shared = [(recipe.study.augment, arm.augment_overrides), (recipe.study.train, arm.train_overrides)]
         if arm.retrieval:  # every arm's as the base's
             key_path = ("study", "retrievals", arm.retrieval)
             shared = [] if arm.trained else [(recipe.study.eval, eval_overrides(recipe.study, arm))]
         for path, overrides in shared:
             try:
-                if path is not None:
-                    read_recipe(Path(path), override_arguments(overrides))
+                read = None if path is None else read_recipe(Path(path), override_arguments(overrides))
+                if name in recipe.study.arms and read and read.adapter and not read.adapter.get("merge"):
+                    adapters[key_path] = name
             except RecipeError as error:  # a fault of an override is reported at the arm's line
                 problems += [
                     replace(problem, location=recipe.location(key_path))
@@ -321,6 +319,7 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
             sets=evaluation.questions,
             writes=frozenset(name for name, format in decides.items() if FORMATS[format].generates),
             writes_words=frozenset(name for name, format in decides.items() if FORMATS[format].is_open),
+            adapters=adapters,
         )
         problems += find_problems("study", recipe, shared_eval)
     recipe.raise_any(problems)

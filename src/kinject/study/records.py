@@ -14,6 +14,7 @@ from kinject.eval.results import flip_row, most_common_outcome
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
+    best_choice,
     counts_for,
     has_outcome,
     is_scored,
@@ -23,10 +24,10 @@ from kinject.eval.scores import (
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.question_formats import FORMATS
 from kinject.report.files import read_report
-from kinject.results import Outcome, Perplexity, Recall
+from kinject.results import RAG, ArmName, Outcome, Perplexity, Recall
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix
-from kinject.study.arms import BASE, RAG, Arm
+from kinject.study.arms import BASE, Arm
 from kinject.types import Answer, Question
 
 
@@ -91,20 +92,19 @@ class Records:
         if of_run:
             self.by_run[model, arm, seed] = of_run
         manifest = read_manifest(folder / "manifest.json") or {}
-        self.written, self.versions = (
-            max(self.written, str(manifest.get("written", ""))),
-            dict(manifest.get("versions", {})),
-        )
-        path = folder / "report.json"
-        if path.is_file():
-            report = read_report(path)
-            for recall in report.recalls:
-                key = (retrieval, recall.question_set, recall.k)
-                self.recalls.setdefault(key, replace(recall, retrieval=retrieval))
-            for result in report.results:
-                asked = AskSetting(result.question_set, result.format, result.shots, result.k)
-                self.prompt_tokens[model, arm, asked] = result.prompt_tokens
-            self.perplexities += [(model, arm, item) for item in report.perplexities]
+        self.written = max(self.written, str(manifest.get("written", "")))
+        self.versions = dict(manifest.get("versions", {}))
+
+    def read_report(self, model: str, arm: str, folder: Path, retrieval: str = "") -> None:
+        """Add what the report.json of an evaluation has beside its answers: recall, tokens of prompts, perplexity."""
+        report = read_report(folder / "report.json")
+        for recall in report.recalls:
+            key = (retrieval, recall.question_set, recall.k)
+            self.recalls.setdefault(key, replace(recall, retrieval=retrieval))
+        for result in report.results:
+            asked = AskSetting(result.question_set, result.format, result.shots, result.k)
+            self.prompt_tokens[model, arm, asked] = result.prompt_tokens
+        self.perplexities += [(model, arm, item) for item in report.perplexities]
 
     def mean_perplexities(self) -> tuple[Perplexity, ...]:
         """Return the perplexity of each model, arm and file of texts: the geometric mean over the seeds."""
@@ -162,16 +162,15 @@ class Records:
                 if head._replace(k=k) in settings:
                     yield head._replace(k=k)
 
-    def answers(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
-        """Return the first seed's answers to the questions of the matrix, those that every seed has a score for."""
+    def by_question(self, model: str, arm: str, setting: AskSetting) -> dict[str, tuple[Answer, ...]]:
+        """Return the answers of every seed to each question of the matrix, one that every seed has a score for."""
         scored = set(self.matrix(model, arm, setting).question_ids)
-        return [answer for answer in self._first(model, arm, setting) if answer.question_id in scored]
+        runs = [self.by_run[model, arm, seed][setting] for seed in self.seeds(model, arm)]
+        return {same[0].question_id: same for same in zip(*runs, strict=True) if same[0].question_id in scored}
 
     def every_answer(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         """Return the answers of every seed to the questions of the matrix."""
-        scored = set(self.matrix(model, arm, setting).question_ids)
-        answers = (a for seed in self.seeds(model, arm) for a in self.by_run[model, arm, seed][setting])
-        return [answer for answer in answers if answer.question_id in scored]
+        return [answer for same in self.by_question(model, arm, setting).values() for answer in same]
 
     def n_asked(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions asked, with a score or without; with `subject`, of that one."""
@@ -180,8 +179,7 @@ class Records:
     def answer_tokens(self, model: str, arm: str, setting: AskSetting) -> float:
         """Return the mean tokens of an answer, thinking included; of choices the chosen one's."""
         answers = self.every_answer(model, arm, setting)
-        chosen = (a.log_probs.index(max(a.log_probs)) if a.text is None else 0 for a in answers)
-        return fmean(a.n_tokens[i] + a.n_thinking for a, i in zip(answers, chosen, strict=True))
+        return fmean(answer.n_tokens[best_choice(answer.log_probs) or 0] + answer.n_thinking for answer in answers)
 
     def n_cut(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions whose prompt was cut for some seed; with `subject`, of that one."""
@@ -196,21 +194,11 @@ class Records:
         That is where more than half of the seeds have one outcome, and another one before.
         """
         plain = setting._replace(k=0)
-        if plain not in self.settings(model, base):
-            return
-        now, before = (
-            dict(zip(self._ids(model, name, of), zip(*(self.by_run[model, name, seed][of] for seed in self.seeds(model, name)),
-                                                     strict=True), strict=True))
-            for name, of in ((arm, setting), (base, plain))
-        )  # fmt: skip
-        scored = set(self.matrix(model, base, plain).question_ids)
-        for question_id in filter(scored.__contains__, self.matrix(model, arm, setting).question_ids):
-            after, was = most_common_outcome(now[question_id]), most_common_outcome(before[question_id])
+        before = self.by_question(model, base, plain) if plain in self.settings(model, base) else {}
+        for question_id, now in self.by_question(model, arm, setting).items():
+            after, was = most_common_outcome(now), most_common_outcome(before.get(question_id, ()))
             if after and was and after != was:
-                yield now[question_id], before[question_id]
-
-    def _ids(self, model: str, arm: str, setting: AskSetting) -> list[str]:
-        return [answer.question_id for answer in self._first(model, arm, setting)]
+                yield now, before[question_id]
 
     def _first(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         return self.by_run[model, arm, self.seeds(model, arm)[0]][setting]
@@ -276,13 +264,9 @@ def changed_answers(
     """
     by_id = {(name, question.id): question for name, set_questions in questions.items() for question in set_questions}
     for arm in (arm for arm in arms if not arm.sweep):
-        label = {False: arm.name, True: arm.name if arm.retrieval else f"{arm.name}{RAG}"}
         for setting in records.headline_settings(arm.model, arm.name, chosen_k):
             for now, before in records.changed(arm.model, arm.name, setting, BASE) if arm.trained or setting.k else ():
                 question = by_id.get((setting.question_set, now[0].question_id))
                 if question is not None:  # the questions of a task are not among them
-                    yield {
-                        "model": arm.model,
-                        "arm": label[setting.k > 0],
-                        **flip_row(question, now, before),
-                    }
+                    name = str(ArmName(arm.name, RAG if setting.k and not arm.retrieval else ""))
+                    yield {"model": arm.model, "arm": name, **flip_row(question, now, before)}

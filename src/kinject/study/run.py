@@ -6,7 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,15 +31,9 @@ from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
 from kinject.report.files import read_report, write_report
-from kinject.results import Choice, Claim, Report, Sweep, UnscoredResult, to_json
-from kinject.study.analysis import (
-    Evidence,
-    judge_claims,
-    make_failures,
-    make_prices,
-    summarize_arms,
-)
-from kinject.study.arms import RAG, Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
+from kinject.results import ArmName, Choice, Claim, Report, Sweep, UnscoredResult, to_json
+from kinject.study.analysis import Evidence, judge_claims, make_failures, make_prices, summarize_arms
+from kinject.study.arms import Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
 from kinject.study.records import Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,
@@ -73,12 +69,12 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
         started, declared = monotonic(), _declare(study)
-        with study.fresh_copy(start_executor) as study:
+        with ExitStack() as stack:  # the executor starts with the first stage that has to run
+            start = cache(lambda: stack.enter_context(start_executor()))
+            study = Study(recipe, study.eval_recipe, study.question_sets, study.expanded, start)
             _run_phases(study, lambda study: _before_test(study, declared))
-        records, questions = (
-            _read_records(study),
-            {item.name: _read_questions(item.test) for item in study.question_sets},
-        )
+        records = _read_records(study)
+        questions = {item.name: _read_questions(item.test) for item in study.question_sets}
         result = analyse(study, records, questions, monotonic() - started)
         write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         changed = changed_answers(records, study.arms, questions, study.chosen_k)
@@ -118,14 +114,14 @@ def _declare(study: Study) -> dict[str, float]:
     """
     section, declared = study.recipe.study, {}
     for name, claim in (section.claims or {}).items():
-        arms = {arm: arm.partition("+") for arm in (claim.arm, claim.baseline) if isinstance(arm, str)}
+        arms = [ArmName.parse(arm) for arm in (claim.arm, claim.baseline) if isinstance(arm, str)]
         sweeps = {sweep: (section.sweeps or {})[sweep] for sweep in _sweeps_of(claim)}
         meant = (
-            replace(claim, statement="", source=""), *(section.arms.get(name) for name, _, _ in arms.values()), *sweeps.values()
+            replace(claim, statement="", source=""), *(section.arms.get(name) for name, _ in arms), *sweeps.values()
         )  # fmt: skip
         fields = [asdict(item) for item in meant if item is not None]
         retrievals = section.retrievals or {}
-        fields += [dict(retrievals[name]) for _, _, name in arms.values() if name in retrievals]
+        fields += [dict(retrievals[name]) for _, name in arms if name in retrievals]
         path = study.planner.cache_dir / "claims" / f"{content_id('claim', section.eval, fields)}.json"
         if not path.is_file():
             write_json(path, {"declared": time.time()})
@@ -144,7 +140,7 @@ def _before_test(study: Study, declared: Mapping[str, float]) -> None:
     late, section = set(), study.recipe.study
     model = next(iter(section.models))
     for name, claim in (section.claims or {}).items():
-        names = {arm.removesuffix(RAG) for arm in (claim.arm, claim.baseline) if isinstance(arm, str)}
+        names = {ArmName.parse(arm).answers_of for arm in (claim.arm, claim.baseline) if isinstance(arm, str)}
         names |= {point.arm for sweep in _sweeps_of(claim) for point in study.expanded.sweeps.get((model, sweep), ())}
         runs = [run for run in study.runs if run.arm.model == model and run.arm.name in names]
         markers = [_on_test(study, run).evaluations[-1].marker for run in runs]
@@ -354,13 +350,10 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
 
 def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
     """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
-    logs = []
-    for run in runs:
-        train = run.train
-        if train is not None and (train.folder / "log.jsonl").is_file():
-            path = os.path.relpath(train.folder / "log.jsonl", run_dir)
-            logs.append((run.arm.model, run.arm.name, run.seed, path))
-    return logs
+    logs = [(run, run.train.folder / "log.jsonl") for run in runs if run.train is not None]
+    return [
+        (run.arm.model, run.arm.name, run.seed, os.path.relpath(path, run_dir)) for run, path in logs if path.is_file()
+    ]
 
 
 def _read_records(study: Study) -> Records:
@@ -368,7 +361,9 @@ def _read_records(study: Study) -> Records:
     records = Records(study.evaluation.scores)
     for run in study.runs:
         if study.status.all_done(run.all_stages):
-            records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder, run.arm.retrieval)
+            arm, folder = run.arm, run.evaluations[-1].folder
+            records.read(arm.model, arm.name, run.seed, folder, arm.retrieval)
+            records.read_report(arm.model, arm.name, folder, arm.retrieval)
     return records
 
 
@@ -388,10 +383,7 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
     model = next(iter(section.models))
     chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    claims = judge_claims(
-        section.claims or {},
-        Evidence(records, model, study.prompt_format, chosen_k, by_name),
-    )
+    claims = judge_claims(section.claims or {}, Evidence(records, model, study.prompt_format, chosen_k, by_name))
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 

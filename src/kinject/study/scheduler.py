@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -156,17 +155,9 @@ class Study:
     judge: Stage | None = None
     """The stage that measured the judge of written answers; None without a judge."""
     planner: Planner = field(init=False)
-    _executor: LocalExecutor | None = None
-    _exit_stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.recipe.study)
-
-    def __enter__(self) -> Study:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._exit_stack.__exit__(*error)
 
     @property
     def evaluation(self) -> EvalSection:
@@ -193,21 +184,15 @@ class Study:
         return self.planner.arm_run(arm, seed, others)
 
     def run_stages(self, stages: Sequence[Stage], title: str, *, is_last: bool = False) -> None:
-        """Run those of `stages` that are not done. The executor starts with the first stage that has to run.
+        """Run those of `stages` that are not done.
 
         `is_last`: no later stage reads their models, which are deleted then unless `study.keep_models`.
         """
         pending, delete = self.status.add(stages), is_last and not self.recipe.study.keep_models
         if pending and self.start_executor is not None:
-            if self._executor is None:
-                self._executor = self._exit_stack.enter_context(self.start_executor())
-            run_stages(pending, self.status, self._executor, title, delete_models=delete)
+            run_stages(pending, self.status, self.start_executor(), title, delete_models=delete)
             for stage in stages if delete else ():
                 self.status.delete_model(stage)
-
-    def fresh_copy(self, start_executor: StartExecutor) -> Study:
-        """Return the same study with nothing planned or tuned yet, to be run by an executor."""
-        return Study(self.recipe, self.eval_recipe, self.question_sets, self.expanded, start_executor)
 
 
 def open_study(recipe: StudyRecipe) -> Study:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from kinject.errors import InputError
 from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt
-from kinject.eval.scores import PromptScore
+from kinject.eval.scores import PromptScore, best_choice
 from kinject.llm import ThinkingMarks, thinking_marks
 from kinject.question_formats import FORMATS
 
@@ -271,8 +270,7 @@ def render_tokens(tokenizer: Any, encoded: Encoded, request: PromptRequest, scor
         return "\n".join(
             [*lines, f"  written: {written} ({score.n_tokens} tokens{thinking})", f"  accepted: {accepted}"]
         )
-    log_probs = score.log_probs
-    best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
+    log_probs, best = score.log_probs, best_choice(score.log_probs)
     texts = FORMATS[request.format].answers(question)
     for index, (ids, value) in enumerate(zip(encoded.continuations, log_probs, strict=True)):
         marks = ("*" if index == question.answer else " ") + (">" if index == best else " ")
