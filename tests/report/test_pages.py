@@ -166,16 +166,7 @@ def faults(html: str) -> list[str]:
             plain = entities.unescape(value).strip().lower()
             if (tag, name) == ("img", "src") and re.fullmatch(rf"{re.escape(FIGURE)}[\w+/=]+", value):
                 continue  # scripts and links of an image never run
-            if name.startswith("on") or name in (
-                "src",
-                "srcset",
-                "srcdoc",
-                "action",
-                "formaction",
-                "data",
-                "ping",
-                "background",
-            ):
+            if name.startswith("on") or name in "src srcset srcdoc action formaction data ping background".split():  # noqa: SIM905
                 problems.append(f"{tag} {name}")
             elif name in ("href", "xlink:href") and not plain.startswith("#"):
                 problems.append(f"{tag} {name}={value}")
@@ -183,11 +174,7 @@ def faults(html: str) -> list[str]:
                 problems.append(f"{tag} style={value}")
             elif name == "http-equiv" and value != "Content-Security-Policy":
                 problems.append(f"meta {value}")
-    (policy,) = [
-        attributes_of["content"]
-        for tag, attributes_of in page.elements
-        if attributes_of.get("http-equiv") == "Content-Security-Policy"
-    ]
+    (policy,) = [of["content"] for _, of in page.elements if of.get("http-equiv") == "Content-Security-Policy"]
     (sheet,) = re.findall(r"<style[^>]*>(.*?)</style>", html, re.DOTALL)
     wanted = policy_of(sheet, page.scripts[-1][1] if page.scripts else "")
     problems += script_faults(page)
