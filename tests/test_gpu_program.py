@@ -38,7 +38,7 @@ def _dry_run(results: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: None) -> None:
     cases = ["attention/sdpa", "attention/flash_attention_2", "train/1B full/kinject", "train/1B full/bare"]
-    done = _dry_run(tmp_path, "--only", *cases, "--page", str(tmp_path / "gpu.md"), "--minutes", "5")
+    done = _dry_run(tmp_path, "--only", *cases, "--page", str(tmp_path / "gpu.md"), "--minutes", "20")
     assert "3 done, 1 failed, 0 wait for the next run" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
     entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
@@ -67,7 +67,7 @@ def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: 
 @pytest.mark.soak
 def test_every_case_of_a_dry_run_is_measured_or_says_why_not(tmp_path: Path, program: Any) -> None:
     measures = program("measures")
-    _dry_run(tmp_path, "--page", str(tmp_path / "gpu.md"), "--minutes", "30")
+    _dry_run(tmp_path, "--page", str(tmp_path / "gpu.md"), "--minutes", "120")
     results = program("run").read_results(tmp_path / "results.jsonl")
     assert list(results) == list(measures.CASES)
     failed = {name: entry["reason"] for name, entry in results.items() if entry["status"] == "failed"}
@@ -94,7 +94,7 @@ def _run_out_of_memory(_: Any) -> dict[str, Any]:
 def _fake_cases(measures: ModuleType) -> dict[str, Any]:
     case = measures.Case
     return {
-        "good": case("a", lambda setting: {"figure": 1}, 0, 20), "hangs": case("a", _hang, 0, 0.5),
+        "good": case("a", lambda setting: {"figure": 1}, 0, 20), "hangs": case("a", _hang, 0, 0.1),
         "dies": case("b", _die, 0, 20), "memory": case("b", _run_out_of_memory, 0, 20),
         "last": case("b", lambda setting: {"figure": 2}, 0, 20),
     }  # fmt: skip
