@@ -87,9 +87,13 @@ class Problem:
     message: str
     location: str = ""
 
+    @property
+    def dotted(self) -> str:
+        """The key with dots between its parts."""
+        return self.key if isinstance(self.key, str) else ".".join(map(str, self.key))
+
     def __str__(self) -> str:
-        key = self.key if isinstance(self.key, str) else ".".join(map(str, self.key))
-        return ": ".join(part for part in (self.location, key, self.message) if part)
+        return ": ".join(part for part in (self.location, self.dotted, self.message) if part)
 
 
 class RecipeError(KinjectError):

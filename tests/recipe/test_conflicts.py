@@ -242,7 +242,7 @@ def test_names_and_overrides_of_a_study_are_checked_by_rows(
 ) -> None:
     recipe, shared = _study(write, section, facts)
     problems = find_problems("study", recipe, shared)
-    assert any(str(item).startswith(f"{key}: ") and message in item.message for item in problems), problems
+    assert any(item.dotted == key and message in item.message for item in problems), problems
 
 
 def _others(write: Write, verb: str, section: Mapping[str, Any]) -> tuple[Recipe, Any]:

@@ -8,7 +8,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from glob import has_magic, iglob
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -108,9 +108,11 @@ class Recipe(Sections):
 
     def raise_any(self, problems: Iterable[Problem]) -> None:
         """Raise `RecipeError` with each of `problems` once, at its line, if there are any."""
-        located = [item if item.location else replace(item, location=self.location(item.key)) for item in problems]
+        located = dict.fromkeys(
+            item if item.location else Problem(item.dotted, item.message, self.location(item.key)) for item in problems
+        )
         if located:
-            raise RecipeError(list({str(item): item for item in located}.values()))
+            raise RecipeError(list(located))
 
     @contextlib.contextmanager
     def locating(self) -> Iterator[None]:
