@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from safetensors.torch import load_file
@@ -35,11 +36,8 @@ def interrupted(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Rec
     """A run of 5 steps with checkpoints, ended before its model was written."""
     recipe = make_recipe(trainer=SAVE)
 
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(stage, "_save_model", end)
+        patched.setattr(stage, "_save_model", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     return recipe

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from kinject import models
@@ -287,14 +288,9 @@ def weight_sums(model: Any) -> dict[str, float]:
     }  # fmt: skip
 
 
-def agree_on_fault(trainer: Any, fault: str) -> None:
+def agree_on_fault(fault: str) -> None:
     """Raise `TrainingError` in all processes if one of them has a fault; each calls this."""
-    faults = [fault]
-    if trainer.accelerator.num_processes > 1:
-        from accelerate.utils import gather_object
-
-        faults = gather_object(faults)
-    first = next(filter(None, faults), "")
+    first = next(filter(None, gather_object([fault])), "")
     if first:
         raise TrainingError(first)
 
@@ -303,7 +299,7 @@ def check_weights(trainer: Any) -> None:
     """Raise `TrainingError` in all processes if a weight of the model in training is not finite."""
     name = models.not_finite(models.saved_tensors(trainer.model))
     step = trainer.state.global_step
-    agree_on_fault(trainer, name and f"step {step}: {name} is no longer finite (NaN or an infinity). {UNSTABLE}")
+    agree_on_fault(name and f"step {step}: {name} is no longer finite (NaN or an infinity). {UNSTABLE}")
 
 
 def check_trained(trainer: Any) -> None:
@@ -321,7 +317,7 @@ def check_trained(trainer: Any) -> None:
             f"{trainer.args.learning_rate:.2g} over {trainer.state.global_step} steps of its schedule is 0, or so small that "
             "each change rounds away. Set a higher rate, or model.dtype: float32."
         )
-    agree_on_fault(trainer, fault)
+    agree_on_fault(fault)
     if unchanged:
         trainer.guard.warnings += react(
             "warn",
@@ -351,9 +347,5 @@ def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:
     """Return the names of the trained tensors that no process changed its part of, and those of all counted."""
     sums = weight_sums(trainer.model)
     counted = [name for name in sums if not any(part in name for part in _FREE)] or list(sums)
-    changed = [name for name in counted if sums[name] != trainer.guard.weights.get(name)]
-    if trainer.accelerator.num_processes > 1:
-        from accelerate.utils import gather_object
-
-        changed = gather_object(changed)
+    changed = gather_object([name for name in counted if sums[name] != trainer.guard.weights.get(name)])
     return sorted(set(counted) - set(changed), key=counted.index), counted

@@ -92,6 +92,7 @@ class Objective:
     conflicts: ClassVar[tuple[Conflict, ...]] = ()
     """Rows for the table of conflicts: the keys that it excludes or needs."""
 
+    # the whole recipe: any of its keys may switch a row of the table on (method, regularization, techniques)
     @classmethod
     def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
         """Return whether the recipe asks for the objective that the table calls `name`: by a key of techniques, or of custom."""

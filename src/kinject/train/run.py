@@ -68,6 +68,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
 
 def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool) -> TrainResult:
     """Train, and write the model and the manifest."""
+    from kinject.train.callbacks import Screen
     from kinject.train.guards import check_trained
 
     notes = [*recipe.notes, *trainer.notes]
@@ -78,7 +79,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         write_text(recipe.run_dir / "recipe.yaml", text)
     tokens = trainer.training_data.account.as_dict()
     _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
-    checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
+    checkpoint = made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir)) if resume else None
     if checkpoint is not None:
         trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
     started, began = monotonic(), work_seconds(trainer.args.device.type)
@@ -86,7 +87,9 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         try:
             output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
-            _close_screen(trainer)
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, Screen):
+                    callback.close()
         seconds, work = monotonic() - started, work_seconds(trainer.args.device.type) - began
         check_trained(trainer)
         ended_above = trainer.guard.ended_above()
@@ -227,24 +230,6 @@ def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
     return check_sha256sums(folder / "model")[1]
 
 
-def _agreed_checkpoint(trainer: KnowledgeTrainer, run_dir: Path) -> Path | None:
-    """Return the checkpoint to resume from: the first process checks it and sends its path to the others."""
-    shared = [checkpoint_to_resume(run_dir) if is_first_process() else None]
-    if trainer.accelerator.num_processes > 1:
-        from accelerate.utils import broadcast_object_list
-
-        broadcast_object_list(shared)
-    return shared[0]
-
-
-def _close_screen(trainer: KnowledgeTrainer) -> None:
-    from kinject.train.callbacks import Screen
-
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, Screen):
-            callback.close()
-
-
 def _save_model(trainer: KnowledgeTrainer, run_dir: Path, base: ModelSection, *, merges: bool) -> Path:
     """Write model and tokenizer to model/, whole or not at all; with `merges`, the adapter folded in.
 
@@ -271,7 +256,7 @@ def _save_model(trainer: KnowledgeTrainer, run_dir: Path, base: ModelSection, *,
     if fault:
         shutil.rmtree(part)
     name = fault.rpartition(": ")[2]
-    agree_on_fault(trainer, fault and f"{run_dir}: {name} is not finite after training. {UNSTABLE}")
+    agree_on_fault(fault and f"{run_dir}: {name} is not finite after training. {UNSTABLE}")
     if is_first_process():
         trainer.create_model_card(model_name=run_dir.name)
         if trainer.args.push_to_hub:

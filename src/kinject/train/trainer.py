@@ -394,8 +394,6 @@ def check_isolation(model: Any, row: dict[str, list[int]]) -> None:
     in float32; the logits must agree.
     """
     starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
-    if len(starts) < 2:
-        return
     end = starts[2] if len(starts) > 2 else len(row["input_ids"])
     ids = torch.tensor([row["input_ids"][:end]], device=model.device)
     positions = torch.tensor([row["position_ids"][:end]], device=model.device)

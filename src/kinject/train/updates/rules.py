@@ -31,7 +31,7 @@ def leave_warmup_to_schedule(optimizer: Any) -> None:
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What rules are made from: the recipe, and the model before a trainer wraps it.
+    """What rules are made from: the recipe, any of whose keys may be a rule's, and the model before a trainer wraps it.
 
     `load_base` makes a copy of a sharded model. `reinitialized` are the names of parameters with new weights, `kept` the rows
     on which a projection keeps the outputs.
