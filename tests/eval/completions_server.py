@@ -3,7 +3,7 @@
 The fields follow vLLM's (completion/serving.py: offsets that count special tokens, null before the first token, the
 written token at the end) and SGLang's (openai/utils.py: offsets of -1). `llama-server` refuses echo, as
 llama.cpp's server does; `ignores-echo` answers with the log-prob of the written token alone, as some of its versions do;
-`absurd` with numbers whose sum is beyond a float.
+`absurd` with numbers whose sum is beyond a float; `transformers` refuses token ids, as `transformers serve` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import transformers
 
 from kinject.augment.sandbox import Connection, SandboxServer
 
-Style = Literal["vllm", "sglang", "llama-server", "ignores-echo", "absurd"]
+Style = Literal["vllm", "sglang", "llama-server", "ignores-echo", "absurd", "transformers"]
 
 
 @dataclass
@@ -58,6 +58,8 @@ class Served:
                 "error": {"code": 400, "message": "Only no echo is supported", "type": "invalid_request_error"}
             }
         prompt = body["prompt"]
+        if self.style == "transformers" and not isinstance(prompt, str):
+            return 400, {"detail": "prompt must be a string."}
         ids = self.tokenizer(prompt).input_ids if isinstance(prompt, str) else list(prompt)
         return 200, self._complete(body, ids)
 

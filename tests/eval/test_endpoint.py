@@ -193,13 +193,16 @@ def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
     assert len(served.bodies) == 3
 
 
-@pytest.mark.parametrize("style", ["llama-server", "ignores-echo", "absurd"])
+@pytest.mark.parametrize("style", ["llama-server", "ignores-echo", "absurd", "transformers"])
 def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(run, tiny_model, style: Style):
     with serve(tiny_model, style) as served:
         table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
-        with pytest.raises(EndpointError, match=r"no log-probs of the prompt \(echo with logprobs\).*\(vLLM, SGLang"):
+        about_log_probs = r"no log-probs of the prompt \(echo with logprobs\).*\(vLLM, SGLang"
+        match = "takes no token ids: leave out the tokenizer" if style == "transformers" else about_log_probs
+        with pytest.raises(EndpointError, match=match):
             run({"served": table})
         assert len(served.scored()) == 1
+        del table["tokenizer"]
         run({"served": table}, "other", formats=["generate"])  # it writes answers
 
 

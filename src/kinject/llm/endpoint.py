@@ -96,13 +96,13 @@ def printable(text: str) -> str:
 
 
 def error_of(body: bytes) -> tuple[str, str]:
-    """Return (message, code) of an error body in OpenAI's form, or (the body, "")."""
+    """Return (message, code) of an error body in the form of OpenAI or FastAPI, or (the body, "")."""
     try:
         value = json.loads(body)
         error = value.get("error", value)
         if isinstance(error, str):
             return error, ""
-        return str(error.get("message") or value), str(error.get("code") or "")
+        return str(error.get("message") or error.get("detail") or value), str(error.get("code") or "")
     except (ValueError, AttributeError, RecursionError):
         return body[:10_000].decode("utf-8", "replace") or "no body", ""
 
@@ -375,6 +375,9 @@ class CompletionsEndpoint(Endpoint):
     async def status_error(self, reply: Reply) -> EndpointError:
         """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
         text = error_of(reply.body)[0]
+        if "prompt must be a string" in text:  # of transformers serve
+            fix = "leave out the tokenizer of its table and set eval.formats: [generate]"
+            return EndpointError(f"{self.url}: it takes no token ids: {fix}.", fatal=True)
         if _ABOUT_LOG_PROBS.search(text) and reply.status not in (401, 403, 404, 429):
             return self._no_log_probs(f"answered {reply.status} ({self.shown(text)})")
         return await super().status_error(reply)

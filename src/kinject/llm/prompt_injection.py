@@ -31,15 +31,6 @@ _INJECTION = re.compile(
     r"|(?-i:\b(?:UN)?FAITHFUL\b)",
     re.IGNORECASE,
 )
-_TRIGGERS = (
-    "ignore", "disregard", "forget", "override", "you are", "act as", "pretend to be", "dear", "attention", "note to", "note for",
-    "message to", "message for", "instruction", "instead", "only", "exactly", "nothing else", "nothing but", "verbatim",
-    "you must", "you should", "you shall", "system ", "developer ", "<", "[inst]", "[/inst]", "grade", "mark", "score", "rate",
-    "judge", "count", "accept", "faithful",
-)  # fmt: skip
-"""Without one of these in lower case no text matches `_INJECTION`, whose search takes fifty times as long as theirs."""
-_OTHER_CASES = re.compile("[ſıİ\u212a]")
-"""Letters that the pattern takes for s, i and k, though their lower case is another."""
 _SENTENCE_END = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _TAGS = re.compile(r"<(?=/?(?:passage|rewriting|statements|question|accepted|answer)>)", re.IGNORECASE)
@@ -51,8 +42,6 @@ def split_injection(text: str) -> tuple[str, str]:
 
     An injection reaches from the beginning of its sentence to the end of its paragraph.
     """
-    if not _may_match(text):
-        return text.strip(), ""
     clean, injected, position = [], [], 0
     while match := _INJECTION.search(text, position):
         sentences = [end.end() for end in _SENTENCE_END.finditer(text, position, match.start())]
@@ -67,13 +56,7 @@ def split_injection(text: str) -> tuple[str, str]:
 
 def has_injection(*texts: str) -> bool:
     """Return whether any of `texts` speaks to a language model."""
-    return any(_may_match(text) and _INJECTION.search(text) for text in texts)
-
-
-def _may_match(text: str) -> bool:
-    """Return False for a text in which `_INJECTION` finds nothing."""
-    lower = text.lower()
-    return any(map(lower.__contains__, _TRIGGERS)) or (not text.isascii() and bool(_OTHER_CASES.search(text)))
+    return any(map(_INJECTION.search, texts))
 
 
 def escape_tags(text: str) -> str:

@@ -153,6 +153,8 @@ class Sender:
                 failure = fault
             except EndpointError as error:
                 raise self._failed(error) from error
+            if failure.kind == "timeout" and not self.traffic.n_retried["timeout"]:
+                log.warning(f"{failure} It is sent again, up to {N_TRIES} times; raise timeout for a slow server.")
             self.traffic.n_retried[failure.kind] += 1
             # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
             unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
@@ -412,6 +414,8 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def interrupt() -> None:
+        if not sender.stopping:
+            log.warning("stopping after the answers to the requests in flight; a second signal does not wait for them.")
         sender.stop()
         if len(signals) > 1 and task is not None:
             task.cancel()

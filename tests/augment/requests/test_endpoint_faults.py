@@ -104,6 +104,7 @@ SHORT = {"timeout": 0.5, "tries": 60}
 
 FAULTS: dict[str, Fault] = {
     "400": Fault(status(400), "failed", r"answered 400 \(as ordered\)"),
+    "422 of FastAPI": Fault(status(422, b'{"detail": "no such model"}'), "failed", r"answered 422 \(no such model\)"),
     "400 content filter": Fault(refused_prompt, "refused as filtered", "filtered", exit=1),
     "401": Fault(status(401), "stop", r"the key is refused \(401: as ordered\).*OPENAI_API_KEY"),
     "402": Fault(status(402), "stop", "out of credit"),
@@ -206,7 +207,8 @@ def test_a_fault_that_stays_ends_in_one_clear_line_and_its_exit_code(
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     if fault.exit == 2:
-        (line,) = err.strip().splitlines()
+        *told, line = err.strip().splitlines()
+        assert ["sent again, up to" in each for each in told] == [True] * (fault.met == "timeout")
         assert re.search(fault.message, line), line
         assert len(line) < 700
     assert fault.exit != 1 or fault.message in out
