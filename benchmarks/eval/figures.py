@@ -65,6 +65,12 @@ def make_model(folder: Path, tokenizer: Path, n_layers: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def model_folder(model: Path) -> Path:
+    """Return the folder of a model that is a folder or a GGUF file."""
+    file = gguf_file(model)
+    return (converted_folder(file) if file else model).resolve()
+
+
 def read_subjects(
     mmlu: Path, n_subjects: int, n: int, folder: Path
 ) -> dict[str, tuple[list[Question], list[Question], Path, Path]]:
@@ -239,8 +245,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if arguments.model:
-            file = gguf_file(arguments.model)
-            (folder / "model").symlink_to((converted_folder(file) if file else arguments.model).resolve())
+            (folder / "model").symlink_to(model_folder(arguments.model))
             print(f"{arguments.model}, float32, {arguments.threads} threads")
             compare_mmlu(folder, arguments)
             return

@@ -1,10 +1,11 @@
 """The peak memory on a CPU that `kinject plan` estimates, compared with that of real training steps.
 
-    python benchmarks/plan/memory.py [--only NAME ...] [--steps N]
+    python benchmarks/plan/memory.py [--only NAME ... | --model MODEL] [--steps N]
 
 Trains models with random weights for a few steps, each in a process of its own, and reads the peak of its resident set. The
 same run of a model of 20,000 parameters is subtracted: Python and the libraries. Prints estimate, measurement and ratio, and
-the range of the ratios with Python included. No network; about 20 minutes on 2 cores.
+the range of the ratios with Python included. --model takes a folder or a GGUF file instead, such as runs/real/smollm2, and
+trains it in three ways. No network; about 20 minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -72,6 +73,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 """Name -> (model, trainer fields, `attention` or `adapter`)."""
 
 
+def cases_of(model: str) -> dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """Return cases like those of `CASES` for a model that is there."""
+    shape = {"per_device_train_batch_size": 1, "max_length": 512}
+    return {
+        "rows of 512": ({"path": model}, shape, {}),
+        "rows of 1,024": ({"path": model}, {**shape, "max_length": 1024}, {}),
+        "rows of 512, bf16": ({"path": model}, {**shape, "bf16": True}, {}),
+    }
+
+
 def write_recipe(folder: Path, case: tuple[dict[str, Any], dict[str, Any], dict[str, Any]], steps: int) -> Path:
     """Write the recipe of a case and its corpus; return the recipe."""
     model, trainer, more = case
@@ -82,7 +93,10 @@ def write_recipe(folder: Path, case: tuple[dict[str, Any], dict[str, Any], dict[
     )
     values = {
         "run_dir": str(folder / "run"),
-        "model": {"new": model, "tokenizer": {"vocab_size": 1000}, "device": "cpu", "attention": more.get("attention", "sdpa")},
+        "model": {
+            **(model if "path" in model else {"new": model, "tokenizer": {"vocab_size": 1000}}),
+            "device": "cpu", "attention": more.get("attention", "sdpa"),
+        },
         "corpus": {"path": str(corpus), "cache_dir": str(folder / "tokens")},
         "trainer": {
             "packing": True, "packing_strategy": "wrapped", "max_length": 128, "max_steps": steps, "logging_steps": 1,
@@ -122,6 +136,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--model", help="a folder or a GGUF file")
     parser.add_argument("--steps", type=int, default=8)
     arguments = parser.parse_args()
     if arguments.steps < 1:
@@ -135,9 +150,10 @@ def main() -> None:
     print("| run | tensors | heap holes | estimate | measured | estimate / measured | without Python |")
     print("|---|---|---|---|---|---|---|")
     ratios = []
-    for case in arguments.only:
+    cases = cases_of(arguments.model) if arguments.model else {name: CASES[name] for name in arguments.only}
+    for case in cases:
         with tempfile.TemporaryDirectory() as name:
-            recipe = write_recipe(Path(name), CASES[case], arguments.steps)
+            recipe = write_recipe(Path(name), cases[case], arguments.steps)
             memory = estimated(recipe)
             peak = measured(recipe)
         estimate = memory.peak + CPU_WORKING

@@ -11,6 +11,7 @@ runs/real/smollm2 (kinject demo --real), which reads the company's documents in 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -31,7 +32,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "50m": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8,
             "num_key_value_heads": 8, "vocab_size": 50_000, "block": 256, "batch": 4},
 }  # fmt: skip
-SHAPE_OF_MODEL = {"block": 512, "batch": 1}
 CLOCK = {"now": time.perf_counter}
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "el", "or")]
 
@@ -99,7 +99,7 @@ def rate(marks: list[tuple[float, int]]) -> float:
 
 
 def run_kinject(folder: Path, corpus: Path, model: Path, shape: dict[str, Any], options: dict[str, Any]) -> Any:
-    """Return the rate of kinject train, and its trainer (for the rows of the bare loop)."""
+    """Return the rate of kinject train, and its batches (for the bare loop)."""
     from kinject.recipe import read_recipe
     from kinject.train.setup import make_trainer
 
@@ -116,17 +116,17 @@ def run_kinject(folder: Path, corpus: Path, model: Path, shape: dict[str, Any], 
     path.write_text(yaml.safe_dump(recipe))
     (folder / "run").mkdir(exist_ok=True)
     knowledge_trainer = make_trainer(read_recipe(path, verb="train"))
-    return rate(steps_of(knowledge_trainer)), knowledge_trainer
+    return rate(steps_of(knowledge_trainer)), list(knowledge_trainer.get_train_dataloader())
 
 
-def run_bare(model_dir: Path, trainer: Any, steps: int, bf16: bool) -> float:
+def run_bare(model_dir: Path, batches: list[Any], steps: int, bf16: bool) -> float:
     """Return the rate of a plain loop on the batches that kinject made."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, fused=True)
-    batches, marks, seen = list(trainer.get_train_dataloader()), [], 0
+    marks, seen = [], 0
     for step in range(steps):
         batch = batches[step % len(batches)]
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -165,6 +165,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="1m")
     parser.add_argument("--model", type=Path, help="a folder or a GGUF file, instead of --size")
+    parser.add_argument("--block", type=int, default=512, help="tokens in a row, of --model")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bf16", action="store_true")
@@ -174,7 +175,7 @@ def main() -> int:
         if getattr(arguments, option) < least:
             parser.error(f"--{option}: found {getattr(arguments, option)}, allowed: {least} or more")
     CLOCK["now"] = time.process_time if arguments.cpu_time else time.perf_counter
-    shape = SHAPE_OF_MODEL if arguments.model else SIZES[arguments.size]
+    shape = {"block": arguments.block, "batch": 1} if arguments.model else SIZES[arguments.size]
     options = {"max_steps": arguments.steps, "bf16": arguments.bf16}
     rates: dict[str, list[float]] = {"bare loop": [], "kinject train": [], "SFTTrainer, bfd_split": []}
     with tempfile.TemporaryDirectory() as scratch:
@@ -184,9 +185,11 @@ def main() -> int:
         else:
             corpus, model = make_inputs(folder, shape, 4000 if arguments.size == "1m" else 1500)
         for _ in range(arguments.rounds):
-            ours, trainer = run_kinject(folder, corpus, model, shape, options)
+            ours, batches = run_kinject(folder, corpus, model, shape, options)
+            gc.collect()  # of three models one is in memory at a time
             rates["kinject train"].append(ours)
-            rates["bare loop"].append(run_bare(model, trainer, arguments.steps, arguments.bf16))
+            rates["bare loop"].append(run_bare(model, batches, arguments.steps, arguments.bf16))
+            gc.collect()
             rates["SFTTrainer, bfd_split"].append(run_sft(folder, corpus, model, shape, options))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(
