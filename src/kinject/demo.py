@@ -11,12 +11,12 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
-from kinject.terminal import Progress, aligned, show
+from kinject.terminal import Progress, show
 
 if TYPE_CHECKING:
     from kinject.executors import LocalExecutor
@@ -26,11 +26,6 @@ _TRAININGS = (Path("recipes/cpt.yaml"), Path("recipes/sandbox/repeat.yaml"))
 _AUGMENT, _EVAL = Path("recipes/augment.yaml"), Path("recipes/eval.yaml")
 REPORT = Path("runs/eval/report.html")
 """The page that it writes, from its folder."""
-_ARMS = {
-    "base": "base model", "repeat": "trained on the originals, repeated", "cpt": "trained on paraphrases",
-    "paraphrases": "trained on paraphrases",
-}  # fmt: skip
-_SETS = {"new": "new facts", "known": "known facts", "reverse": "reversed"}
 
 REAL_REPORT = Path("runs/real/eval/report.html")
 _REAL_TRAININGS = (Path("recipes/real/repeat.yaml"), Path("recipes/real/paraphrases.yaml"))
@@ -102,7 +97,7 @@ def _demo_real(folder: str | Path) -> Report:
                 "2 of 3  trains the model on the paraphrases, and its control on the documents as they are; then asks the\n"
                 "        untrained model with what a dense retriever finds"
             )
-            dense = _Task("eval", Path("recipes/real/dense.yaml"), Path("runs/real/dense"), short=True)
+            dense = _Task("eval", Path("recipes/real/dense.yaml"), Path("runs/real/dense"))
             _train(executor, _REAL_TRAININGS, Path(folder), [dense])
             _print_line(
                 "3 of 3  asks all three in a chat: on the documents, with and without what BM25 finds, on what the model knew\n"
@@ -139,9 +134,7 @@ class _Task:
     recipe: Path
     folder: Path
     alone: bool = False
-    """Whether nothing else runs beside it: then it has all cores."""
-    short: bool = False
-    """Whether only the table of an evaluation is printed, not what it says in sentences."""
+    """Whether nothing else runs beside it: then it has all cores, and the report's sentences are printed, too."""
 
     @property
     def label(self) -> str:
@@ -162,11 +155,10 @@ class _Task:
         from kinject.report.formatting import View
         from kinject.report.words import write_opening
 
-        if self.alone:
-            torch.set_num_threads(core_count())
+        if not self.alone:
+            return {"text": f"{_render_accuracies(api.evaluate(self.recipe))}\n"}
+        torch.set_num_threads(core_count())
         report = api.evaluate(self.recipe)
-        if self.short:
-            return {"text": f"{_render_accuracies(report)}\n"}
         opening = "\n".join(textwrap.fill(text, 80) for text in write_opening(View(report)).paragraphs())
         return {"text": f"{_render_accuracies(report)}\n\n{opening}\n"}
 
@@ -269,16 +261,12 @@ def _rows_shown(label: str, total: int, unit: str, files: Mapping[Path, int]) ->
 
 
 def _render_accuracies(report: Report) -> str:
-    """Return a table of accuracies, a row an arm and a column a question set."""
-    results = [result for result in report.results if not result.subject]
-    sets = list(dict.fromkeys(result.question_set for result in results))
-    cells = {(result.arm, result.k, result.question_set): f"{result.accuracy:.3f}" for result in results}
-    arms = dict.fromkeys((result.arm, result.k) for result in results)
-    chance = {f"{result.chance:.3f}" for result in report.results}
-    rows = [(f"accuracy (chance {', '.join(sorted(chance))})", *(_SETS.get(name, name) for name in sets))]
-    for arm, k in arms:
-        label = _ARMS.get(arm, arm) + (" + retrieval" if k else "")
-        rows.append((label, *(cells.get((arm, k, name), "") for name in sets)))
-    table = aligned(rows, frozenset(range(1, len(sets) + 1)))
-    perplexities = [f"{_ARMS.get(item.arm, item.arm)} {item.per_token:.1f}" for item in report.perplexities]
-    return f"{table}\n\nperplexity of other prose: {', '.join(perplexities)}" if perplexities else table
+    """Return the headline table of the report without its intervals."""
+    from kinject.report.formatting import View
+    from kinject.report.page import render_text_block
+    from kinject.report.tables import headline_table
+
+    table = headline_table(View(report))
+    lines = tuple(tuple(replace(cell, below="") for cell in row) for row in table.lines)
+    columns = tuple(column.partition(":")[0] for column in table.columns)
+    return "\n".join(render_text_block(replace(table, subtitle="", columns=columns, lines=lines)))

@@ -269,11 +269,6 @@ class UnscoredResult(_AskedArm):
     seed: int | None = None
     accuracy: None = None
 
-    @property
-    def prompt_format(self) -> PromptFormat:
-        """How the questions were asked."""
-        return PromptFormat(self.format, self.shots, self.score)
-
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:

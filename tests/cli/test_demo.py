@@ -113,7 +113,7 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     assert set(reports[0].to_frame()["arm"]) == {"base", "repeat", "cpt"}
     out = capsys.readouterr().out
     assert [line[:6] for line in out.splitlines() if " of 5 " in line] == ["2 of 5", "3 of 5", "4 of 5", "5 of 5"]
-    rows = re.findall(r"^ +((?:base model|trained on).*?)((?:  +[01]\.\d{3}){3})$", out, re.MULTILINE)
+    rows = re.findall(r"^ +((?:base|repeat|cpt)(?: with passages)?)((?:  +\d+\.\d(?: [▲▼])?){3})$", out, re.MULTILINE)
     assert len(rows) == 6
     assert len({tuple(numbers.split()) for _, numbers in rows}) > 1
     headline = " ".join(out[out.rindex(rows[-1][1]) + len(rows[-1][1]) : out.index("\nreport: ")].split())
@@ -203,5 +203,7 @@ def test_the_real_demo_is_the_whole_job(
     out = capsys.readouterr().out
     assert re.search(r"12\d of 128 paraphrases accepted", out)
     assert [line[:6] for line in out.splitlines() if " of 3 " in line] == ["1 of 3", "2 of 3", "3 of 3"]
-    assert re.search(r"perplexity of other prose: base model \d+\.\d, trained on paraphrases \d+\.\d", out)
+    assert re.search(
+        r"Perplexity of prose, without a test: \d+\.\d for base, \d+\.\d for paraphrases", " ".join(out.split())
+    )
     assert (tmp_path / "runs/real/eval/report.html").stat().st_size > 100

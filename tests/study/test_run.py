@@ -183,6 +183,8 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
     assert steps == {"ft": 6, "slow": 6, "slow in its seconds": 2}
     recipe = manifest_of(train_folder_of_arm(executor, "slow in its seconds, seed 0"))["recipe"]
     assert recipe["trainer"]["warmup_steps"] == 1
+    kinds = Counter(cost.stage for cost in result.costs if cost.arm == "slow in its seconds")
+    assert kinds == {"augment": 1, "train": 3, "eval": 1}, "the corpus that it shares with the others counts once"
     work = {arm: sum(cost.work_seconds for cost in result.costs if cost.arm == arm) for arm in steps}
     assert work == {"ft": 2.0, "slow": 6.0, "slow in its seconds": 2.0}
 

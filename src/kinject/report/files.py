@@ -92,10 +92,9 @@ def read_report(path: Path) -> Report:
         return TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        steps = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"])
-        found = "missing" if first["type"] == "missing" else f"found {first['input']!r:.60}: {first['msg']}"
-        place = steps.removeprefix(".") or "report"
-        raise InputError(f"{path}: damaged report: {place}: {found}. {_FIX}") from None
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"])
+        found = f"found {first['input']!r:.60}: {first['msg']}"
+        raise InputError(f"{path}: damaged report: {place.removeprefix('.')}: {found}. {_FIX}") from None
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
@@ -186,14 +185,13 @@ def _make_page(view: View, plots: Mapping[str, str], changes: TableBlock | None)
     parts = [format_count(n, noun) for n, noun in counts]
     versions = ", ".join(f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions)
     written = f"Evaluated {report.written}" if report.written else "Written by kinject"
-    opening = write_opening(view)
     first = _sections(_first_sheet(view))
     return Page(
         title=_title(view),
         subtitle=f"kinject {report.kind}: {', '.join(parts)}, {format_count(len(report.seeds), 'seed')}",
         description=format_name(report.description),
         facts=tuple((label, text) for label, text in _facts(view) if text),
-        headline=opening.effect, figure=next(iter(_figure("accuracy", plots)), None), answers=opening.answers, open=opening.open,
+        opening=write_opening(view), figure=next(iter(_figure("accuracy", plots)), None),
         sections=(*first, *_sections(_details(view, plots, changes))), n_first=len(first),
         footer=format_name(written + (f" with {versions}." if versions else ".")),
     )  # fmt: skip

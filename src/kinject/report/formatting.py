@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kinject.question_formats import FORMATS
-from kinject.results import ArmInfo, ArmResult, Perplexity, PromptFormat, Report, UnscoredResult
+from kinject.results import ALPHA, ArmInfo, ArmResult, Perplexity, PromptFormat, Report, UnscoredResult
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -71,8 +71,6 @@ def format_points(difference: float) -> str:
 
 def format_p(p: float) -> str:
     """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05: ``p < 0.05`` or ``p > 0.05``."""
-    from kinject.results import ALPHA
-
     if p < 0.001:
         return "p < 0.001"
     if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":

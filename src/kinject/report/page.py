@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kinject.report.formatting import escape_markdown
+from kinject.terminal import aligned
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -40,6 +41,20 @@ class Answer:
     question: str
     lead: str
     evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first sentences of a report: what was measured, what it allows to say, and what would settle the rest."""
+
+    effect: str
+    answers: tuple[Answer, ...]
+    open: tuple[str, ...]
+
+    def paragraphs(self) -> list[str]:
+        """Return the opening as plain paragraphs."""
+        leads = [f"{answer.question} {answer.lead}" for answer in self.answers]
+        return [self.effect, *leads, *([f"{SETTLE}: {' '.join(self.open)}"] if self.open else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +123,18 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page: `facts` (label, text), the headline, the answers, what would settle the rest, then the sections.
+    """The whole page: `facts` (label, text), the opening, then the sections.
 
-    `figure` stands under the headline. The `n_first` first sections belong to the sheet that is printed; the others are details.
+    `figure` stands under its effect. The `n_first` first sections belong to the sheet that is printed; the others are details.
     """
 
     title: str
     subtitle: str
     description: str
     facts: tuple[tuple[str, str], ...]
-    headline: str
+    opening: Opening
     sections: tuple[Section, ...]
     footer: str
-    answers: tuple[Answer, ...] = ()
-    open: tuple[str, ...] = ()
     figure: FigureBlock | None = None
     n_first: int = 0
 
@@ -194,8 +207,6 @@ def render_markdown_table(block: TableBlock) -> list[str]:
 
 def render_text_block(table: TableBlock) -> list[str]:
     """Return the lines of a table as plain text, for the terminal."""
-    from kinject.terminal import aligned
-
     rows = [table.columns, *(tuple(_plain(cell) for cell in row) for row in table.lines)]
     about = f" ({table.subtitle})" if table.subtitle else ""
     return [f"{table.title}{about}", aligned(rows, frozenset(range(table.heads, len(table.columns))))]

@@ -113,10 +113,6 @@ def results_table(view: View) -> TableBlock:
     return without_empty_columns(TableBlock("Results", about, _COLUMNS, tuple(lines), heads=4, folded=True))
 
 
-def _head(result: ArmResult) -> tuple[str, str, str]:
-    return format_name(result.model), arm_label(result), format_prompt(result.prompt_format)
-
-
 def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
     name = format_name(result.question_set) + (f": {format_name(result.subject)}" if result.subject else "")
     seeds = ", ".join(f"{100 * value:.1f}" for value in result.by_seed) if len(result.by_seed) > 1 else ""
@@ -126,7 +122,8 @@ def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
     documents = "" if result.n_documents in (None, result.n) else f"{result.n_documents:,}"
     mass = "" if result.mass is None else f"{100 * result.mass:.0f}"
     return (
-        name, *_head(result), _accuracy(result), seeds, f"{result.n:,}", documents, f"{100 * result.chance:.1f}",
+        name, format_name(result.model), arm_label(result), format_prompt(result.prompt_format), _accuracy(result), seeds,
+        f"{result.n:,}", documents, f"{100 * result.chance:.1f}",
         _change(base), p, *flips, _change(result.to_rag), _change(result.to_plain), *_outcome_cells(result),
         *_written_cells(result.written), mass,
     )  # fmt: skip
@@ -136,11 +133,8 @@ def _outcome_cells(result: ArmResult) -> Iterator[Cell]:
     for part, more in ((result.wrong, "bad"), (result.abstained, ""), (result.answered, "bad")):
         change = _change(None if part is None else part.to_base, more)
         mark = change.text[-2:] if change.text.endswith(("▲", "▼")) else ""
-        yield (
-            Cell("")
-            if part is None
-            else Cell(f"{100 * part.rate:.1f}{mark}", change.tone, _bounds(part.low, part.high))
-        )
+        text = "" if part is None else f"{100 * part.rate:.1f}{mark}"
+        yield Cell(text, change.tone, "" if part is None else _bounds(part.low, part.high))
 
 
 def _written_cells(written: Written | None) -> tuple[str, str, str, str]:
@@ -347,17 +341,14 @@ def small_tables(view: View) -> Iterator[TableBlock]:
     judge = view.report.judge
     if judge is not None:
         rates = tuple(
-            line(grade, f"{judge.planted[grade]:,}", *(_rate(of[grade]) for of in (judge.precision, judge.recall)))
+            line(grade, f"{judge.planted[grade]:,}",
+                 *("" if (rate := of[grade]) is None else format_percent(rate) for of in (judge.precision, judge.recall)))
             for grade in judge.recall
-        )
+        )  # fmt: skip
         about = "measured on planted answers before it graded others"
         yield TableBlock(
             f"The judge, {format_name(judge.model)}", about, ("grade", "planted answers", "precision", "recall"), rates
         )
-
-
-def _rate(value: float | None) -> str:
-    return "" if value is None else format_percent(value)
 
 
 def claims_text(view: View) -> Iterator[str]:

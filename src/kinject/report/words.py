@@ -7,7 +7,6 @@ At the end what went wrong on the way, and what the data cannot tell. Every numb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from kinject.report.formatting import (
     View,
@@ -24,7 +23,7 @@ from kinject.report.formatting import (
     quoted,
     unscored_text,
 )
-from kinject.report.page import SETTLE, Answer, Evidence
+from kinject.report.page import Answer, Evidence, Opening
 from kinject.results import MARGIN, ArmResult, Contrast, fewest_for, in_these_models
 from kinject.stats.comparisons import About, Finding, Tag, find
 
@@ -82,20 +81,6 @@ _QUESTIONS: tuple[tuple[str, tuple[About, ...], str], ...] = (
 """The practitioner's questions, the comparisons that answer them, and the answer without any ("": left out)."""
 _OUTCOMES = {"answered": "answers to questions that no document answers", "wrong": "wrong answers"}
 _ROLES = {About.LEARNING: "learning", About.RETENTION: "retention", About.DECLINING: "unanswerable"}
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """The first sentences of a report: what was measured, what it allows to say, and what would settle the rest."""
-
-    effect: str
-    answers: tuple[Answer, ...]
-    open: tuple[str, ...]
-
-    def paragraphs(self) -> list[str]:
-        """Return the opening as plain paragraphs."""
-        leads = [f"{answer.question} {answer.lead}" for answer in self.answers]
-        return [self.effect, *leads, *([f"{SETTLE}: {' '.join(self.open)}"] if self.open else [])]
 
 
 def find_all(view: View) -> tuple[Finding, ...]:

@@ -197,8 +197,9 @@ class Evidence:
         asked, name = ArmName.parse(arm), claim.question_set
         bare = asked.answers_of
         k = self.chosen_k.get((bare, name), -1) if asked.retrieval else 0
-        setting = self.records.setting(self.model, bare, name, self.prompt_format(name), k)
-        return None if setting is None else self.records.matrix(self.model, bare, setting, "", claim.outcome)
+        setting = AskSetting(name, *self.prompt_format(name), k)
+        is_asked = setting in self.records.settings(self.model, bare)
+        return self.records.matrix(self.model, bare, setting, "", claim.outcome) if is_asked else None
 
     def arm_name(self, arm: str | Mapping[str, Any] | None) -> str:
         """Return the name of a claim's arm; of a point of a sweep that of the arm which has its value."""

@@ -137,18 +137,6 @@ class Records:
             and self.matrix(model, arm, setting).question_ids
         ]  # fmt: skip
 
-    def setting(
-        self, model: str, arm: str, question_set: str, prompt_format: tuple[str, int], k: int
-    ) -> AskSetting | None:
-        """Return the setting of an arm on a set in the study's first format and shots; a task has a format of its own.
-
-        None if the arm was not asked so.
-        """
-        form, shots = prompt_format
-        settings = self.settings(model, arm)
-        setting = AskSetting(question_set, form, shots, k)
-        return setting if setting in settings else None
-
     def headline_settings(
         self, model: str, arm: str, chosen_k: Mapping[tuple[str, str, str], int]
     ) -> Iterator[AskSetting]:

@@ -34,7 +34,7 @@ from kinject.report.files import read_report, write_report
 from kinject.results import ArmName, Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import Evidence, judge_claims, make_failures, make_prices, summarize_arms
 from kinject.study.arms import Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
-from kinject.study.records import Records, changed_answers
+from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,
     StartExecutor,
@@ -295,8 +295,9 @@ def _rate(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tu
     for run in runs:
         records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder, run.arm.retrieval)
     arm = runs[0].arm
-    setting = records.setting(arm.model, arm.name, question_set, study.prompt_format(question_set), k)
-    if setting is None or len(records.seeds(arm.model, arm.name)) < len(runs):
+    setting = AskSetting(question_set, *study.prompt_format(question_set), k)
+    is_asked = setting in records.settings(arm.model, arm.name)
+    if not is_asked or len(records.seeds(arm.model, arm.name)) < len(runs):
         return None
     matrix = records.matrix(arm.model, arm.name, setting, "")
     return round(matrix.mean(), 6), len(matrix.question_ids)

@@ -347,30 +347,19 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None)
 
     `judge` is the stage that measured the judge of all arms: it counts as setup.
     """
-    users: dict[str, int] = {judge.id: len(runs)} if judge else {}
+    users = Counter(stage.id for run in runs for stage in run.all_stages)
+    shared = () if judge is None else (judge,)
+    users.update({stage.id: len(runs) for stage in shared})
+    costs = []
     for run in runs:
-        for identity in {stage.id for stage in run.all_stages}:
-            users[identity] = users.get(identity, 0) + 1
-    return [
-        Cost(
-            arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
-            stage="setup" if stage is judge else stage.kind, seconds=counts["seconds"], tokens=counts["tokens"],  # type: ignore[arg-type]
-            peak_bytes=counts["peak_bytes"], money=counts["money"], shared_by=users[stage.id],
-            **{name: counts[name] * (stage.id in arm_stages) for name in ("written_tokens", "teacher_tokens", "work_seconds")},
-        )
-        for run in runs for arm_stages in (_stages_of_arm(run),) for stage in (*([judge] if judge else []), *run.all_stages)
-        if (counts := status.done.get(stage.id)) is not None
-    ]  # fmt: skip
-
-
-def _stages_of_arm(run: ArmRun) -> set[str]:
-    """Return the ids of the stages that make the arm itself, without those of an arm that it is matched to."""
-    by_id = {stage.id: stage for stage in run.stages}
-    ids: set[str] = set()
-    waiting = [stage for stage in (run.train, *run.stages[-1:]) if stage is not None]
-    while waiting:
-        stage = waiting.pop()
-        ids.add(stage.id)
-        before = (by_id[identity] for identity in stage.dependencies if identity in by_id)
-        waiting += [other for other in before if str(other.folder) not in stage.parameters.values()]
-    return ids
+        own = {stage.id for stage in run.stages}
+        for stage in (*shared, *run.all_stages):
+            counts = status.done.get(stage.id)
+            if counts is not None:
+                costs.append(Cost(
+                    arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
+                    stage="setup" if stage is judge else stage.kind, seconds=counts["seconds"],
+                    tokens=counts["tokens"], peak_bytes=counts["peak_bytes"], money=counts["money"], shared_by=users[stage.id],
+                    **{name: counts[name] * (stage.id in own) for name in ("written_tokens", "teacher_tokens", "work_seconds")},
+                ))  # fmt: skip
+    return costs

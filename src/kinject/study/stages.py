@@ -111,11 +111,13 @@ class ArmRun:
     model_dir: str
     train: Stage | None
     evaluations: tuple[Stage, ...] = ()
+    matched: tuple[Stage, ...] = ()
+    """Those of the arms that it is matched to."""
 
     @property
     def all_stages(self) -> tuple[Stage, ...]:
-        """Every stage, in order."""
-        return (*self.stages, *self.evaluations)
+        """Every stage once, in order."""
+        return tuple({stage.id: stage for stage in (*self.matched, *self.stages, *self.evaluations)}.values())
 
 
 class Planner:
@@ -161,22 +163,23 @@ class Planner:
         if not arm.trained:
             return ArmRun(arm, seed, (), base, None)
         stages, corpus = self._corpus_stages(arm, seed)
-        dependencies = [stage.id for stage in stages[-1:]]
+        dependencies, matched = [stage.id for stage in stages[-1:]], list[Stage]()
         before = self.arm_run(others[arm.after], seed, others) if arm.after else None
         if before is not None:
             stages = [*before.stages, *stages]
+            matched += before.matched
             dependencies.append(before.stages[-1].id)
         start = arm.through or (before.model_dir if before else base)
         overrides = {**arm.train_overrides, "model.path": start, "corpus.path": str(corpus), "seed": seed}
         parameters = {}
         other = self.arm_run(others[arm.matched], seed, others) if arm.matched else None
         if other is not None and other.train is not None:
-            stages = [*other.stages, *stages]
+            matched += other.all_stages
             dependencies.append(other.train.id)
             parameters["match_steps_of" if arm.match_steps_of else "match_seconds_of"] = str(other.train.folder)
             unmatched = self.arm_run(replace(arm, match_seconds_of=""), seed, others) if arm.match_seconds_of else None
             if unmatched is not None and unmatched.train is not None:
-                stages = [*unmatched.stages, *stages]
+                matched += unmatched.all_stages
                 dependencies.append(unmatched.train.id)
                 parameters["unmatched"] = str(unmatched.train.folder)
         label = f"{arm.name}, seed {seed}"
@@ -196,7 +199,7 @@ class Planner:
             }
             stages.append(self._arm_stage(arm, "merge", label, dependencies=[stages[-1].id], parameters=sum_of))
             model_dir = stages[-1].folder / "merged"
-        return ArmRun(arm, seed, tuple(stages), str(model_dir), train)
+        return ArmRun(arm, seed, tuple(stages), str(model_dir), train, matched=tuple(matched))
 
     def _corpus_stages(self, arm: Arm, seed: int) -> tuple[list[Stage], Path]:
         """Return the stages that write the arm's corpus, and its path."""
