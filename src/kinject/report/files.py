@@ -250,7 +250,7 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
     yield "base model", join_words([f"{name} ({source})" if source else name for name, source in sources])
     sets = [view.first(name) for name in view.sets()]
     named = [f"“{format_name(r.question_set)}” {ROLES.get(r.role, '')}" for r in sets[:_MOST_NAMED]]
-    more = [f"{len(sets) - _MOST_NAMED} more sets"] if len(sets) > _MOST_NAMED else []
+    more = [format_count(len(sets) - _MOST_NAMED, "more set")] if len(sets) > _MOST_NAMED else []
     yield "questions", "; ".join([*named, *more])
 
 
