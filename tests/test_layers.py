@@ -236,7 +236,7 @@ def test_what_one_function_knows_is_written_nowhere_else() -> None:
 
 
 BUDGETS = {
-    "lines of src": 44_930,
+    "lines of src": 44_776,
     "files of src": 174,
     "lines of tests": 32_431,
     "verbs": 17,
