@@ -110,7 +110,7 @@ def _make_trainer(
     """Return the trainer as `make_trainer` does, of a checked config."""
 
     def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora, Counter[str]]:
-        with recipe.locating():  # the others are told the first's faults as text
+        with recipe.locating():  # the other processes get its faults as finished text
             corpora, notes, cost = with_own_answers(recipe, open_corpora(recipe, hashes))
             tokenizer = load_training_tokenizer(recipe.model, recipe.trainer, corpora.rows)
             tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
