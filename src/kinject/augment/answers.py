@@ -256,7 +256,7 @@ def repair(answer: str, title: str = "", source: str = "", *, splits: bool = Tru
         if repaired and repaired != text:
             text = repaired
             repairs.append(name)
-    parts = list(split_texts(text, count_words(source))) if splits else [text]
+    parts = list(split_texts(text, count_words(source))) if splits and "\n" in text else [text]
     if len(parts) > 1:
         repairs.append("split")
     texts = []

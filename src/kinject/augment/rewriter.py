@@ -229,7 +229,8 @@ class Rewriter:
             if answer.error is not None:
                 self._fail([answer.request], str(answer.error))
                 continue
-            self._accept_texts(answer, checker)
+            # A single text was checked a moment ago, unless models were asked about the whole block since.
+            self._accept_texts(answer, checker, compare=asks_models or len(answer.texts) > 1)
             if answer.accepted:
                 name = self.sender.generator.name
                 generator = "mechanical" if group.style.mechanical else name
@@ -244,15 +245,13 @@ class Rewriter:
                 still_open.append(answer.request)
         return still_open
 
-    def _accept_texts(self, answer: _Answer, checker: Checker) -> None:
+    def _accept_texts(self, answer: _Answer, checker: Checker, *, compare: bool) -> None:
         """Add the texts of an answer to those that later ones must differ from; refuse copies of earlier ones."""
-        for text, verdict in list(answer.texts):
-            compared = checker.compare_accepted(text, verdict)
-            if compared.accepted:
-                answer.texts[answer.texts.index((text, verdict))] = (text, compared)
-                checker.accept(text)
+        for text, _ in list(answer.texts):
+            if compare and (duplicate := checker.duplicate(text)):
+                answer.refuse(text, Verdict("duplicate", duplicate))
             else:
-                answer.refuse(text, compared)
+                checker.accept(text)
 
     async def _complete(
         self, group: Group, block: list[VariantRequest], attempt: int

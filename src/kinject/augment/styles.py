@@ -131,17 +131,14 @@ class Style:
         return self._render(self.verify, source, 0, {**item, "text": text})
 
     def _render(self, template: str, source: Source, sample: int, item: Item) -> list[Message]:
-        others = {**item, "sample": sample, "variation": self._variation(source, sample)}
+        variations = _fitting(self.variations, source)
+        variation = variations[sample % len(variations)] if variations else ""
+        others = {**item, "sample": sample, "variation": variation}
         try:
             system, user = render(self.system, source, others), render(template, source, others)
         except _RENDER_ERRORS as error:
             raise InputError(f"style {self.name}: its template cannot be filled in for a passage: {error}.") from error
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-    def _variation(self, source: Source, sample: int) -> str:
-        lines = (line for line in self.variations if isinstance(line, str) or not _missing(line.needs, source))
-        fitting = [line if isinstance(line, str) else line.text for line in lines]
-        return fitting[sample % len(fitting)] if fitting else ""
 
     def corpus_rows(self, text: str, item: Item, sample: int, chat: Source | None = None) -> list[dict[str, Any]]:
         """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``.
@@ -166,9 +163,7 @@ class Style:
             if chat is None:
                 return [{"prompt": prompt, "completion": f" {text}"}]
             return [{"messages": _turns([(prompt, text)])}] if prompt else [{"text": text}]
-        if (
-            self.rows == "paragraphs"
-        ):  # within one row, a name at the end of the first fact could be copied to the others
+        if self.rows == "paragraphs":  # in one row, a name at the end of the first fact could be copied to the others
             return [{"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
         return [{"text": text}]
 
@@ -246,6 +241,13 @@ def _identity(style: Style) -> str:
         changed["all_facts"] = True
     named["rules"] = _DEFAULT_RULES | changed
     return content_id({key: value for key, value in named.items() if key not in ("about", "source", "chat")})
+
+
+@lru_cache(maxsize=64)
+def _fitting(variations: tuple[Variation | str, ...], source: Source) -> tuple[str, ...]:
+    """Return the lines whose need the passage has."""
+    lines = (line for line in variations if isinstance(line, str) or not _missing(line.needs, source))
+    return tuple(line if isinstance(line, str) else line.text for line in lines)
 
 
 @lru_cache(maxsize=64)

@@ -27,6 +27,8 @@ _ISO = re.compile(r"(?<![\d-])(\d{4})-(\d\d)-(\d\d)\b")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _YEAR_AFTER = re.compile(r",? (?:of )?\d{4}\b")
 _BEFORE_MONTH = re.compile(r"\b(?:in|early|late|since|until) \Z", re.IGNORECASE)
+_COMPOSED = re.compile(r"\d(?:[:./–-]\d|\s?[hч点點時时시])")
+"""What a time of day or a date in digits has inside: without it, all their patterns need not be tried."""
 _WIDE = str.maketrans("．，％：", ".,%:")
 _HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
 _HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
@@ -121,9 +123,8 @@ class Grammar:
 
     def is_number(self, word: str) -> bool:
         """Return whether a word in lower case is a number, or several written as one."""
-        if word in self._numbers or not self.language.compound:
-            return word in self._numbers
-        return word not in self.language.joins and self._compound.fullmatch(word) is not None
+        is_written_together = self.language.compound and word not in self.language.joins
+        return word in self._numbers or (is_written_together and self._compound.fullmatch(word) is not None)
 
     def unit_after(self, text: str, end: int, in_digits: bool) -> str:
         """Return the unit after a number that ends at index `end`, or ""."""
@@ -179,20 +180,20 @@ def grammar_of(code: str) -> Grammar:
 def read_values(text: str, code: str = "en") -> Values:
     """Return the numbers, units and dates in a text of the language `code`. Nobody may change the result: it is kept."""
     grammar, values = grammar_of(code), Values()
-    text = _CLOCK.sub(lambda match: f"{match[1]}:{match[2] or match[3]}", text)
     text = text.translate(_WIDE) if grammar.language.is_unspaced else text
-    for match in _TIME.finditer(text):
-        values.add(f"{int(match[1])}:{match[2]}")
-    text = _TIME.sub(" ", text)
+    if is_composed := _COMPOSED.search(text) is not None:
+        text = _CLOCK.sub(lambda match: f"{match[1]}:{match[2] or match[3]}", text)
+        for match in _TIME.finditer(text):
+            values.add(f"{int(match[1])}:{match[2]}")
+        text = _TIME.sub(" ", text)
     if grammar.language.is_unspaced:
         _read_unspaced(_YEAR_AND_MONTH.sub(r"\1年\2月", text.lower()), grammar, values)
         return values
-    text = _take_dates(_RANGE_END.sub(r"\1\2–\1\3", text), code, values)
+    text = _take_dates(_RANGE_END.sub(r"\1\2–\1\3", text), code, values) if is_composed else text
     lower = text.lower()
     words = set(_WORD.findall(lower))
     ends = _add_digits(lower, grammar, values)
-    if any(map(grammar.is_number, words)):
-        _add_words(lower, ends, grammar, values)
+    _add_words(lower, ends, grammar, values)
     for month in words & grammar.language.months.keys():
         _add_dates(text, lower, month, grammar, values)
     for word in grammar.language.implied.keys() & words:

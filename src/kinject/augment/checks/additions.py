@@ -300,7 +300,7 @@ def _is_carried(fact: Fact, source: Facts, new: Facts) -> bool:
         return False
     if fact.kind == "quotation":
         return f" {fact.form} " in new.form
-    words = [word for word in source.names.spelling if word in fact.form.split(" ")] or [fact.form]
+    words = source.names.spelling.keys() & fact.form.split(" ") or {fact.form}
     return 2 * sum(is_known(word, source.names, new.names) for word in words) >= len(words)
 
 

@@ -186,12 +186,13 @@ class Checker:
         if change := compare_languages(source, text):
             yield "language", change
         form, shingles = _form_and_shingles(text)
-        if ngram := next((words for words in _ngrams(form) if words in self._prompts and words not in self._form), ""):
-            yield "prompt", f"found {ngram!r}"
+        for words in filter(self._prompts.__contains__, _ngrams(form)):
+            if (ngram := " ".join(words)) not in self._form:
+                yield "prompt", f"found {ngram!r}"
         echo = overlap(shingles, self._shingles)
         if echo > MAX_OVERLAP and rules.refuse_echo:
             yield "echo", f"shares {echo:.0%} of its word triples with the source"
-        if duplicate := self._duplicate(text):
+        if duplicate := self.duplicate(text):
             yield "duplicate", duplicate
         if form.count(" ") < _FEWEST_WORDS < self._form.count(" ") and rules.refuse_echo:
             yield "length", f"{form.count(' ') + 1} words"
@@ -201,12 +202,7 @@ class Checker:
         if self._injection and (injected := self._find_injected(text, form, shingles)):
             yield "injection", injected
 
-    def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
-        """Return the `verdict` of an accepted text, or its refusal if rewritings accepted since then resemble it."""
-        duplicate = self._duplicate(text)
-        return Verdict("duplicate", duplicate) if duplicate else verdict
-
-    def _duplicate(self, text: str) -> str:
+    def duplicate(self, text: str) -> str:
         """Return the likeness to an accepted rewriting, "" to none. The same words in the same order are always too alike."""
         form, shingles = _form_and_shingles(text)
         compared = self._accepted if self._rules.refuse_near else ()
@@ -256,11 +252,11 @@ def overlap(shingles: Shingles, others: Shingles) -> float:
     return shared / max(1, len(shingles) + len(others) - shared)
 
 
-def _ngrams(form: str) -> Iterator[str]:
+def _ngrams(form: str) -> Iterator[tuple[str, ...]]:
     words = form.split(" ")
-    return (" ".join(words[start : start + _NGRAM]) for start in range(len(words) - _NGRAM + 1))
+    return zip(*(words[start:] for start in range(_NGRAM)), strict=False)
 
 
 @lru_cache(maxsize=64)
-def _ngrams_of(instructions: tuple[str, ...]) -> frozenset[str]:
+def _ngrams_of(instructions: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
     return frozenset(ngram for text in instructions for ngram in _ngrams(normal_form(text)))

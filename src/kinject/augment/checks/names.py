@@ -109,11 +109,10 @@ def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
 
 def _is_title(line: str) -> bool:
     """Return whether a line is a title: short, without a mark at its end, or most of its words with a capital."""
-    words = [word for word in line.split() if word[0].isalpha() and len(word) > 3]
-    if not words or len(line) > 120:
+    if len(line) > 120 or not (line.rstrip("*_ ")[-1:].isalnum() or line[-1:] in (":", "：")):
         return False
-    ends = line.rstrip("*_ ")[-1:].isalnum() or line[-1] in ":："
-    return ends and 2 * sum(word[0].isupper() for word in words) > len(words)
+    words = [word for word in line.split() if word[0].isalpha() and len(word) > 3]
+    return 2 * sum(word[0].isupper() for word in words) > len(words)
 
 
 def _read_line(
@@ -124,12 +123,14 @@ def _read_line(
     at_start, run = True, list[str]()
     for index, token in enumerate(tokens):
         if token[0].isalnum():
-            word, inside, start = _classify(token, language.code)
+            word, is_name, start = _classify(token, language.code)
             words.append(word)
-            first = start == _NAME or (start == _BEFORE_CAPITAL and _is_before(tokens, index, language))
-            # In a title, where every word has a capital, a place, a code or an abbreviation is a name for sure.
-            sure = word in language.places or not token.isalpha() or (token.isupper() and len(token) > 1)
-            if (first if at_start else inside) and (not titled or sure):
+            if at_start:
+                is_name = start == _NAME or (start == _BEFORE_CAPITAL and _is_before(tokens, index, language))
+            if is_name and titled:
+                # Every word has a capital here: only a place, a code or an abbreviation is a name for sure.
+                is_name = word in language.places or not token.isalpha() or (token.isupper() and len(token) > 1)
+            if is_name:
                 found.setdefault(word, token)
                 run.append(word)
                 at_start = False
@@ -183,7 +184,7 @@ def _is_common_kind(word: str, language: Language) -> bool:
     if word in _TITLES or word in language.unit_words or word in language.months:
         return True
     forms = {word, word.partition("'")[0], word.removesuffix("s") if len(word) > 4 else word}
-    return language.code == "en" and not forms.isdisjoint(SENTENCE_STARTERS | GENERIC_WORDS)
+    return language.code == "en" and not (forms.isdisjoint(SENTENCE_STARTERS) and forms.isdisjoint(GENERIC_WORDS))
 
 
 def _is_code(word: str) -> bool:
