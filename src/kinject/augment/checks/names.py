@@ -100,7 +100,7 @@ def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
         if heading or _is_title(line):
             yield _ORDINAL.sub("", line.strip("#*_ \t")), True
             continue
-        label = _LABEL.match(line)
+        label = _LABEL.match(line) if ":" in line or "：" in line or "**" in line else None
         if label and (label["bold"] or label["label"]).count(" ") < 8:
             yield _ORDINAL.sub("", (label["bold"] or label["label"]).strip("*_ ")), True
             line = line[label.end() :]
