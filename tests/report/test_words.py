@@ -97,7 +97,7 @@ def test_too_few_documents_are_the_reason_and_the_number_that_is_needed_is_named
     assert "8 documents" in opening.effect
     assert "none is shown to be the best" not in opening.effect
     assert opening.answers[0].lead.startswith("On “new”, 8 documents are too few for any test of")
-    assert opening.open[0] == "“new” needs questions on at least 10 documents for a test (it has 8)."
+    assert opening.open[0] == "On “new”, a test needs questions on at least 10 documents (now 8)."
 
 
 def test_both_help_only_where_both_beat_either_alone() -> None:

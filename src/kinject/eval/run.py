@@ -424,9 +424,8 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
         number = contrast.delta
         low = -1.0 if contrast.low is None else contrast.low
         high = 1.0 if contrast.high is None else contrast.high
-    verdict: Verdict = (
-        "met" if low >= requirement.least else "not met" if high < requirement.least else "cannot be told"
-    )
+    least = requirement.least
+    verdict: Verdict = "met" if low >= least else "not met" if high < least else "cannot be told"
     return Check(requirement.text, _name(result), result.format, verdict, number, low, high, result.n)
 
 

@@ -336,6 +336,7 @@ def _outcomes(view: View) -> Iterator[Answer]:
 def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what would settle the open questions: documents, seeds, question sets, retrieval."""
     trained = [finding for finding in findings if finding.about in _ROLES]
+    same: dict[str, dict[str, str]] = {}  # sentence -> the sets of which it is true, with their numbers
     for name in list(dict.fromkeys(finding.result.question_set for finding in trained))[:_MOST_SETS]:
         of_set = [
             f for f in trained if f.result.question_set == name and (f.tag is Tag.TOO_FEW or (f.tag is Tag.UNDECIDED
@@ -346,9 +347,12 @@ def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
         most = max((finding.contrast for finding in of_set), key=lambda contrast: fewest_for(contrast.family))
         unit, has = most.unit, f"{most.n_clusters:,}"
         if any(finding.tag is Tag.TOO_FEW for finding in of_set):
-            yield f"{quoted(name)} needs questions on at least {fewest_for(most.family)} {unit} for a test (it has {has})."
+            text = f"a test needs questions on at least {fewest_for(most.family)} {unit}"
         else:
-            yield f"{quoted(name)} has too few {unit} ({has}) to tell a change of {100 * MARGIN:g} points from none."
+            text = f"there are too few {unit} to tell a change of {100 * MARGIN:g} points from none"
+        same.setdefault(text, {})[quoted(name)] = has
+    for text, sets in same.items():
+        yield f"On {join_words(list(sets))}, {text} (now {join_words(list(dict.fromkeys(sets.values())))})."
     if trained and max(len(finding.result.by_seed) for finding in trained) == 1:
         yield "Each arm was trained once; a study with 3 seeds or more tells the method from one lucky training."
 
