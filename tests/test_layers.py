@@ -224,7 +224,7 @@ def test_help_is_quick_and_imports_no_torch() -> None:
 
 WRITTEN_ONCE = {
     r"index\(max\(\w*\.?log_probs": (),  # kinject.eval.scores.best_choice
-    r"}\+rag|(partition|suffix)\(\"\+": ("results.py",),  # kinject.results.ArmName
+    r"}\+rag|(partition|suffix)\(\"\+": ("types.py",),  # kinject.types.ArmName
 }
 """What one function knows -> the files that may hold it."""
 

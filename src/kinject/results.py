@@ -43,32 +43,6 @@ def in_these_models(scope: Scope) -> str:
     return "" if scope == "method" else " in these models"
 
 
-RAG = "rag"
-"""The name of the shared retrieval (`eval.retrieval`); the others are those of study.retrievals."""
-
-
-class ArmName(NamedTuple):
-    """The name ARM, or ARM+RETRIEVAL of an arm that is asked with the passages of that retrieval."""
-
-    arm: str
-    retrieval: str = ""
-
-    @classmethod
-    def parse(cls, name: str) -> ArmName:
-        """Return the parts of a name; one with a comma is a point of a sweep, whose value may hold a plus (1e+06)."""
-        arm, _, retrieval = name.rpartition("+")
-        is_asked = retrieval == RAG or (retrieval and "," not in name)
-        return cls(arm, retrieval) if arm and is_asked else cls(name)
-
-    def __str__(self) -> str:
-        return "+".join(filter(None, self))
-
-    @property
-    def answers_of(self) -> str:
-        """The arm that has the answers: ARM with the shared retrieval, else the whole name."""
-        return self.arm if self.retrieval == RAG else str(self)
-
-
 class PromptFormat(NamedTuple):
     """How questions were put to a model: the format, the number of few-shot examples, and how choices were scored."""
 

@@ -9,7 +9,6 @@ from country import write_study
 
 from kinject.errors import RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
-from kinject.results import ArmName
 from kinject.study.arms import (
     check_inputs,
     check_names,
@@ -18,6 +17,7 @@ from kinject.study.arms import (
     nest_overrides,
     override_arguments,
 )
+from kinject.types import ArmName
 
 
 def arms(path: Path, *overrides: str) -> dict[str, object]:

@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kinject.disk import FoundRun, causes, find_runs, fix_for, system_failure
 from kinject.errors import InputError, KinjectError
-from kinject.process import (
-    exit_code,
-    handled_by,
-    is_first_process,
-    is_launched,
-    is_shortage,
-    terminable,
-)
+from kinject.process import exit_code, handled_by, is_first_process, is_launched, is_shortage, terminable
 from kinject.terminal import aligned, lost_output, protect_streams, show
 
 if TYPE_CHECKING:
@@ -315,6 +308,24 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
             name = path.relative_to("recipes").with_suffix("")
             raise InputError(f"{path}: not in this folder. kinject recipes copy {name} puts it here.")
     return read_recipe(path, overrides, verb)
+
+
+def serve(make: Callable[[], Any], arguments: argparse.Namespace, label: str) -> Outcome:
+    """Run the server that `make` returns until Ctrl-C, and open its page if that was asked for."""
+    import webbrowser
+
+    if not 0 <= arguments.port < 65536:
+        raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
+    try:
+        with make() as server:
+            show(f"{label}: {server.url} (Ctrl-C stops it)", flush=True)
+            arguments.announce({"url": server.url})
+            if "open" in arguments and arguments.open:
+                webbrowser.open(server.url)
+            server.serve_forever()
+    except KeyboardInterrupt as stop:
+        return None, exit_code(stop)  # there is nothing to resume
+    return None, 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import sys
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import Outcome, option, recipe_of, verb
+from kinject.cli import Outcome, option, recipe_of, serve, verb
 from kinject.errors import InputError
-from kinject.process import exit_code, is_first_process
+from kinject.process import is_first_process
 from kinject.terminal import show
 
 if TYPE_CHECKING:
@@ -142,21 +141,10 @@ def _view(arguments: argparse.Namespace) -> Outcome:
 
     if not arguments.folder.is_dir():
         raise InputError(f"{arguments.folder}: no such folder. Give a run, or a folder of runs.")
-    if not 0 <= arguments.port < 65536:
-        raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
     if (arguments.folder / "runs").is_dir():  # the paths in its recipes begin there
         os.chdir(arguments.folder)
         arguments.folder = Path()
-    with Server(arguments.folder, arguments.port) as server:
-        show(f"view: {server.url} (Ctrl-C stops it)", flush=True)
-        arguments.announce({"url": server.url})
-        if arguments.open:
-            webbrowser.open(server.url)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt as stop:
-            return None, exit_code(stop)  # there is nothing to resume
-    return None, 0
+    return serve(lambda: Server(arguments.folder, arguments.port), arguments, "view")
 
 
 @verb(

@@ -7,9 +7,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from kinject.cli import Outcome, option, verb
-from kinject.errors import InputError
-from kinject.process import exit_code
+from kinject.cli import Outcome, option, serve, verb
 from kinject.terminal import show
 
 
@@ -66,16 +64,7 @@ def _sentences(arguments: argparse.Namespace) -> Outcome:
 def _serve(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.sandbox import SandboxServer
 
-    if not 0 <= arguments.port < 65536:
-        raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
-    try:
-        with SandboxServer(arguments.port) as server:
-            show(f"listening: {server.url} (Ctrl-C stops it)", flush=True)
-            arguments.announce({"url": server.url})
-            server.serve_forever()
-    except KeyboardInterrupt as stop:
-        return None, exit_code(stop)  # there is nothing to resume
-    return None, 0
+    return serve(lambda: SandboxServer(arguments.port), arguments, "listening")
 
 
 @verb(

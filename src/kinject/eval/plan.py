@@ -16,8 +16,8 @@ from kinject.question_formats import FORMATS, MOST_LETTERS
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
-from kinject.results import RAG, ArmName, Role
-from kinject.types import Passage, Question
+from kinject.results import Role
+from kinject.types import RAG, ArmName, Passage, Question
 
 
 @dataclass(frozen=True, slots=True)

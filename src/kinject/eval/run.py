@@ -44,9 +44,9 @@ from kinject.process import single_process_notes, world_size
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
-from kinject.results import RAG, ArmName, ArmResult, Perplexity, Report, to_json
+from kinject.results import ArmResult, Perplexity, Report, to_json
 from kinject.terminal import Progress, show
-from kinject.types import Answer
+from kinject.types import RAG, Answer, ArmName
 
 _INPUT_FIX = (
     "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."

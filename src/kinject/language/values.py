@@ -75,8 +75,11 @@ class Values:
 
     def add(self, number: str, unit: str = "", *, certain: bool = True) -> None:
         """Add `number` with its `unit`."""
-        self.numbers.setdefault(number, set()).update({unit} - {""})
-        self.certain.update([number] if certain else [])
+        units = self.numbers.setdefault(number, set())
+        if unit:
+            units.add(unit)
+        if certain:
+            self.certain.add(number)
 
     def add_day(self, month: int, day: int) -> None:
         """Add a date."""

@@ -14,7 +14,7 @@ from kinject.recipe.check import Conflict, KeyPath, suggestion
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES, RESERVED_BODY, SAMPLING, GeneratorSection
 from kinject.recipe.train_conflicts import MODEL_ROWS, TRAIN_ROWS
-from kinject.results import RAG, ArmName
+from kinject.types import RAG, ArmName
 
 
 def find_problems(verb: str, recipe: Any, facts: Any = None, more: Iterable[Conflict] = ()) -> list[Problem]:

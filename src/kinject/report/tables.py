@@ -24,9 +24,9 @@ from kinject.report.formatting import (
     perplexity_change,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
-from kinject.results import ArmName, ArmResult, Claim, Contrast, Cost
+from kinject.results import ArmResult, Claim, Contrast, Cost
 from kinject.terminal import duration
-from kinject.types import Written
+from kinject.types import ArmName, Written
 
 _MARKS = {"good": " ▲", "bad": " ▼", "": ""}
 _FOR = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose",

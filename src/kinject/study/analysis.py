@@ -18,8 +18,6 @@ from kinject.report.formatting import format_percent, format_points
 from kinject.results import (
     ALPHA,
     FEWEST,
-    RAG,
-    ArmName,
     ArmResult,
     Claim,
     Cost,
@@ -39,6 +37,7 @@ from kinject.study.arms import BASE, Arm, value_label
 from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
+from kinject.types import RAG, ArmName
 
 
 def summarize_arms(

@@ -17,7 +17,8 @@ from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import Shared, find_problems
 from kinject.recipe.eval_section import ArmSection, EvalSection, StudyModelSection, StudySection, SweepSection
 from kinject.recipe.read import NOT_TRAINING, Sections
-from kinject.results import ArmInfo, ArmName, Sweep, SweepPoint
+from kinject.results import ArmInfo, Sweep, SweepPoint
+from kinject.types import ArmName
 
 BASE = "base"
 """Name of the arm of the untouched base model."""

@@ -24,11 +24,11 @@ from kinject.eval.scores import (
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.question_formats import FORMATS
 from kinject.report.files import read_report
-from kinject.results import RAG, ArmName, Outcome, Perplexity, Recall
+from kinject.results import Outcome, Perplexity, Recall
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.study.arms import BASE, Arm
-from kinject.types import Answer, Question
+from kinject.types import RAG, Answer, ArmName, Question
 
 
 class AskSetting(NamedTuple):

@@ -31,7 +31,7 @@ from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
 from kinject.report.files import read_report, write_report
-from kinject.results import ArmName, Choice, Claim, Report, Sweep, UnscoredResult, to_json
+from kinject.results import Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import Evidence, judge_claims, make_failures, make_prices, summarize_arms
 from kinject.study.arms import Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
 from kinject.study.records import AskSetting, Records, changed_answers
@@ -46,7 +46,7 @@ from kinject.study.scheduler import (
 )
 from kinject.study.stages import ArmRun, Stage
 from kinject.terminal import show
-from kinject.types import Question
+from kinject.types import ArmName, Question
 
 PAGE = "report.html"
 

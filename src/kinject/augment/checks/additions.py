@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations
 
 from kinject.augment.answers import statements_of
@@ -71,13 +71,18 @@ class Facts:
 @lru_cache(maxsize=256)
 def source_facts(source: str, context: str = "") -> Facts:
     """Return the facts of a passage in its own language, kept for its other texts. `context`, as its title, is no addition."""
+    if context:
+        facts = source_facts(source)
+        about, names = read(context, facts.code), facts.names
+        names = replace(names, words=names.words | about.words, body=f"{names.body}\n{about.body}")
+        return replace(facts, names=names, context=read_values(f"{source}\n{context}", facts.code))
     code = detect_language(source) or guess_language(source) or ("en" if source.isascii() else "")
-    facts = read_facts(source, code, context)
-    return replace(facts, context=read_values(f"{source}\n{context}", code))  # the numbers of its headings, too
+    facts = read_facts(source, code)
+    return replace(facts, context=read_values(source, code))  # the numbers of its headings, too
 
 
 @lru_cache(maxsize=256)
-def read_facts(text: str, code: str, context: str = "") -> Facts:
+def read_facts(text: str, code: str) -> Facts:
     """Return the facts of a text of the language `code`."""
     quotations = {}
     for match in _QUOTED.finditer(text):
@@ -85,10 +90,7 @@ def read_facts(text: str, code: str, context: str = "") -> Facts:
         if form := _plain_form(quotation).strip():
             quotations[form] = quotation
     names = read(text, code)
-    if context:
-        about = read(context, code)
-        names = replace(names, words=names.words | about.words, body=f"{names.body}\n{about.body}")
-    return Facts(code, text, read_values(names.body, code), names, quotations, read_values(context, code))
+    return Facts(code, text, read_values(names.body, code), names, quotations, Values())
 
 
 @lru_cache(maxsize=512)
@@ -104,7 +106,7 @@ def without_additions(source: Facts, text: str) -> tuple[str, list[Addition]]:
 
     Each item is a statement of its own. A text whose items mostly add is left whole, and so is one of a single paragraph.
     """
-    items = statements_of(text)
+    items = statements_of(text) if "\n" in text else []
     added = [(item, addition) for item in items if (addition := find_addition(source, item))]
     if not added or 2 * len(added) > len(items):
         return text, []
@@ -222,12 +224,16 @@ def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vag
 
 
 def _added_dates(source: Facts, new: Facts) -> Iterator[Addition]:
-    titles = {number: name.title() for name, number in language_of("en").month_names.items()}
     known = source.values.months | source.values.possible_months | source.context.months
     for month in sorted(new.values.months - known):
-        yield Addition("date", f"{titles[month]} is not in the source")
+        yield Addition("date", f"{_month_titles()[month]} is not in the source")
     for month, day in sorted(new.values.days - source.values.days - source.context.days):
-        yield Addition("date", f"{day} {titles[month]} is not in the source")
+        yield Addition("date", f"{day} {_month_titles()[month]} is not in the source")
+
+
+@cache
+def _month_titles() -> dict[int, str]:
+    return {number: name.title() for name, number in language_of("en").month_names.items()}
 
 
 def _added_units(source: Facts, new: Facts) -> Iterator[Addition]:
@@ -264,7 +270,7 @@ class Fact:
 
 def facts_of(source: Facts) -> tuple[Fact, ...]:
     """Return the facts of a passage by kind: numbers, dates, names, quotations."""
-    values, titles = source.values, {number: name.title() for name, number in language_of("en").month_names.items()}
+    values, titles = source.values, _month_titles()
     facts = [
         Fact("number", number, " ".join([number, *sorted(values.numbers[number])[:1]]))
         for number in values.numbers if number in values.certain and not number.endswith("s")

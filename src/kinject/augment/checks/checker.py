@@ -225,8 +225,9 @@ class Checker:
 
 def new_markup(text: str, source: str) -> str:
     """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, "" without one."""
-    known = {(tag[1] or "").lower() for tag in _TAG.finditer(source)} if _TAG.search(text) else set()
-    return next((tag[0][:60] for tag in _TAG.finditer(text) if (tag[1] or "").lower() not in known), "")
+    tags = list(_TAG.finditer(text))
+    known = {(tag[1] or "").lower() for tag in _TAG.finditer(source)} if tags else set()
+    return next((tag[0][:60] for tag in tags if (tag[1] or "").lower() not in known), "")
 
 
 def normal_form(text: str) -> str:

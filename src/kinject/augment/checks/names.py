@@ -120,11 +120,12 @@ def _read_line(
 ) -> Iterator[tuple[str, ...]]:
     """Add the words of a line to `words` and its names to `found`; yield the names side by side."""
     tokens = (_TOKEN if language.code == "en" else _TOKEN_WITHOUT_ELISION).findall(line)
+    classified = [_classify(token, language.code) for token in tokens]
+    words += [word for word, _, _ in classified if word]
     at_start, run = True, list[str]()
-    for index, token in enumerate(tokens):
-        if token[0].isalnum():
-            word, is_name, start = _classify(token, language.code)
-            words.append(word)
+    for index, (word, is_name, start) in enumerate(classified):
+        token = tokens[index]
+        if is_name or start:
             if at_start:
                 is_name = start == _NAME or (start == _BEFORE_CAPITAL and _is_before(tokens, index, language))
             if is_name and titled:
@@ -135,7 +136,8 @@ def _read_line(
                 run.append(word)
                 at_start = False
                 continue
-            at_start, ends = False, not (run and token[0].isupper())
+        if word:
+            at_start, ends = False, bool(run) and not token[0].isupper()
         else:
             at_start, ends = token in _BREAKS or (at_start and token not in _JOINTS), token not in _IN_NAMES
         if ends and run:
@@ -147,7 +149,9 @@ def _read_line(
 
 @lru_cache(maxsize=65536)
 def _classify(token: str, code: str) -> tuple[str, bool, str]:
-    """Return the plain form of a token, whether it is a name inside a sentence, and at the start of one."""
+    """Return the plain form of a token ("" of a mark), whether it is a name inside a sentence, and at the start of one."""
+    if not token[0].isalnum():
+        return "", False, ""
     word, language = plain(token), language_of(code)
     if re.search(r"\d", token):
         is_code = any(map(str.isalpha, token)) and _is_code(word)
