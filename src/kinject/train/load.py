@@ -254,6 +254,11 @@ def check_model(recipe: TrainRecipe) -> None:
     this.
     """
     section = recipe.model
+    if section.path is not None and path_exists(Path(section.path) / models.ADAPTER_CONFIG):
+        message = (
+            f"{section.path} is an adapter. kinject export {section.path} folds it into its base: train that folder."
+        )
+        raise fault("model.path", message)
     config = _read_config(section)
     reason = models.causal_fault(config) if config is not None else ""
     if reason and section.new is None:
