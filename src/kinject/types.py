@@ -332,11 +332,18 @@ class _Within(NamedTuple):
 
     low: float
     high: float
+    allowed: str
+
+    def check(self, value: Any) -> Any:
+        if not self.low <= value <= self.high:
+            raise ValueError(f"allowed is {self.allowed}")
+        return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        return {**handler(source), "ge": self.low, "le": self.high}
+        function = {"type": "no-info", "function": self.check}
+        return {"type": "function-after", "function": function, "schema": handler(source)}
 
 
-Fraction = Annotated[float, _Within(-1e-6, 1 + 1e-6)]
-Difference = Annotated[float, _Within(-1 - 1e-6, 1 + 1e-6)]
-Count = Annotated[int, _Within(0, 2**53 - 1)]  # the largest integer that a float holds exactly
+Fraction = Annotated[float, _Within(-1e-6, 1 + 1e-6, "0 to 1")]
+Difference = Annotated[float, _Within(-1 - 1e-6, 1 + 1e-6, "-1 to 1")]
+Count = Annotated[int, _Within(0, 2**53 - 1, "0 or more, up to the largest integer that a float holds exactly")]

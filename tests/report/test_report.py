@@ -197,9 +197,9 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
     [
         ({"accuracy": "high"}, r"accuracy: found 'high'"),
         ({"accuracy": float("nan")}, "accuracy: found nan"), ({"n": True}, "n: found True"),
-        ({"k": -1}, "k: found -1: .*greater than or equal to 0"), ({"role": "magic"}, "role: found 'magic': .*'unanswerable' or"),
+        ({"k": -1}, "k: found -1: .* allowed is 0 or more"), ({"role": "magic"}, "role: found 'magic': .*'unanswerable' or"),
         ({"arm": None}, "arm: found None"), ({"to_base": []}, r"to_base: found \[\]"),
-        ({"to_base": {"other": "base", "delta": 2.0}}, r"to_base\.delta: found 2.0: .*less than or equal to 1"),
+        ({"to_base": {"other": "base", "delta": 2.0}}, r"to_base\.delta: found 2.0: .* allowed is -1 to 1"),
     ],
 )  # fmt: skip
 def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[str, object], place: str) -> None:

@@ -219,7 +219,8 @@ def test_a_model_that_reads_later_tokens_does_not_train(
     make_recipe: MakeRecipe, tmp_path: Path, tiny_tokenizer: Any
 ) -> None:
     """Of the two folders one is refused by its config, before weights are read, the other by the test of the model."""
-    for fields, fault in ((BERT, "model.path: .*json: bert is no causal"), (BOTH_WAYS, "gemma3_text is no causal")):
+    faults = ("model.path: .*config.json: bert is no causal", "gemma3_text is no causal")
+    for fields, fault in zip((BERT, BOTH_WAYS), faults, strict=True):
         folder = tmp_path / str(fields["model_type"])
         new_model(fields, tiny_tokenizer, 0).save_pretrained(folder)
         tiny_tokenizer.save_pretrained(folder)
@@ -230,9 +231,8 @@ def test_a_model_that_reads_later_tokens_does_not_train(
     (folder / "adapter_config.json").write_text("{}", "utf-8")
     with pytest.raises(RecipeError, match=r"model\.path: .* is an adapter"):
         train(recipe)
-    decoder = {**BERT, "is_decoder": True}
-    plain = {**FAST, "packing": False, "max_steps": 1}
-    assert train(make_recipe(model={"new": decoder, "tokenizer": str(tmp_path / "bert")}, trainer=plain)).n_steps == 1
+    model = {"new": {**BERT, "is_decoder": True}, "tokenizer": str(tmp_path / "bert")}
+    assert train(make_recipe(model=model, trainer={**FAST, "packing": False, "max_steps": 1})).n_steps == 1
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,7 @@ class Style:
 
     def _render(self, template: str, source: Source, sample: int, item: Item) -> list[Message]:
         variations = _fitting(self.variations, source)
-        variation = variations[sample % len(variations)] if variations else ""
-        others = {**item, "sample": sample, "variation": variation}
+        others = {**item, "sample": sample, "variation": variations[sample % len(variations)]}
         try:
             system, user = render(self.system, source, others), render(template, source, others)
         except _RENDER_ERRORS as error:
@@ -245,9 +244,9 @@ def _identity(style: Style) -> str:
 
 @lru_cache(maxsize=64)
 def _fitting(variations: tuple[Variation | str, ...], source: Source) -> tuple[str, ...]:
-    """Return the lines whose need the passage has."""
+    """Return the lines whose need the passage has, an empty one if there is none."""
     lines = (line for line in variations if isinstance(line, str) or not _missing(line.needs, source))
-    return tuple(line if isinstance(line, str) else line.text for line in lines)
+    return tuple(line if isinstance(line, str) else line.text for line in lines) or ("",)
 
 
 @lru_cache(maxsize=64)

@@ -75,11 +75,8 @@ class Values:
 
     def add(self, number: str, unit: str = "", *, certain: bool = True) -> None:
         """Add `number` with its `unit`."""
-        units = self.numbers.setdefault(number, set())
-        if unit:
-            units.add(unit)
-        if certain:
-            self.certain.add(number)
+        self.numbers.setdefault(number, set()).update([unit] if unit else [])
+        self.certain.update([number] if certain else [])
 
     def add_day(self, month: int, day: int) -> None:
         """Add a date."""

@@ -255,10 +255,7 @@ def check_model(recipe: TrainRecipe) -> None:
     """
     section = recipe.model
     if section.path is not None and path_exists(Path(section.path) / models.ADAPTER_CONFIG):
-        message = (
-            f"{section.path} is an adapter. kinject export {section.path} folds it into its base: train that folder."
-        )
-        raise fault("model.path", message)
+        raise fault("model.path", f"{section.path} is an adapter. Train the folder that kinject export makes of it.")
     config = _read_config(section)
     reason = models.causal_fault(config) if config is not None else ""
     if reason and section.new is None:

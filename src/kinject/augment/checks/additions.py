@@ -78,7 +78,7 @@ def source_facts(source: str, context: str = "") -> Facts:
         return replace(facts, names=names, context=read_values(f"{source}\n{context}", facts.code))
     code = detect_language(source) or guess_language(source) or ("en" if source.isascii() else "")
     facts = read_facts(source, code)
-    return replace(facts, context=read_values(source, code))  # the numbers of its headings, too
+    return replace(facts, context=read_values(source, code))
 
 
 @lru_cache(maxsize=256)
