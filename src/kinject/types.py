@@ -67,9 +67,9 @@ class Document:
 class Passage:
     """A slice of a document: ``text == document.text[start:end]`` (offsets in characters).
 
-    `path` is the document's title, if it has one, and the headings above the passage. `location` is the page, sheet or slide,
-    as in "page 3"; "" if the document has none. `header` is the head of the table in which the passage begins, if it is
-    before the passage. `cut`: the passage ends inside a sentence, a table row or a code block that is longer than a passage.
+    `path` is the document's title, if it has one, and the headings above the passage. `header` is the head of the table in
+    which the passage begins, if it is before the passage. `cut`: the passage ends inside a sentence, a table row or a code
+    block that is longer than a passage.
     """
 
     id: str
@@ -78,7 +78,6 @@ class Passage:
     end: int
     text: str
     path: tuple[str, ...] = ()
-    location: str = ""
     header: str = ""
     cut: bool = False
 

@@ -169,17 +169,3 @@ def test_a_table_is_cut_between_rows_and_repeats_its_header() -> None:
     assert passages[0].header == ""
     assert passages[0].text.startswith("Mills.")
     assert not any(passage.cut for passage in passages)
-
-
-def test_a_passage_knows_its_pages_sheets_and_slides() -> None:
-    text = "One two. Three four. Five six. Seven eight."
-    marks = {"pages": [[0, 1], [9, 2], [21, 3]]}
-    locations = [passage.location for passage in split_passages(Document("d", "", text, "s", marks), 6, word_spans)]
-    assert locations == ["pages 1-2", "page 3"]
-    for meta, location in (
-        ({"sheets": [[0, "Prices"]]}, "sheet Prices"),
-        ({"slides": [[0, 4]]}, "slide 4"),
-        ({"pages": 12}, ""),
-    ):
-        (passage,) = split_passages(Document("d", "", "One.", "s", meta), 6, word_spans)
-        assert passage.location == location

@@ -457,8 +457,7 @@ class PassageFile:
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
         spans = [
-            (passage.id, passage.start, passage.end, passage.path, passage.location, passage.header, passage.cut)
-            for passage in passages
+            (passage.id, passage.start, passage.end, passage.path, passage.header, passage.cut) for passage in passages
         ]
         row = [document.id, document.title, document.text, document.source, document.meta.get("licence"), spans]
         try:

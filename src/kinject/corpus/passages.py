@@ -41,8 +41,6 @@ _END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
 )
-_LOCATIONS = {"pages": "page", "sheets": "sheet", "slides": "slide"}
-"""Keys of a document's `meta` that hold [[start, number or name], ...] -> the word for one of them."""
 
 
 def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list[Passage]:
@@ -81,11 +79,6 @@ class _Splitter:
     @cached_property
     def _layout(self) -> _Layout:
         return _read_layout(self._text)
-
-    @cached_property
-    def _marks(self) -> list[tuple[str, list[int], list[str]]]:
-        meta = self._document.meta
-        return [(word, *marks) for key, word in _LOCATIONS.items() if (marks := _read_marks(meta.get(key)))]
 
     def passages(self, n_tokens: int) -> list[Passage]:
         """Return the passages of the document."""
@@ -153,8 +146,7 @@ class _Splitter:
         text, title = self._text[start:end], document.title.strip()
         return Passage(
             content_id("passage", document.id, start, end, text), document.id, start, end, text,
-            path=(title, *path[path[:1] == (title,) :]) if title else path,
-            location=", ".join(_render_location(*marks, start, end) for marks in self._marks), header=header, cut=cut,
+            path=(title, *path[path[:1] == (title,) :]) if title else path, header=header, cut=cut,
         )  # fmt: skip
 
 
@@ -307,25 +299,6 @@ def _trim_end(text: str, end: int) -> int:
     while end and text[end - 1].isspace():
         end -= 1
     return end
-
-
-def _read_marks(value: object) -> tuple[list[int], list[str]] | None:
-    """Return the offsets and labels of a document's pages, sheets or slides; None if `value` lists none."""
-    items = value if isinstance(value, list | tuple) else []
-    if not items or not all(isinstance(item, list | tuple) and len(item) == 2 for item in items):
-        return None
-    offsets, labels = [item[0] for item in items], [str(item[1]) for item in items]
-    ascending = all(type(offset) is int for offset in offsets) and sorted(offsets) == offsets
-    return (offsets, labels) if ascending else None
-
-
-def _render_location(word: str, offsets: Sequence[int], labels: Sequence[str], start: int, end: int) -> str:
-    """Return the pages, sheets or slides of a passage, as in "page 3" or "pages 3-5"."""
-    first, last = max(0, bisect_right(offsets, start) - 1), max(0, bisect_left(offsets, end) - 1)
-    shown = labels[first : last + 1]
-    if len(shown) == 1:
-        return f"{word} {shown[0]}"
-    return f"{word}s {', '.join(shown) if word == 'sheet' else f'{shown[0]}-{shown[-1]}'}"
 
 
 def _goes_on(text: str, start: int) -> bool:
