@@ -88,6 +88,8 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
     assert "      48  refusal" in summary
     assert "Short by 24: refusal: read " in summary
     assert augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2})).n_sent == 0
+    greedy = make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2}, generator__temperature=0)
+    assert augment(greedy).refused == {"refusal": 24}  # the same prompt again would bring the same text
 
 
 def test_faults_that_pass_are_tried_again_until_all_is_there(make_recipe: Make, serving: Callable[..., Any]) -> None:

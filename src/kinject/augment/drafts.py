@@ -260,6 +260,11 @@ class Outcome:
         candidates = [Candidate(_draft_of(one), one["specificity"]) for one in row["candidates"]]
         return cls(candidates, [], Counter(row["usage"]))
 
+    def known(self) -> list[Draft]:
+        """Return the drafts on whose facts no more questions are asked for."""
+        known = [candidate.draft for candidate in self.candidates]
+        return known + [draft for draft, reason, _ in self.refused if draft and reason == "closed-book"]
+
     def is_short(self, section: QuestionsSection) -> bool:
         """Return whether there are fewer questions than `section` asks for."""
         return len(self.candidates) < section.n_questions

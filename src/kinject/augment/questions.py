@@ -220,10 +220,13 @@ class QuestionWriter:
 
         Raises `EndpointError` for a request without an answer, and `Stopped` at the end of the run.
         """
+        known: list[Draft] | None = None
         for attempt in range(self.section.max_attempts):
-            if not outcome.is_short(self.section):
+            before, known = known, outcome.known()
+            is_same = known == before and self.section.generator.sampling_temperature == 0  # prompt and answer
+            if is_same or not outcome.is_short(self.section):
                 break
-            drafts = await self._propose(document, passage, attempt, outcome)
+            drafts = await self._propose(document, passage, attempt, outcome, known)
             if self.section.retention:
                 candidates = [Candidate(draft, 1) for draft in drafts]
             else:
@@ -231,10 +234,10 @@ class QuestionWriter:
             outcome.candidates += await self._asked_without_passage(candidates, outcome)
             outcome.candidates.sort(key=lambda candidate: -candidate.specificity)  # stable: ties in order of proposal
 
-    async def _propose(self, document: Document, passage: Passage, attempt: int, outcome: Outcome) -> list[Draft]:
-        """Return the proposed drafts that have no fault."""
-        known = [candidate.draft for candidate in outcome.candidates]
-        known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
+    async def _propose(
+        self, document: Document, passage: Passage, attempt: int, outcome: Outcome, known: Sequence[Draft]
+    ) -> list[Draft]:
+        """Return the proposed drafts, on other facts than those of `known`, that have no fault."""
         earlier = [draft.question for draft in known]
         arguments = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
         messages = propose_messages(*arguments, retention=self.section.retention)

@@ -126,7 +126,7 @@ class Rewriter:
                 checker = checker or group.checker()
                 while texts:
                     checker.accept(texts.pop(0))
-            for attempt in range(self.max_attempts if group.texts is None else 1):
+            for attempt in range(self._n_attempts(group)):
                 if block and checker:
                     block = await self._attempt(group, block, attempt, checker)
             self._advance(len(block))
@@ -154,16 +154,12 @@ class Rewriter:
                 checker.accept(text)
         for request in requests_for(self.plan, group, coverage, quota):
             self.progress.total += 1
-            block = [] if self.store.variants([request]) else [request]
-            for attempt in range(self.max_attempts):
-                block = await self._attempt(group, block, attempt, checker) if block else []
-            self._advance(len(block))
-            stored = self.store.variants([request])
-            if not stored:
-                return
-            variant = stored[request.id]
-            for text, facts in zip(variant.texts, variant.checks.get("facts", ()), strict=True):
-                coverage.add(text, facts)
+            if not self.store.variants([request]):  # asked once: the next request is another one
+                self._advance(len(await self._attempt(group, [request], 0, checker)))
+            for variant in self.store.variants([request]).values():
+                for text, facts in zip(variant.texts, variant.checks.get("facts", ()), strict=True):
+                    coverage.add(text, facts)
+                    checker.accept(text)
 
     def _stored(self, groups: Iterable[Group]) -> Iterator[Variant]:
         """Yield the stored variants with a text of the groups of one passage."""
@@ -195,7 +191,7 @@ class Rewriter:
         notes: tuple[str, ...] = ()
         messages = group.style.preparation(step, group.source, item)
         reason = ""
-        for attempt in range(self.max_attempts):
+        for attempt in range(self._n_attempts(group)):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
             completion = await self.sender.send(messages, seed)
             reason = check_completion(completion).reason or ("refusal" if REFUSAL.match(completion.text) else "empty")
@@ -209,6 +205,11 @@ class Rewriter:
                 return reason  # else it is one item of many: the others are enough
         self.store.add_notes(notes_id, group, group.style.name, step.name, notes)
         return notes
+
+    def _n_attempts(self, group: Group) -> int:
+        """Return the attempts at one request: one where another would bring the same text, from a file or at temperature 0."""
+        is_same = group.texts is not None or self.plan.identity.get("temperature") == 0
+        return 1 if is_same and not group.style.mechanical else self.max_attempts
 
     async def _attempt(
         self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker

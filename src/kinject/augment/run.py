@@ -275,9 +275,8 @@ def _short_lines(result: AugmentResult) -> list[str]:
     n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
     fixes = ["run again for what failed"] if result.failed else []
     if result.refused:
-        fixes.append(
-            f"{next(iter(result.refused))}: read {result.rejected_path}, raise augment.max_attempts, or take another model"
-        )
+        more = "raise augment.max_attempts (at temperature 0: the temperature)"
+        fixes.append(f"{next(iter(result.refused))}: read {result.rejected_path}, {more}, or take another model")
     return [f"Short by {n_short}" + (f": {'; '.join(fixes)}." if fixes else ".")]
 
 
