@@ -11,6 +11,7 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.additions import carried, facts_of, find_missing, source_facts
+from kinject.augment.checks.checker import Checker
 from kinject.augment.preview import preview
 from kinject.augment.prompts import passage_of
 from kinject.disk import read_jsonl, read_manifest
@@ -97,6 +98,28 @@ def test_what_is_short_is_asked_for_by_name_until_the_quota_and_never_twice(
     assert result.n_rows == 12 * 3
     again = augment(recipe)
     assert (again.n_sent, again.n_rows, again.coverage) == (0, result.n_rows, result.coverage)
+
+
+def test_texts_that_bring_nothing_are_counted_and_a_rerun_takes_no_copy_of_what_was_asked_for(
+    make_recipe: Make, forgetful: list[str], exact_copies_only: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = source_facts(PASSAGE)
+    assert len(facts_of(facts)) == 7
+    for text in ("Here is the paraphrase that you asked for", "This text describes a thing and why it is important."):
+        verdict = Checker(PASSAGE).check(text)
+        assert (verdict.reason, "has none of its 7 facts" in verdict.detail) == ("wrapper", True)
+        assert Checker("The text tells of the paraphrase of a law.").check(text).accepted
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", lambda messages, seed: Completion(
+        passage_of(messages).removesuffix(".") + ", they say." if "left some" in messages[-1]["content"] else "It is long ago.",
+        usage=Usage(10, 100),
+    ))  # fmt: skip
+    recipe = make_recipe(styles={"paraphrase": 1}, coverage=3)
+    result = augment(recipe)
+    assert (result.got, result.coverage.n_without, result.coverage.n_topped_up) == (24, 12, 12)
+    assert result.refused == {"duplicate": 24}  # asked three times, as no one more text brings a fact to three
+    assert (result.asked, result.tokens_out) == (24, 4800)
+    assert "12  of 24 accepted texts carry none of their passage's facts" in render_summary(result)
+    assert augment(recipe).coverage == result.coverage
 
 
 def test_texts_over_two_documents_that_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,9 @@ class Coverage:
     """Facts by number of accepted texts that carry them: `by_count` maps that number to facts. The file `path` lists every fact.
 
     Each fact should stand in `quota` texts, None for 5, or half of the passage's texts where these are fewer. `n_short` facts
-    stand in fewer; `short` holds the first of them (fact, texts). `n_texts` are the accepted texts, `n_topped_up` those of
-    them that were asked for by naming facts, and `tokens_out` what the writer wrote, refused answers included.
+    stand in fewer; `short` holds the first of them (fact, texts). `n_texts` are the accepted texts, `n_without` those of them
+    that carry no fact of their passage, `n_topped_up` those that were asked for by naming facts, and `tokens_out` what the
+    writer wrote, refused answers included.
     """
 
     path: Path
@@ -67,6 +68,7 @@ class Coverage:
     n_short: int
     short: Sequence[tuple[str, int]]
     n_texts: int
+    n_without: int
     n_topped_up: int
     tokens_out: int
 
@@ -89,7 +91,7 @@ class Coverage:
         """Return the manifest's entry."""
         return {
             "quota": self.quota, "facts": self.n_facts, "short": self.n_short, "texts": self.n_texts,
-            "topped_up": self.n_topped_up, "facts_in_five": self.n_covered,
+            "texts_without_facts": self.n_without, "topped_up": self.n_topped_up, "facts_in_five": self.n_covered,
             "facts_by_texts": {str(count): n_facts for count, n_facts in sorted(self.by_count.items())},
             "tokens_per_text": self.tokens_per_text, "tokens_per_fact": self.tokens_per_fact,
         }  # fmt: skip
@@ -116,7 +118,7 @@ class CorpusWriter:
         self._plan, self._store, self._failures, self._contamination = plan, store, failures, contamination
         self.styles = {style: StyleCount() for style in plan.styles}
         self._by_count, self._short, self._n_short = Counter[int](), list[tuple[str, int]](), 0
-        self._n_topped_up = 0
+        self._n_topped_up = self._n_without = 0
         self.n_rows = self.n_sft_rows = 0
         self._origin: dict[str, Any] = {}
         self._corpus: _Write
@@ -178,7 +180,7 @@ class CorpusWriter:
         blocks = self._plan.blocks(group, items or [], self._store.variants)
         for requests in blocks if items is not None else [self._plan.unprepared(group)]:
             variants = self._store.variants(requests)
-            self._count(group, requests, variants)
+            self._count(group, requests, variants, len(requests if group.target is None else variants))
             for request in requests:
                 variant = variants.get(request.id)
                 if variant is not None:
@@ -194,16 +196,16 @@ class CorpusWriter:
             variants = self._store.variants([request])
             if request.id in self._failures:
                 self._failed(self._failure_row(group, request))
-            if not variants:
-                return
-            self._count(group, [request], variants)
-            self._n_topped_up += len(variants[request.id].texts)
-            self._write_variant(group, request, variants[request.id], [coverage])
+            self._count(group, [request], variants, len(variants))
+            for variant in variants.values():
+                self._n_topped_up += len(variant.texts)
+                self._write_variant(group, request, variant, [coverage])
 
     def _write_variant(
         self, group: Group, request: VariantRequest, variant: Variant, coverages: Sequence[PassageCoverage]
     ) -> None:
         own = variant.checks.get("facts", ())  # of the group's passage, which is a whole document for some styles
+        self._n_without += list(own).count([]) if any(coverage.facts for coverage in coverages) else 0
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
                 coverage.add(text, facts if len(coverages) == 1 else None)
@@ -255,11 +257,14 @@ class CorpusWriter:
                     fields = {"messages": [{"role": role, "content": content} for role, content in turns]}
             yield {"id": row_id, "document_id": group.passage.document_id, "origin": "variant", **fields}
 
-    def _count(self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant]) -> None:
+    def _count(
+        self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant], n_asked: int
+    ) -> None:
+        """Count the texts, refusals and tokens of `requests`, of which `n_asked` are wanted by the recipe."""
         count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
         n_dropped = sum(variant.checks.get("ids") == [] for variant in variants.values())  # nobody asks for it any more
-        count.asked += (len(requests) if group.target is None else len(variants)) - n_dropped
+        count.asked += n_asked - n_dropped
         count.got += n_texts
         count.nothing += len(variants) - n_texts - n_dropped
         count.texts += sum(len(variant.texts) for variant in variants.values())
@@ -294,7 +299,8 @@ class CorpusWriter:
         """How many texts carry each fact."""
         return Coverage(
             self._coverage_path, self._section.coverage, self._by_count.total(), dict(self._by_count), self._n_short,
-            self._short, sum(count.texts for count in self.styles.values()), self._n_topped_up, self.tokens["tokens_out"],
+            self._short, sum(count.texts for count in self.styles.values()), self._n_without, self._n_topped_up,
+            self.tokens["tokens_out"],
         )  # fmt: skip
 
 
@@ -338,13 +344,17 @@ def render_coverage(coverage: Coverage) -> str:
     if not coverage.n_facts:
         return "no passage has a number, date, name or quotation to count"
     wanted = f"{coverage.quota} texts" if coverage.quota is not None else "5 texts, or half of them"
-    topped_up = f", {coverage.n_topped_up:,} texts were asked for by naming them" if coverage.n_topped_up else ""
+    topped_up = f"; texts asked for by naming them: {coverage.n_topped_up:,}" if coverage.n_topped_up else ""
     lines = [
         f"facts of the passages: {coverage.n_facts:,}, {coverage.by_count.get(0, 0):,} of them in no accepted text "
         f"(each in {coverage.path})",
         f"{coverage.n_short:>8,}  stand in fewer than {wanted}{topped_up}",
     ]
     lines += [f"          {fact!r} ({count})" for fact, count in coverage.short]
+    if coverage.n_without:
+        lines.append(
+            f"{coverage.n_without:>8,}  of {coverage.n_texts:,} accepted texts carry none of their passage's facts"
+        )
     per_text, per_fact = coverage.tokens_per_text, coverage.tokens_per_fact
     if per_text is not None:
         in_five = f", {per_fact:,.0f} for each fact that stands in five" if per_fact is not None else ""

@@ -394,7 +394,7 @@ class PassageCoverage:
 
     def quota(self, wanted: int | None) -> int:
         """Return the texts in which each fact should stand: `wanted`, else 5, or half of the texts where these are fewer."""
-        return wanted if wanted is not None else min(QUOTA, -(-self.n_texts // 2))
+        return wanted if wanted is not None else max(1, min(QUOTA, -(-self.n_texts // 2)))
 
     def short(self, quota: int) -> list[Fact]:
         """Return the facts that fewer than `quota` texts carry, the rarest first."""

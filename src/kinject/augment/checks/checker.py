@@ -42,6 +42,12 @@ _NGRAM = 6
 """Words in a row that two texts do not share by chance."""
 _LONGEST, _ALWAYS_READ = 20, 10_000
 """A text is read up to so many characters per character of its passage, but at least these."""
+_ABOUT = re.compile(
+    r"\b(?:(?:the|this|that|your) (?:\w+ )?(?:passage|text|article|paraphrase|version|rewriting)"
+    r"|(?:paraphras|rephras|reword|rewr(?:itt|ot))\w*)\b",
+    re.IGNORECASE,
+)
+"""Words by which a text speaks of the passage or of itself."""
 _FEWEST_WORDS = 3
 _MAX_INJECTED_TRIPLES = 2
 """Word triples that a rewriting may share with the prompt injection in its source."""
@@ -57,7 +63,7 @@ REASONS: Mapping[str, str] = {
     "refusal": "the model declined",
     "prompt": "the text repeats the request",
     "markup": "the text has HTML that the source does not have",
-    "wrapper": "the text is surrounded by words to the user",
+    "wrapper": "words to the user surround the text, or it speaks of the passage and has none of its facts",
     "inconsistent": "asked again, the model does not confirm that the text follows from the passage",
     "injection": "the text follows or repeats prompt injection in the source",
     "judge": "the judge found a changed or invented fact",
@@ -166,6 +172,8 @@ class Checker:
         if fault is not None:
             return Verdict(*fault)
         facts = [fact.id for fact in carried(self._countable, self.facts, text)]
+        if self._countable and not facts and (about := _ABOUT.search(text)) and not _ABOUT.search(self._source):
+            return Verdict("wrapper", f"speaks of {about[0]!r}, and has none of its {len(self._countable)} facts")
         return Verdict(measures={"language": self.facts.code, "facts": facts})
 
     def _faults(self, text: str) -> Iterator[tuple[str, str]]:
