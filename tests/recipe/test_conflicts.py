@@ -152,6 +152,8 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("eval", {"models": {"m": {"path": "m", "device_map": "auto"}}}, "eval.models.m.device_map", "Start one"),
     ("eval", {"models": {"m": {"path": ".", "revision": "main"}}}, "eval.models.m.revision", "path is a folder"),
     ("eval", {"models": {"m": {**CHAT, "endpoint": SANDBOX}}, **WRITTEN}, "eval.models.m.endpoint", "must be of kind: openai"),
+    ("eval", {"models": {"m": {**SERVED, "endpoint": {"kind": "vllm", "model": "m"}, "tokenizer": "."}}},
+     "eval.models.m.endpoint", "writes answers only"),
     ("eval", {"models": {"m": CHAT}}, "eval.models.m.api", "returns no log-probs"),
     ("eval", {"models": {"m": {**CHAT, "tokenizer": "."}}, **WRITTEN}, "eval.models.m.tokenizer", "is for api: completions"),
     ("eval", {"models": {"m": {**SERVED, "chat": True}}},

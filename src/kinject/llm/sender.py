@@ -260,7 +260,7 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
     if section.kind in ("sandbox", "file"):
         return {"kind": section.kind}
     weights = {}
-    if section.kind == "transformers":
+    if section.kind in ("transformers", "vllm"):
         from kinject.llm.transformers import weights_identity
 
         weights = {"weights": weights_identity(section.model or "")}
@@ -296,11 +296,11 @@ async def open_generator(
             raise EndpointError(f"{section.path}: a file of variants cannot answer requests.", fatal=True)
 
         yield Generator(f"file:{section.path}", identity, False, refuse)
-    elif section.kind == "transformers":
-        from kinject.llm.transformers import LocalModel
+    elif section.kind in ("transformers", "vllm"):
+        from kinject.llm.transformers import LocalModel, VllmModel
 
-        async with LocalModel(section) as model:
-            yield Generator(f"transformers:{section.model}", identity, True, model.complete)
+        async with (VllmModel if section.kind == "vllm" else LocalModel)(section) as model:
+            yield Generator(f"{section.kind}:{section.model}", identity, True, model.complete)
     else:
         from kinject.llm.endpoint import CompletionsEndpoint, Endpoint
 

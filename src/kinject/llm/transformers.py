@@ -1,18 +1,20 @@
-"""Texts that a local causal language model writes, through transformers: in batches, deterministic by seed."""
+"""Texts that a local causal language model writes, through transformers or vLLM: in batches, deterministic by seed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError
 from kinject.llm import split_thinking, with_thinking
+from kinject.llm.endpoint import PROMPT, TOKEN_IDS
 from kinject.models import model_hash, window_of
 from kinject.models.generate import ends_of, generate
 from kinject.recipe import GeneratorSection
@@ -40,8 +42,7 @@ class LocalModel:
         self._section = section
         self._loaded: LoadedModel  # these are set by `_load`
         self._tokenizer: PreTrainedTokenizerBase
-        self._ends: list[int]
-        self._room: int
+        self._config: Any
         self._waiting: list[tuple[Sequence[Message], int, asyncio.Future[Completion]]] = []
         self._has_requests = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -64,11 +65,9 @@ class LocalModel:
         from kinject.models import load_model
 
         self._loaded = load_model(model)
-        self._tokenizer = self._loaded.tokenizer
+        self._tokenizer, self._config = self._loaded.tokenizer, self._loaded.model.config
         if not self._tokenizer.chat_template:
             raise InputError(f"{model}: its tokenizer has no chat template. Choose an instruction-tuned model.")
-        self._ends = ends_of(self._loaded.model, self._tokenizer, model)
-        self._room = window_of(self._loaded.model.config) or 1 << 30
 
     async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the model's answer. It depends on messages and seed, not on the rest of the batch.
@@ -118,10 +117,7 @@ class LocalModel:
         if not fitting:
             return answers
         try:
-            written = generate(
-                self._loaded.model, self._section, [prompts[index] for index in fitting],
-                [requests[index][1] for index in fitting], self._ends,
-            )  # fmt: skip
+            written = self._generate([prompts[index] for index in fitting], [requests[index][1] for index in fitting])
         except torch.OutOfMemoryError as error:
             raise EndpointError(
                 f"{self._section.model}: no memory on {self._loaded.device} for a batch of {len(fitting)}. "
@@ -131,6 +127,10 @@ class LocalModel:
             answers[index] = self._completion(len(prompts[index]), tokens)
         return answers
 
+    @property
+    def _room(self) -> int:
+        return window_of(self._config) or 1 << 30
+
     def _too_long(self, n_tokens: int) -> EndpointError:
         return EndpointError(
             f"{self._section.model}: the model reads {self._room} tokens, max_tokens is {self._section.max_tokens}, and a "
@@ -138,23 +138,73 @@ class LocalModel:
         )
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return a conversation in tokens."""
+        """Return a conversation in tokens, or a text that the model continues, which may be token ids already (JSON)."""
+        tokenizer = self._tokenizer
+        if messages[0]["role"] == PROMPT:
+            text = messages[0]["content"]
+            ids: list[int] = json.loads(text) if TOKEN_IDS.fullmatch(text) else tokenizer(text)["input_ids"]
+            return ids
         try:
-            text = self._tokenizer.apply_chat_template(
+            text = tokenizer.apply_chat_template(
                 [dict(turn) for turn in messages], add_generation_prompt=True, tokenize=False,
                 **(self._section.chat_template_kwargs or {}),
             )  # fmt: skip
         except Exception as error:  # a template is a program: its expressions raise anything
             message = f"{self._section.model}: its chat template cannot be rendered ({str(error)[:200]}). Choose another model."
             raise InputError(message) from error
-        encoded: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        encoded: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return encoded
 
+    def _generate(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        return generate(self._loaded.model, self._section, prompts, seeds, self._ends())
+
+    def _ends(self) -> list[int]:
+        return ends_of(self._loaded.model, self._tokenizer, self._section.model or "")
+
     def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
-        ended = bool(tokens) and tokens[-1] in self._ends
+        ended = bool(tokens) and tokens[-1] in self._ends()
         thinking, answer = read_answer(self._tokenizer, tokens)
         usage = with_thinking(Usage(n_prompt, len(tokens)), len(thinking), len(answer))
         return Completion(answer, "stop" if ended else "length", usage, thinking)
+
+
+class VllmModel(LocalModel):
+    """The same through the engine of vLLM, inside this process."""
+
+    def _load(self, model: str) -> None:
+        from kinject.hub import find_source
+        from kinject.models import check_model, load_config, load_tokenizer
+
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise InputError(
+                f"kind: vllm needs the package vllm, which needs a GPU ({error}). Install it (pip install vllm), or set kind: "
+                "transformers."
+            ) from error
+        check_model(model)
+        source = find_source(model, "model")
+        self._tokenizer, self._config = load_tokenizer(source), load_config(source)
+        self._engine = LLM(model=source, seed=0)
+
+    def _generate(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        section = self._section
+        settings = {**(section.extra_body or {}), "max_tokens": section.max_tokens, "stop": list(section.stop)}
+        parameters = [SamplingParams(temperature=section.sampling_temperature, seed=seed, **settings) for seed in seeds]
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        written = self._engine.generate(inputs, parameters, use_tqdm=False)
+        return [list(request.outputs[0].token_ids) for request in written]
+
+    @property
+    def _room(self) -> int:
+        return int(self._engine.llm_engine.model_config.max_model_len)
+
+    def _ends(self) -> list[int]:
+        from transformers import GenerationConfig
+
+        return ends_of(GenerationConfig.from_model_config(self._config), self._tokenizer, self._section.model or "")
 
 
 def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, str]:

@@ -46,7 +46,9 @@ def _reserved(g: GeneratorSection, f: None) -> list[tuple[str, str]]:
 
 
 def _not_sent(g: GeneratorSection, f: None) -> list[tuple[str, str]]:
-    names = {"openai": (), "transformers": ("stop",)}.get(g.kind, ("stop", "extra_body", "chat_template_kwargs"))
+    names = {"openai": (), "vllm": (), "transformers": ("stop",)}.get(
+        g.kind, ("stop", "extra_body", "chat_template_kwargs")
+    )
     return [(name, g.kind) for name in names if getattr(g, name)]
 
 
@@ -126,8 +128,11 @@ _EVAL = (
              lambda r, f: [name for name, table in r.eval.local().items() if table.revision and path_exists(Path(table.path))],
              "is for a name on the hub, but path is a folder. Take it out."),
     Conflict("eval.models.{0}.endpoint",
-             lambda r, f: [name for name, table in r.eval.endpoints().items() if table.endpoint.kind != "openai"],
-             "must be of kind: openai."),
+             lambda r, f: [name for name, table in r.eval.endpoints().items() if table.endpoint.kind not in ("openai", "vllm")],
+             "must be of kind: openai or vllm."),
+    Conflict("eval.models.{0}.endpoint",
+             lambda r, f: [name for name, table in r.eval.endpoints().items() if table.endpoint.kind == "vllm" and f.scores],
+             "kind: vllm writes answers only. Set eval.formats: [generate], or give the model as a path."),
     Conflict("eval.models.{0}.api",
              lambda r, f: [name for name, table in r.eval.endpoints().items()
                            if table.api == "chat" and f.scores],

@@ -156,7 +156,7 @@ class EndpointModelSection(PromptedSection):
     @property
     def address(self) -> str:
         """The address of its endpoint."""
-        return self.endpoint.address or "OpenAI"
+        return self.endpoint.address or ("vLLM" if self.endpoint.kind == "vllm" else "OpenAI")
 
     def generator(self, max_tokens: int, stop: tuple[str, ...] = ()) -> GeneratorSection:
         """Return the generator that asks it for answers of at most `max_tokens` tokens."""

@@ -144,11 +144,12 @@ class ProbesSection:
 class GeneratorSection:
     """The model or file that writes, how fast and at what price: of paraphrases and questions, as judge, or asked by eval."""
 
-    kind: Literal["sandbox", "openai", "transformers", "file"] = option(
+    kind: Literal["sandbox", "openai", "transformers", "vllm", "file"] = option(
         "openai",
-        help="sandbox (in process), openai (any compatible endpoint), transformers (a local model), file (finished paraphrases).",
+        help="sandbox (in process), openai (any compatible endpoint), transformers or vllm (a local model), file (finished "
+        "paraphrases).",
     )
-    model: str | None = option(None, help="openai: model name at the endpoint; transformers: folder or hub name.")
+    model: str | None = option(None, help="openai: model name at the endpoint; transformers, vllm: folder or hub name.")
     path: str | None = option(None, help="file: paraphrases (JSONL with document_id and text).", path="file")
     base_url: str | tuple[str, ...] | None = option(
         None,
@@ -164,16 +165,16 @@ class GeneratorSection:
         None, help="Sampling temperature. Default: 1, and 0 for answers to questions of kinject eval.", min=0.0, max=2.0
     )
     max_tokens: int = option(1024, help="Longest answer, in tokens; a reasoning model's thinking counts.", min=1)
-    stop: tuple[str, ...] = option((), help="openai: texts at which an answer ends.")
+    stop: tuple[str, ...] = option((), help="openai, vllm: texts at which an answer ends.")
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None, help="Arguments of the model's chat template, for example {enable_thinking: false}."
     )
     extra_body: Mapping[str, Any] | None = option(
         None,
         help="Further parameters, as the endpoint names them: top_p, reasoning_effort, seed: null. transformers: top_p, "
-        "top_k, min_p.",
+        "top_k, min_p. vllm: those of SamplingParams.",
     )
-    concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
+    concurrency: int = option(8, help="Requests in flight; transformers, vllm: rows of one batch.", min=1, max=1024)
 
     def parts(self) -> dict[str, GeneratorSection]:
         """Return the section of each endpoint by its address without the scheme; itself under "" if it is the only one."""
@@ -208,6 +209,7 @@ RESERVED_BODY = (
 GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
     "openai": ("model", "the name of a model at the endpoint"),
     "transformers": ("model", "a model folder or a name on the hub"),
+    "vllm": ("model", "a model folder or a name on the hub"),
     "file": ("path", "a file of paraphrases (JSONL with document_id and text)"),
 }
 """Kind of generator -> (the field that it requires, its content)."""
