@@ -10,7 +10,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,18 +44,12 @@ class SamplingParams:
 
 
 class LLM:
-    def __init__(self, model: str, *, tokenizer: str | None = None, trust_remote_code: bool = False,
-                 dtype: str = "auto", seed: int | None = None, max_model_len: int | None = None) -> None:  # fmt: skip
+    def __init__(self, model: str, *, tokenizer: str | None = None, dtype: str = "auto") -> None:
         self._loaded = load_model(model)
         self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=256))
 
-    def generate(
-        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = True, lora_request: Any = None
-    ) -> list[Any]:
-        assert len(prompts) == len(sampling_params)
-        return [
-            self._one(prompt["prompt_token_ids"], each) for prompt, each in zip(prompts, sampling_params, strict=True)
-        ]
+    def generate(self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = True) -> list[Any]:
+        return list(map(self._one, (prompt["prompt_token_ids"] for prompt in prompts), sampling_params))
 
     def _one(self, ids: list[int], each: SamplingParams) -> Any:
         assert each.temperature == 0
@@ -72,9 +66,7 @@ class LLM:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = LLM, SamplingParams  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=SamplingParams))
 
 
 @pytest.mark.usefixtures("vllm")
@@ -83,8 +75,7 @@ def test_the_engine_writes_what_transformers_writes(tiny_model: Path) -> None:
     asked = [[{"role": "user", "content": text}] for text in ("Where?", "Arden was born in Lowmere.")]
 
     async def run(kind: type[LocalModel], name: Any) -> list[Any]:
-        section = GeneratorSection(kind=name, model=str(tiny_model), max_tokens=12, temperature=0.0)
-        async with kind(section) as model:
+        async with kind(GeneratorSection(kind=name, model=str(tiny_model), max_tokens=12, temperature=0.0)) as model:
             return await asyncio.gather(*(model.complete(messages, 1) for messages in asked))  # type: ignore[arg-type]
 
     assert asyncio.run(run(VllmModel, "vllm")) == asyncio.run(run(LocalModel, "transformers"))
@@ -92,9 +83,7 @@ def test_the_engine_writes_what_transformers_writes(tiny_model: Path) -> None:
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_evaluation_reads_its_written_answers_as_a_local_model_s(
-    tmp_path: Path, tiny_model: Path, chat: bool
-) -> None:
+def test_an_evaluation_reads_its_answers_as_a_local_model_s(tmp_path: Path, tiny_model: Path, chat: bool) -> None:
     (tiny_model / "chat_template.jinja").write_text(TEMPLATE)
     questions = [{"id": f"q{n}", "question": f"Where was Arden {n} born?", "answers": ["Lowmere"]} for n in range(3)]
     write_jsonl(tmp_path / "q.jsonl", questions)
@@ -105,13 +94,11 @@ def test_an_evaluation_reads_its_written_answers_as_a_local_model_s(
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
     evaluate(read_recipe(path, (), "eval"))
-    texts = {
-        arm: [a.text for a in read_answers(tmp_path / "run" / "answers.jsonl") if a.arm == arm]
-        for arm in ("local", "vllm")
-    }
-    assert texts["local"] == texts["vllm"]
-    assert len(texts["vllm"]) == 3
-    assert any(texts["vllm"])
+    answers = [(answer.arm, answer.text) for answer in read_answers(tmp_path / "run" / "answers.jsonl")]
+    texts = [text for arm, text in answers if arm == "vllm"]
+    assert texts == [text for arm, text in answers if arm == "local"]
+    assert len(texts) == 3
+    assert any(texts)
 
 
 def test_without_vllm_and_for_log_probs_a_line_names_what_to_do(
