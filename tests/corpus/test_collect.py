@@ -275,13 +275,14 @@ def test_the_overlap_is_that_of_plain_counting() -> None:
 
 def test_offsets_of_pages_move_with_the_text() -> None:
     text = "First page.\nNotice\nMore.\nSecond page.\nNotice\nThird."
-    marks = {"pages": [[0, 1], [text.index("Second"), 2], [text.rindex("Notice"), 3], [text.index("Third"), 4]], "x": 1}
+    pages = [[0, 1], [text.index("Second"), 2], [text.rindex("Notice"), 3], [text.index("Third"), 4]]
+    marks = {"pages": pages, "chapters": pages, "x": 1}
     edits = [(start, start + 7, "") for start in (text.index("Notice"), text.rindex("Notice"))]
     edits.insert(0, (0, 5, "1st"))
     changed, meta = copies.edited(text, edits, marks)
     assert changed == "1st page.\nMore.\nSecond page.\nThird."
     assert [changed[start:][:6] for start, _ in meta["pages"]] == ["1st pa", "Second", "Third.", "Third."]
-    assert meta["x"] == 1
+    assert (meta["x"], meta["chapters"]) == (1, meta["pages"])
 
 
 def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap: Path) -> None:

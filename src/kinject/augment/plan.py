@@ -446,16 +446,18 @@ class PassageFile:
     """The documents of a run with their passages, in a temporary file of the run folder.
 
     Documents are read, split and hashed once and added here. Everything later iterates over this file, one document in
-    memory at a time; of `meta`, the licence stays.
+    memory at a time; of `meta`, the licence stays. `counts` are those of documents, passages, and passages cut short.
     """
 
     def __init__(self, run_dir: Path) -> None:
         """Open an empty file. Raises `DiskError` if it cannot be written."""
         self._path = run_dir / ".passages.part"  # `lock_dir` deletes a .part after a kill
         self._file = self._open("w")
+        self.counts = Counter[str](documents=0, passages=0, cut=0)
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
+        self.counts.update(documents=1, passages=len(passages), cut=sum(passage.cut for passage in passages))
         spans = [
             (passage.id, passage.start, passage.end, passage.path, passage.header, passage.cut) for passage in passages
         ]

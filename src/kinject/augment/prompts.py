@@ -193,7 +193,7 @@ SYSTEM = shared_texts()["system"].strip()
 
 JUDGE = shared_texts()["judge"]
 _REWRITING = re.compile(r"<rewriting>\n(.*)\n</rewriting>", re.DOTALL)
-_SENTENCE_NUMBER = re.compile(r"\[(\d+)\] ")
+_SENTENCE_NUMBER = re.compile(r"\[\d+\] ")
 
 
 def judge_messages(title: str, passage: str, text: str, rules: Rules | None = None) -> list[Message]:
@@ -232,14 +232,7 @@ def number_sentences(text: str) -> str:
 def rewriting_of(messages: Sequence[Message]) -> str | None:
     """Return the rewriting that `messages` ask a judge about, None if they ask for something else."""
     rewriting = _REWRITING.search(messages[-1]["content"]) if messages else None
-    if rewriting is None:
-        return None
-    parts, position, number = [], 0, 1
-    for match in _SENTENCE_NUMBER.finditer(rewriting[1]):
-        if int(match[1]) == number:
-            parts.append(rewriting[1][position : match.start()])
-            position, number = match.end(), number + 1
-    return "".join([*parts, rewriting[1][position:]])
+    return _SENTENCE_NUMBER.sub("", rewriting[1]) if rewriting else None
 
 
 def task_messages(title: str, passage: str, task: str, headings: tuple[str, ...] = ()) -> list[Message]:

@@ -54,7 +54,7 @@ from kinject.llm.sender import (
     run_event_loop,
     run_workers,
 )
-from kinject.recipe import DocumentsSection, QuestionsRecipe, QuestionsSection
+from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage
 
@@ -109,7 +109,9 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
     selector = QuestionSelector(section, decisions)
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        n_documents, n_passages, n_cut = _read_documents(section, recipe.documents, passages)
+        for document in read_documents(Path(section.documents), recipe.documents):
+            passages.add(document, split_passages(document, section.passage_tokens, word_spans))
+        n_passages = passages.counts["passages"]
         with (
             IndexedRows(run_dir / "outcomes.jsonl", "id", "passage_id") as outcomes,
             Progress("questions", n_passages, "passages") as progress,
@@ -121,32 +123,15 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
     counts = selector.counts
     result = QuestionsResult(
         run_dir=run_dir, questions_path=run_dir / "questions.jsonl", rejected_path=run_dir / "rejected.jsonl",
-        manifest_path=run_dir / "manifest.json", n_documents=n_documents, n_passages=n_passages,
-        n_cut=n_cut, asked=n_passages * section.n_questions, got=counts["got"], n_validation=counts["validation"],
-        n_test=counts["test"], spare=counts["spare"], refused=dict(selector.refused.most_common()),
-        failed=dict(failed.most_common()), tokens_in=counts["tokens_in"], tokens_out=counts["tokens_out"],
+        manifest_path=run_dir / "manifest.json", n_documents=passages.counts["documents"], n_passages=n_passages,
+        n_cut=passages.counts["cut"], asked=n_passages * section.n_questions, got=counts["got"],
+        n_validation=counts["validation"], n_test=counts["test"], spare=counts["spare"],
+        refused=dict(selector.refused.most_common()), failed=dict(failed.most_common()), tokens_in=counts["tokens_in"], tokens_out=counts["tokens_out"],
         tokens_thinking=counts["tokens_thinking"],
         decisions=count_decisions(decisions, selector.applied), **sent_by(sender),
     )  # fmt: skip
     _write_manifest(recipe, result, sender.traffic)
     return result
-
-
-def _read_documents(
-    section: QuestionsSection, settings: DocumentsSection, passages: PassageFile
-) -> tuple[int, int, int]:
-    """Read and split every document, once in a run; return the numbers of documents, of passages, and of those cut short.
-
-    Raises as `read_documents`.
-    """
-    n_documents = n_passages = n_cut = 0
-    for document in read_documents(Path(section.documents), settings):
-        split = split_passages(document, section.passage_tokens, word_spans)
-        passages.add(document, split)
-        n_documents += 1
-        n_passages += len(split)
-        n_cut += sum(passage.cut for passage in split)
-    return n_documents, n_passages, n_cut
 
 
 def _passages_of(passages: PassageFile) -> Iterator[tuple[Document, Passage]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -105,14 +104,14 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
-        progress = Progress("augment", counts["variants"], "rewritings")
+        n_variants = _read_documents(plan, passages, contamination if section.contamination_check else None)
+        progress = Progress("augment", n_variants, "rewritings")
         with Store(recipe.run_dir, plan.catalog) as store, progress:
             rewriter = await _rewrite(recipe.run_dir, section, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages)
-    sender, styles = rewriter.sender, writer.styles
+    sender, styles, counts = rewriter.sender, writer.styles, passages.counts
     result = AugmentResult(
         run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
         variants_path=store.variants_path, rejected_path=store.rejected_path,
@@ -132,23 +131,19 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
     return result
 
 
-def _read_documents(plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None) -> Counter[str]:
-    """Read, split and hash every document, once in a run; return the numbers of documents, passages and variants.
+def _read_documents(plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None) -> int:
+    """Read, split and hash every document, once in a run; return the number of variants.
 
     Raises as `Plan.read_passages` and `Plan.groups`.
     """
-    counts = Counter[str]()
+    n_variants = 0
     for document, split in plan.read_passages():
         passages.add(document, split)
         if contamination is not None:
             contamination.add_source(document.text)
-        counts["documents"] += 1
-        counts["passages"] += len(split)
-        counts["cut"] += sum(passage.cut for passage in split)
         groups = (group for group in plan.groups(document, split) if not group.skipped and group.target is None)
-        counts["variants"] += sum(group.n_samples for group in groups)
-    counts["variants"] += sum(group.n_samples for group in plan.pair_groups(passages) if group.target is None)
-    return counts
+        n_variants += sum(group.n_samples for group in groups)
+    return n_variants + sum(group.n_samples for group in plan.pair_groups(passages) if group.target is None)
 
 
 async def _rewrite(

@@ -291,7 +291,7 @@ def _log_lines(text: str) -> list[Edit]:
 
 
 def edited(text: str, edits: Sequence[Edit], meta: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return `text` after `edits` (in order, not overlapping), and `meta` with its offsets (pages, sheets, slides) moved.
+    """Return `text` after `edits` (in order, not overlapping), and `meta` with its offsets (of pages, sheets, ...) moved.
 
     Where a whole line went, no more than one empty line stays.
     """
@@ -318,7 +318,7 @@ def edited(text: str, edits: Sequence[Edit], meta: Mapping[str, Any]) -> tuple[s
         return position + shift if position >= stop else start + moves[number - 1][2]
 
     changed = dict(meta)
-    for key in ("pages", "sheets", "slides"):
+    for key in ("pages", "sheets", "slides", "chapters"):
         if isinstance(marks := meta.get(key), list | tuple):
             changed[key] = [[moved(int(mark[0])), *mark[1:]] for mark in marks]
     return "".join(parts), changed

@@ -19,8 +19,6 @@ LocatedDocument = tuple[str, Document | InputError]
 """The location (file, file:line, file: page 3, archive.zip/member.pdf), and the document or its error."""
 HEAD = 16_384
 """The bytes of a file's beginning from which its kind is found."""
-_MOST_ERRORS = 1_000
-"""Documents of one file that cannot be read, before the rest of it is left unread."""
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -208,7 +206,6 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
     Raises `DiskError` if the disk fails; every fault of the file is yielded.
     """
     options = options or ReadOptions()
-    n_errors = 0
     try:
         name = kind_of(path, stream.read(HEAD))
         stream.seek(0)
@@ -217,11 +214,7 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
         if options.within > MOST_WITHIN:
             raise InputError(f"{path}: lies in {options.within} mails and archives, allowed: {MOST_WITHIN}. Unpack it.")
         for location, document in reader_of(name)(path, stream, options):
-            fault = document if isinstance(document, InputError) else fault_of(document, location)
-            yield location, fault or document
-            n_errors += fault is not None
-            if n_errors >= _MOST_ERRORS:
-                raise InputError(f"{path}: {n_errors:,} documents cannot be read; the rest is left unread. Repair it.")
+            yield location, document if isinstance(document, InputError) else fault_of(document, location) or document
     except InputError as error:
         yield str(path), error
 
