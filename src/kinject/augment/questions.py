@@ -126,8 +126,8 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
         manifest_path=run_dir / "manifest.json", n_documents=passages.counts["documents"], n_passages=n_passages,
         n_cut=passages.counts["cut"], asked=n_passages * section.n_questions, got=counts["got"],
         n_validation=counts["validation"], n_test=counts["test"], spare=counts["spare"],
-        refused=dict(selector.refused.most_common()), failed=dict(failed.most_common()), tokens_in=counts["tokens_in"], tokens_out=counts["tokens_out"],
-        tokens_thinking=counts["tokens_thinking"],
+        refused=dict(selector.refused.most_common()), failed=dict(failed.most_common()), tokens_in=counts["tokens_in"],
+        tokens_out=counts["tokens_out"], tokens_thinking=counts["tokens_thinking"],
         decisions=count_decisions(decisions, selector.applied), **sent_by(sender),
     )  # fmt: skip
     _write_manifest(recipe, result, sender.traffic)
