@@ -44,7 +44,7 @@ class SamplingParams:
 
 
 class LLM:
-    def __init__(self, model: str, *, tokenizer: str | None = None, dtype: str = "auto") -> None:
+    def __init__(self, model: str, *, dtype: str = "auto", seed: int | None = None) -> None:
         self._loaded = load_model(model)
         self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=256))
 
