@@ -42,11 +42,6 @@ class AnswersSection:
         0.3, help="Fraction of tokens that are drawn without the context; 1: it is not shown at all.", min=0.0, max=1.0
     )
 
-    @property
-    def correct_only(self) -> bool:
-        """Whether answers without the given one are left out: where the context that holds it is shown."""
-        return self.without_context < 1
-
 
 OWN_ANSWERS = AnswersSection(without_context=1.0)
 """The meaning of `answers: own`: greedily, to the prompt alone."""

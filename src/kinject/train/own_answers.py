@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,8 @@ _FORMAT = 3
 
 MOST_TOKENS = 512
 """Longest answer; at most half of the model's window."""
-_ATTEMPTS = 10
-"""Most times that an answer is drawn until it can be kept."""
+_ENOUGH, _TRIAL = 0.25, 64
+"""Part of the answers that must be of use, and after how many of them a model is refused."""
 _BATCH = 32
 
 
@@ -78,8 +78,8 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
 
     The model answers before it is trained. The file is in corpus.cache_dir, named by the rows, the weights and the section,
     so it is written once. Rows that cannot be answered keep their answer (texts, tools, no document, no user's message, more
-    tokens than the model reads); answers that do not end, or with `correct_only` do not hold the corpus's answer, are left out.
-    The texts are tokenised again for training. Raises `InputError` if no row can be answered, or no answer is kept.
+    tokens than the model reads); answers that do not end, or behind a document do not hold the corpus's answer, are left out.
+    The texts are tokenised again for training. Raises `InputError` if no row can be answered, or few answers can be kept.
     """
     corpus, path = recipe.corpus, recipe.model.path or ""
     source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
@@ -89,7 +89,7 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     )
     identity = content_id(
         "own answers", _FORMAT, rows.cache_key, main.cache_key, generator_identity(generator),
-        section.without_context, section.correct_only,
+        section.without_context, section.without_context < 1,
         recipe.model.revision, recipe.model.dtype, recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
         _hash_of(recipe.trainer.get("chat_template_path")),
     )  # fmt: skip
@@ -97,25 +97,18 @@ def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -
     counts_path = out.with_suffix(".json")
     if not out.exists() or not counts_path.exists():
         writer = _load_writer(recipe, part, section, generator)
-        reads = writer.reads_document
-        documents = document_texts(None, recipe.documents, main) if reads else {}
+        documents = document_texts(None, recipe.documents, main) if writer.reads_document else {}
         requests = list(writer.requests(rows, documents))
-        key = _key(part)
         if not requests:
             raise InputError(
-                f"{source}: {key}: no row can be answered. Rows need prompt and completion, or messages without tools; with "
-                "without_context below 1 a document_id whose document is in the corpus (origin: original); and half of the "
+                f"{source}: {_key(part)}: no row can be answered. Rows need prompt and completion, or messages without tools; "
+                "with without_context below 1 a document_id whose document is in the corpus (origin: original); and half of the "
                 "model's window for the answer."
             )
         device = writer.model.device.type
         began = work_seconds(device)
         answers, fates = writer.answer(requests)
         seconds = round(work_seconds(device) - began, 2)
-        if not answers:
-            raise InputError(
-                f"{path}: {key}: keeps none of its {len(requests):,} answers to {source}: {fates['endless']:,} do not end "
-                f"within {writer.generator.max_tokens} tokens, {fates['wrong']:,} do not hold the given answer."
-            )
         requested = {request.index for request in requests}
         n_rows = write_jsonl(out, _merged(Path(source), requested, answers))
         write_json(
@@ -189,7 +182,7 @@ class _Writer:
 
     @property
     def reads_document(self) -> bool:
-        """Whether a document is shown before the prompt."""
+        """Whether a document is shown before the prompt; answers without the given one are then left out."""
         return self.section.without_context < 1
 
     def requests(self, rows: Iterable[CorpusRow], documents: Mapping[str, str]) -> Iterator[_Request]:
@@ -238,24 +231,34 @@ class _Writer:
         return encoded
 
     def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], dict[str, int]]:
-        """Return the answers that are kept, by row, how many are not (endless, wrong), and the tokens of all."""
-        section, answers = self.section, dict[int, str]()
-        waiting, n_tokens, n_endless, n_wrong = list(requests), 0, 0, 0
+        """Return the answers that are kept, by row, how many are not (endless, wrong), and the tokens of all.
+
+        Rows without one are asked again, if tokens are drawn, while `_ENOUGH` of the answers can be kept. Raises `InputError`
+        if less can in the first pass.
+        """
+        answers, waiting, n_tokens = dict[int, str](), list(requests), 0
         with Progress(f"{self.part} answers".strip(), len(requests), "rows") as progress:
-            for attempt in range(_ATTEMPTS if 0 < section.without_context < 1 else 1):
+            for attempt in count():
                 failed: list[_Request] = []
                 n_endless = n_wrong = 0
-                for request, text, n_written in self._written(waiting, attempt):
+                for n_drawn, (request, text, n_written) in enumerate(self._written(waiting, attempt), start=1):
                     n_tokens += n_written
-                    is_wrong = text is not None and section.correct_only and not matches(text, [request.corpus_answer])
+                    is_wrong = text is not None and self.reads_document and not matches(text, [request.corpus_answer])
                     if text is None or is_wrong:
                         failed.append(request)
                         n_endless, n_wrong = n_endless + (text is None), n_wrong + is_wrong
                     else:
                         answers[request.index] = text
                         progress.advance()
+                    if attempt == 0 and n_drawn >= min(_TRIAL, len(requests)) and len(answers) < _ENOUGH * n_drawn:
+                        raise InputError(
+                            f"{self.generator.model}: {_key(self.part)}: of its first {n_drawn} answers {len(answers)} can be "
+                            f"kept, too few to learn from: {n_endless} do not end within {self.generator.max_tokens} tokens, "
+                            f"{n_wrong} do not hold the given answer. Set answers: given, or take a stronger model."
+                        )
+                is_last = self.section.without_context in (0, 1) or len(failed) > (1 - _ENOUGH) * len(waiting)
                 waiting = failed
-                if not waiting:
+                if not waiting or is_last:
                     break
         return answers, {"endless": n_endless, "wrong": n_wrong, "written_tokens": n_tokens}
 
