@@ -95,7 +95,7 @@ def measure(folder: Path) -> dict[str, float]:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
     config, _ = make_configs(recipe)
     sharding = take_over_sharding(config, recipe.model.quantization)
-    tokenizer = load_training_tokenizer(recipe.model, recipe.trainer, ())
+    tokenizer = load_training_tokenizer(recipe.model, ())
     torch.distributed.barrier()
     before, sampler = _resident(), Peak()
     sampler.start()

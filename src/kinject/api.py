@@ -45,7 +45,8 @@ def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
     """Return the recipe, read for the verb if it is a path."""
     from kinject.recipe import read_recipe
 
-    return read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe  # type: ignore[return-value]
+    checked: AnyRecipe = read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe
+    return checked
 
 
 def runs(folder: str | Path = ".") -> list[FoundRun]:

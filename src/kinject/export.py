@@ -324,7 +324,8 @@ def _recipe(raw: Mapping[str, Any], models: Mapping[str, Any], run_dir: Path, **
     section = {**raw["eval"], **changes, "models": {**raw["eval"]["models"], **models}}
     run_dir.mkdir(parents=True)
     write_json(run_dir / "recipe.yaml", {**raw, "run_dir": str(run_dir), "eval": section})
-    return read_recipe(run_dir / "recipe.yaml", (), "eval")
+    recipe: EvalRecipe = read_recipe(run_dir / "recipe.yaml", (), "eval")
+    return recipe
 
 
 def _questions(recipe: EvalRecipe) -> dict[str, Question]:

@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from kinject.errors import InputError
-from kinject.plan.estimate import Step, count_flops, estimate, new_config, optimizer_state, read_shapes
+from kinject.models import new_config
+from kinject.plan.estimate import Step, count_flops, estimate, optimizer_state, read_shapes
 from kinject.plan.ways import GIB, Devices, choose, describe_batch, describe_traffic, find_devices, parse_memory
 from kinject.process import machine_memory
 from kinject.train.updates.rules import add_muon

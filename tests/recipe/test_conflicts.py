@@ -88,7 +88,6 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
      "found 'new_acuracy'. Did you mean new_accuracy?"),
     ({"probes": {**PROBES, "max_forgetting": 0.1}, "trainer": STEPS}, {}, "probes.max_forgetting", "role: retention"),
     ({"trainer": {"packing": True, "max_length": None}}, {}, "trainer.max_length", "needs a block length"),
-    ({"trainer": {"logging_nan_inf_filter": True}}, {}, "trainer.logging_nan_inf_filter", "writes a number"),
     ({"trainer": {"use_liger_kernel": True}}, {"device": "cuda"}, "trainer.use_liger_kernel", "pip install liger-kernel."),
     ({"trainer": {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}}, {}, "trainer.optim",
      "pip install 'kinject[schedule-free]'."),

@@ -1,4 +1,4 @@
-"""Ways to keep chat while a model learns documents: dialogues replayed by fraction, and the model's own answers replayed."""
+"""A way to keep chat while a model learns documents: the model's own answers, replayed."""
 
 from __future__ import annotations
 
@@ -39,21 +39,6 @@ def chat_model(tiny_model: Path) -> Path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tiny_model)
     return tiny_model
-
-
-def test_dialogues_are_replayed_among_documents_by_their_fraction_of_tokens(
-    make_recipe: MakeRecipe, chat_model: Path, write_rows: WriteRows, corpus: Path
-) -> None:
-    talks = write_rows("talks.jsonl", TALKS)
-    recipe = make_recipe(
-        method="cpt", corpus={"path": str(corpus), "replay": {"path": str(talks), "fraction": 0.3}},
-        trainer={"assistant_only_loss": True},
-    )  # fmt: skip
-    result = train(recipe)
-    (note,) = [note for note in result.notes if note.startswith("replay:")]
-    assert float(note.split("%")[0].split()[-1]) == pytest.approx(30, abs=3)
-    assert result.account["masked"] > 0  # the user's turns
-    assert result.account["truncated"] == result.account["dropped"] == 0
 
 
 def test_the_model_answers_its_own_prompts_before_it_is_trained(

@@ -92,7 +92,6 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
         "eval_strategy": "epoch",
         "max_steps": -1,
         "num_train_epochs": 2,
-        "enable_jit_checkpoint": True,  # transformers' own: it would end the run as finished
     }
     corpus = {"path": make_recipe().corpus.path, "validation_fraction": 0.2}
     runs = [tmp_path / "interrupted", tmp_path / "straight"]

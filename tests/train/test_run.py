@@ -85,15 +85,6 @@ def test_sixteen_rows_at_once_give_the_losses_of_eight_times_two(make_recipe: Ma
     assert _losses(parts.run_dir) == pytest.approx(_losses(whole.run_dir), rel=1e-5)
 
 
-def test_trls_own_loss_is_the_same_number(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any) -> None:
-    from kinject.train.trainer import KnowledgeTrainer
-
-    ours = train(make_recipe(run_dir=str(tmp_path / "a")))
-    monkeypatch.setattr(KnowledgeTrainer, "_computes_loss", lambda self: False)
-    theirs = train(make_recipe(run_dir=str(tmp_path / "b")))
-    assert _losses(ours.run_dir) == pytest.approx(_losses(theirs.run_dir), rel=1e-5)
-
-
 def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: MakeRecipe) -> None:
     """And the same run is not made twice."""
     first = train(make_recipe())

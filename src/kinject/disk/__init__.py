@@ -39,7 +39,6 @@ from kinject.disk.jsonl import (
     check_version,
     open_jsonl,
     parse_json,
-    parse_object,
     parse_row,
     read_json,
     read_jsonl,
@@ -56,14 +55,3 @@ from kinject.disk.run_folder import (
     refuse_outside_links,
     write_manifest,
 )
-
-__all__ = [
-    "FORMAT_VERSION", "LARGEST_FILE", "LOCK", "LONGEST_LINE", "SHA256SUMS", "FoundRun", "Journal", "Row",
-    "atomic_file", "causes", "check_output", "check_regular", "check_sha256sums", "check_version", "content_id",
-    "delete_file", "file_hash", "file_name", "find_runs", "fix_for", "folder_hash", "format_size", "is_file",
-    "is_folder", "lock_dir", "manifest_beside", "open_jsonl", "open_regular", "open_to_read",
-    "parse_json", "parse_object", "parse_row", "part_path", "path_exists", "read_bytes", "read_journal",
-    "read_json", "read_jsonl", "read_lines", "read_manifest", "refuse_existing", "refuse_outside_links",
-    "system_failure",     "unreadable", "unwritable", "verified_hashes", "write_json", "write_jsonl", "write_manifest",
-    "write_sha256sums", "write_text",
-]  # fmt: skip

@@ -81,11 +81,6 @@ def read_json(path: Path, fix: str) -> Row:
         data = read_bytes(path)
     except DiskError as error:
         raise DiskError(f"{error} {fix}") from error
-    return parse_object(path, data, fix)
-
-
-def parse_object(path: Path, data: bytes, fix: str) -> Row:
-    """Return the JSON object in `data`, the bytes of `path`, as `read_json` does."""
     try:
         value = parse_json(data.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:

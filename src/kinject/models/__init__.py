@@ -53,16 +53,7 @@ from kinject.models.load import (
     load_config,
     load_model,
     load_tokenizer,
+    new_config,
     new_model,
     train_tokenizer,
 )
-
-__all__ = [
-    "ADAPTER_CONFIG", "CONFIG", "INDEX", "LoadedModel", "Sharding", "attention_fault", "base_of_adapter",
-    "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in", "check_model", "choose_attention",
-    "choose_device", "choose_precision", "copy_weights", "emulated_bf16", "fastest_attention", "first_line",
-    "full_tensor", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer", "model_files",
-    "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_headers", "read_object",
-    "read_sharding", "saved_tensors", "shard", "sharded_by_transformers", "size_of", "text_start", "train_tokenizer",
-    "try_attention", "weight_files", "whole_weights", "window_of",
-]  # fmt: skip

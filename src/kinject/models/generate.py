@@ -7,12 +7,12 @@ For the writer of paraphrases, answers that a model learns from, probes, and mod
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kinject.disk import content_id
 from kinject.errors import InputError
+from kinject.recipe import GeneratorSection
 
 if TYPE_CHECKING:
     import torch
@@ -34,26 +34,6 @@ _NEUTRAL = {
     "length_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0,
 }  # fmt: skip
 """Fields of transformers' GenerationConfig that shape a text, and the values that change nothing."""
-
-
-class WritingSettings(Protocol):
-    """What shapes a text: `GeneratorSection` and `Greedy` have it. At temperature 0 the likeliest token is taken."""
-
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def sampling_temperature(self) -> float | None: ...
-    @property
-    def extra_body(self) -> Mapping[str, Any] | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Greedy:
-    """The likeliest tokens, `max_tokens` at most."""
-
-    max_tokens: int
-    sampling_temperature: float = 0.0
-    extra_body: Mapping[str, Any] | None = None
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -86,7 +66,7 @@ def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: st
 
 
 def generate(
-    model: PreTrainedModel, settings: WritingSettings, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
+    model: PreTrainedModel, settings: GeneratorSection, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
     ends: Sequence[int], others: Sequence[Sequence[int]] = (), weight: float = 0.0, *, has_ended: OfStep | None = None,
     exact: bool = True,
 ) -> list[list[int]]:  # fmt: skip
@@ -153,7 +133,7 @@ class _Sampler:
     and both halves get the same token.
     """
 
-    def __init__(self, settings: WritingSettings, seeds: Sequence[int], device: str, weight: float) -> None:
+    def __init__(self, settings: GeneratorSection, seeds: Sequence[int], device: str, weight: float) -> None:
         import torch
         from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -161,7 +141,7 @@ class _Sampler:
         warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
         temperature, sampling = settings.sampling_temperature, settings.extra_body or {}
         self.filters: list[Any] = []
-        if temperature and temperature >= COLDEST:
+        if temperature >= COLDEST:
             self.filters = [TemperatureLogitsWarper(temperature)]
             self.filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
         self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]

@@ -96,9 +96,7 @@ def emulated_bf16(device: str) -> str:
 
 
 _CAPABILITY = {
-    "flash_attention_2": (8, 99), "flash_attention_3": (8, 9), "flash_attention_4": (9, 99), "flex_attention": (8, 99),
-    "kernels-community/flash-attn2": (8, 99), "kernels-community/flash-attn3": (8, 9),
-    "kernels-community/vllm-flash-attn3": (8, 9), "kernels-community/flash-attn4": (9, 99),
+    "flash_attention_2": (8, 99), "flash_attention_3": (8, 9), "flash_attention_4": (9, 99), "flex_attention": (8, 99)
 }  # fmt: skip
 """Attention -> lowest and highest major compute capability of the NVIDIA GPUs that run it."""
 _FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2")

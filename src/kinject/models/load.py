@@ -429,6 +429,14 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     return faults
 
 
+def new_config(values: Mapping[str, Any], vocab_size: int = 300) -> PretrainedConfig:
+    """Return transformers' config of `model.new`, for a tokenizer with `vocab_size` entries unless the values name more."""
+    from transformers import CONFIG_MAPPING
+
+    options = {key: value for key, value in values.items() if key != "model_type"}
+    return CONFIG_MAPPING[values["model_type"]](**{"vocab_size": vocab_size, **options})
+
+
 def new_model(
     config: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
@@ -442,7 +450,7 @@ def new_model(
     belong to no token. Raises `InputError` if it is smaller.
     """
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
     vocab_size = config.get("vocab_size", len(tokenizer))
@@ -451,16 +459,9 @@ def new_model(
             f"model.new.vocab_size: found {vocab_size}, but the tokenizer has {len(tokenizer)} tokens. "
             "Set at least as many."
         )
-    options = {key: value for key, value in config.items() if key not in ("model_type", "vocab_size")}
-    model_config = CONFIG_MAPPING[config["model_type"]](
-        **options,
-        vocab_size=vocab_size,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        model_config, dtype=getattr(torch, dtype), attn_implementation=attention
+        new_config({**config, **tokens}, len(tokenizer)), dtype=getattr(torch, dtype), attn_implementation=attention
     )
     check_buffers(model, "model.new", "this section")
     return model

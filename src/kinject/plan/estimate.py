@@ -20,7 +20,7 @@ from torch import nn
 
 from kinject.disk import path_exists
 from kinject.errors import InputError
-from kinject.models import check_model, first_line, load_config
+from kinject.models import check_model, first_line, load_config, new_config
 from kinject.recipe import is_model
 from kinject.train.config import adapter_config
 from kinject.train.updates.rules import is_muon_matrix
@@ -342,11 +342,3 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
             f"{error} If the model is gated, log in (HF_TOKEN); a folder that holds its config.json is enough: "
             "model.path=FOLDER"
         ) from error
-
-
-def new_config(values: Mapping[str, Any], vocab_size: int) -> PretrainedConfig:
-    """Return the config of `model.new`, for a tokenizer with `vocab_size` entries."""
-    from transformers import CONFIG_MAPPING
-
-    options = {key: value for key, value in values.items() if key != "model_type"}
-    return CONFIG_MAPPING[values["model_type"]](**{"vocab_size": vocab_size, **options})

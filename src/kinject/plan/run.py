@@ -20,8 +20,8 @@ import torch
 
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import is_file, is_folder
-from kinject.errors import InputError, KinjectError, RecipeError, fault
-from kinject.models import choose_device, choose_precision, load_tokenizer, window_of
+from kinject.errors import InputError, KinjectError, fault
+from kinject.models import choose_device, choose_precision, load_tokenizer, new_config, window_of
 from kinject.plan.estimate import (
     PARTS,
     Memory,
@@ -29,7 +29,6 @@ from kinject.plan.estimate import (
     Step,
     count_flops,
     estimate,
-    new_config,
     read_config,
     read_shapes,
 )
@@ -252,9 +251,7 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
         notes.append(f"steps and tokens are not counted: {', '.join(missing)} does not exist yet.")
         return None
     try:
-        tokenizer = load_training_tokenizer(recipe.model, recipe.trainer, CorpusFile(Path(recipe.corpus.path)))
-    except RecipeError:
-        raise
+        tokenizer = load_training_tokenizer(recipe.model, CorpusFile(Path(recipe.corpus.path)))
     except KinjectError as error:
         notes.append(f"steps and tokens are not counted: {error}")
         return None

@@ -5,7 +5,6 @@ from kinject.recipe.data_sections import (
     CorpusSection,
     DistillationSection,
     DocumentsSection,
-    MixedCorpusSection,
 )
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
@@ -31,33 +30,3 @@ from kinject.recipe.sections import (
     TechniquesSection,
     TokenizerSection,
 )
-
-__all__ = [
-    "AnswersSection",
-    "AugmentRecipe",
-    "AugmentSection",
-    "CorpusSection",
-    "DistillationSection",
-    "DocumentsSection",
-    "EvalRecipe",
-    "EvalSection",
-    "GeneratorSection",
-    "GuardsSection",
-    "MixedCorpusSection",
-    "ModelSection",
-    "QuestionSetSection",
-    "QuestionsRecipe",
-    "QuestionsSection",
-    "RaftSection",
-    "Recipe",
-    "RegularizationSection",
-    "RetrievalSection",
-    "RowWeightsSection",
-    "StudyRecipe",
-    "TechniquesSection",
-    "TokenizerSection",
-    "TrainRecipe",
-    "is_model",
-    "read_recipe",
-    "read_values",
-]  # fmt: skip

@@ -36,8 +36,8 @@ def suggestion(word: object, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]}?"
-    shown = ", ".join(names[:24]) + (", ..." if len(names) > 24 else "")
-    return f" Allowed: {shown}." if names else ""
+    shown = ", ".join(names[:24]) + (", ..." if len(names) > 24 else ".")
+    return f" Allowed: {shown}" if names else ""
 
 
 def _ignore_input(_key: KeyPath, _kind: str, _value: str) -> None:

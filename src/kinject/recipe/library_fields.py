@@ -47,7 +47,10 @@ REFUSED = {
     "auto_find_batch_size": "would change the batch of a run that is under way. Find it first: kinject find-lr RECIPE --batch.",
     "ignore_data_skip": "is fixed: a resumed run reads on where it stopped. Remove the line.",
     "restore_callback_states_from_checkpoint": "has no effect: checkpoints hold what callbacks need. Remove the line.",
+    "enable_jit_checkpoint": "is fixed: a signal ends a run with a checkpoint. Remove the line.",
+    "logging_nan_inf_filter": "is fixed: a loss that is no number is logged as none. Remove the line.",
     "local_rank": "is the launcher's: accelerate launch sets it. Remove the line.",
+    **dict.fromkeys(("eos_token", "pad_token"), "is the tokenizer's. Save it with that token; remove the line."),
     **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "has no effect while a model trains. Remove the line."),
     **dict.fromkeys(
         (
@@ -78,10 +81,6 @@ RENAMED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
     "warmup_ratio": _same("warmup_steps"),
     "group_by_length": _group_by_length,
     "max_seq_length": _same("max_length"),
-    "no_cuda": _same("use_cpu"),
-    "use_mps_device": lambda value: ({}, "has no effect today: Apple's GPU is detected; ignored"),
-    "per_gpu_train_batch_size": _same("per_device_train_batch_size"),
-    "per_gpu_eval_batch_size": _same("per_device_eval_batch_size"),
     "save_safetensors": lambda value: ({}, "has no effect today: weights are always safetensors; ignored"),
 }
 """Older names of TRL's and transformers' fields -> (today's fields, the note for the user)."""
@@ -156,10 +155,6 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
         if checker.is_in_bounds(checked[name], RANGES.get(name, {}), path) and name in _EVERY:
             _check_whole(checked[name], path, checker)
     check_schedule(fields, written, checker, plain_hint)
-    if checked.get("enable_jit_checkpoint"):
-        notes.append(
-            "trainer.enable_jit_checkpoint: kinject does this by itself, and the run then counts as unfinished; not passed on."
-        )
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule ignores warmup_steps without a warning
         checked["lr_scheduler_type"] = "constant_with_warmup"
@@ -339,14 +334,9 @@ _EXAMPLES = {"num_decay_steps": "0.2", "gamma": "0.999"}
 
 
 def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping[str, Any], checker: Checker) -> None:
-    """Report arguments that contradict each other or the rest of the trainer section."""
+    """Report arguments that contradict each other or the rest of the section, and that no library refuses itself."""
     section = ("trainer", "lr_scheduler_kwargs")
     warmup = trainer.get("warmup_steps", 0)
-    floors = [key for key in ("min_lr", "min_lr_rate") if arguments.get(key) is not None]
-    if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and len(floors) != 1:
-        present = "both" if floors else "neither"
-        fault = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {present}."
-        checker.report(("trainer", "lr_scheduler_type"), fault)
     sizes = [key for key in ("step_size", "step_epochs") if arguments.get(key) is not None]
     if name == "step_decay" and len(sizes) != 1:
         present = "both" if sizes else "neither"
@@ -364,9 +354,6 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
             else "Remove the line, or take another"
         )
         checker.report(("trainer", "lr_scheduler_type"), f"{name} has no trainer.warmup_steps. {fix}.")
-    rate, end = trainer.get("learning_rate", 2e-5), arguments.get("lr_end", 1e-7)
-    if name == "polynomial" and isinstance(rate, float) and isinstance(end, float) and end >= rate:
-        checker.report((*section, "lr_end"), f"found {end:g}, allowed: less than learning_rate ({rate:g}).")
 
 
 _NEW_RANGES: Mapping[str, Mapping[str, Any]] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from glob import has_magic, iglob
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
@@ -187,40 +187,10 @@ _RECIPES: Mapping[str, type[Recipe]] = {
 """Verb -> its recipe: the sections that the class declares again are those that the verb requires."""
 
 
-@overload
-def read_recipe(path: str | Path, overrides: Sequence[str] = ..., *, check_inputs: bool = ...) -> Recipe: ...
-@overload
-def read_recipe(
-    path: str | Path,
-    overrides: Sequence[str] = ...,
-    verb: Literal["train", "plan"] = ...,
-    *,
-    check_inputs: bool = ...,
-) -> TrainRecipe: ...
-@overload
-def read_recipe(
-    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["augment"] = ..., *, check_inputs: bool = ...
-) -> AugmentRecipe: ...
-@overload
-def read_recipe(
-    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["questions"] = ..., *, check_inputs: bool = ...
-) -> QuestionsRecipe: ...
-@overload
-def read_recipe(
-    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["eval"] = ..., *, check_inputs: bool = ...
-) -> EvalRecipe: ...
-@overload
-def read_recipe(
-    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["study"] = ..., *, check_inputs: bool = ...
-) -> StudyRecipe: ...
-@overload
-def read_recipe(
-    path: str | Path, overrides: Sequence[str] = ..., verb: Verb | None = ..., *, check_inputs: bool = ...
-) -> Recipe: ...
 def read_recipe(
     path: str | Path, overrides: Sequence[str] = (), verb: Verb | None = None, *, check_inputs: bool = True
-) -> Recipe:
-    """Read, override and check the recipe at `path`.
+) -> Any:
+    """Return the recipe at `path`, overridden and checked: a `Recipe`, that of the `verb` if one is given.
 
     `overrides` are ``section.key=value`` (value in YAML). With `verb`, its sections must be present and, unless
     `check_inputs` is False or the verb is plan, the inputs that they name must exist. Without, the whole file is checked

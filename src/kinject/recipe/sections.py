@@ -23,10 +23,8 @@ def option(default: Any = ..., **metadata: Any) -> Any:
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "8bit", "4bit"]
 Attention = Literal[
-    "auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4",
-    "kernels-community/flash-attn2", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3",
-    "kernels-community/flash-attn4",
-]  # fmt: skip
+    "auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
+]
 
 MAX_SAMPLES = 10_000
 """Most samples of one style and passage; `kinject.augment.validation` checks it with the names of the styles."""

@@ -193,8 +193,6 @@ TRAIN_ROWS = (
              and all(item.role != "retention" for item in r.probes.sets().values()),
              "no question set has role: retention. Give one that role."),
     Conflict("trainer.max_length", lambda r, f: f["packing"] and f["max_length"] is None, "packing needs a block length."),
-    Conflict("trainer.logging_nan_inf_filter", lambda r, f: r.trainer.get("logging_nan_inf_filter"),
-             "writes a number for a loss that is none. Remove the line."),
     # this machine and its packages
     Conflict("{0}", _missing_packages, "needs a package. Install it: pip install {1}."),
     Conflict("trainer.fp16", lambda r, f: f.fp16 and f.device == "cpu",

@@ -74,7 +74,6 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
         "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
         "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
         "chat_template_path": None, "hub_strategy": "end",
-        "enable_jit_checkpoint": False,
     }  # fmt: skip
     if isinstance(values["report_to"], tuple):
         values["report_to"] = list(values["report_to"])

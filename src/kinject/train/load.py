@@ -14,8 +14,8 @@ import torch
 from kinject import models
 from kinject.corpus.chat import ChatFormat, check_kwargs, conversation_texts, training_template
 from kinject.corpus.rows import CorpusRow
-from kinject.disk import is_folder, path_exists, read_bytes
-from kinject.errors import InputError, KinjectError, Problem, RecipeError, TrainingError, fault
+from kinject.disk import path_exists, read_bytes
+from kinject.errors import InputError, KinjectError, TrainingError, fault
 from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_yes, machine_memory
 from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
@@ -29,42 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def load_training_tokenizer(
-    section: ModelSection, trainer: Mapping[str, Any], rows: Iterable[CorpusRow]
-) -> PreTrainedTokenizerBase:
+def load_training_tokenizer(section: ModelSection, rows: Iterable[CorpusRow]) -> PreTrainedTokenizerBase:
     """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus, `rows`."""
     if isinstance(section.tokenizer, TokenizerSection):
         texts = (text for row in rows for text in _texts(row))
         return models.train_tokenizer(texts, section.tokenizer.vocab_size)
-    tokenizer = models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
-    _set_special_tokens(trainer, tokenizer)
-    return tokenizer
-
-
-def _set_special_tokens(trainer: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give `tokenizer` the recipe's eos_token and pad_token. Raises `RecipeError` for a token that it lacks."""
-    problems = []
-    for key in ("eos_token", "pad_token"):
-        token = trainer.get(key)
-        if token is not None and token not in tokenizer.get_vocab():
-            special = ", ".join(tokenizer.all_special_tokens)
-            problems.append(
-                Problem(f"trainer.{key}", f"{token!r:.80} is no token of this tokenizer. It has {special}.")
-            )
-        elif token is not None:
-            setattr(tokenizer, key, token)
-    if problems:
-        raise RecipeError(problems)
-
-
-def check_special_tokens(section: ModelSection, trainer: Mapping[str, Any]) -> None:
-    """Raise `RecipeError` if a local tokenizer lacks a token that the trainer section names, or is yet to be trained."""
-    named = [key for key in ("eos_token", "pad_token") if trainer.get(key) is not None]
-    path = section.tokenizer if section.new is not None else section.path
-    if named and isinstance(path, TokenizerSection):
-        raise fault(f"trainer.{named[0]}", "a tokenizer that is trained on the corpus has its own. Remove the line.")
-    if named and isinstance(path, str) and is_folder(path):
-        _set_special_tokens(trainer, models.load_tokenizer(path))
+    return models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
 
 
 def _texts(row: CorpusRow) -> list[str]:
@@ -289,7 +259,7 @@ def _read_config(section: ModelSection) -> Any:
 
     try:
         if section.new is not None:
-            return _new_config(**section.new)
+            return models.new_config(section.new)
         if section.path is not None and path_exists(Path(section.path)):
             return AutoConfig.from_pretrained(find_source(section.path, "model"), trust_remote_code=False)
     except Exception:  # noqa: BLE001
@@ -305,15 +275,9 @@ def empty_model(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def _new_config(model_type: str, **fields: Any) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[model_type](**{"vocab_size": 300, **fields})
-
-
 def _shape(model_type: str, fields: Mapping[str, Any]) -> None:
     """Build a new model without weights. Raises what transformers makes of impossible fields."""
-    model = empty_model(_new_config(model_type, **fields))
+    model = empty_model(models.new_config({"model_type": model_type, **fields}))
     model.config.validate()  # as saving does
     n = sum(parameter.numel() for parameter in model.parameters())
     if n * 4 > machine_memory():

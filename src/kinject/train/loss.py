@@ -85,8 +85,6 @@ class Objective:
 
     is_mean: ClassVar[bool] = True
     """Whether the loss is the mean over the learned tokens; if not, `count` and `total` say of what."""
-    needs_teacher: ClassVar[bool] = False
-    """Whether it changes nothing in a batch without a teacher's predictions."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns of batches that it reads beside labels and position_ids: replayed (bool), weights (float)."""
     conflicts: ClassVar[tuple[Conflict, ...]] = ()
@@ -158,9 +156,11 @@ class TrainingLoss:
         much as the softmax.
         """
         labels = next_tokens(batch)
-        sums = all(objective.needs_teacher and teacher is None for objective in self.objectives)
-        losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "sum" if sums else "none", teacher)
-        return losses if sums else self.total_of(losses.view(labels.shape)[:, :-1], batch)
+        losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "none" if self.objectives else "sum", teacher)
+        if not self.objectives:
+            return losses
+        losses = losses.view(labels.shape)[:, :-1]
+        return losses.sum() if self._weighing is None else self._weighing.total(losses, batch)
 
     def by_token(
         self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "none", teacher: Predictions | None = None
@@ -170,13 +170,8 @@ class TrainingLoss:
             logits, labels, ignore_index=IGNORED, label_smoothing=self.smoothing, reduction=reduction
         )
         for objective in self.objectives:
-            if not objective.needs_teacher or teacher is not None:
-                losses = objective.by_token(losses, logits, labels, teacher)
+            losses = objective.by_token(losses, logits, labels, teacher)
         return losses
-
-    def total_of(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
-        return losses.sum() if self._weighing is None else self._weighing.total(losses, batch)
 
 
 @dataclass

@@ -33,7 +33,6 @@ from kinject.train.data import (
 from kinject.train.guards import Guard, check_start
 from kinject.train.load import (
     check_model,
-    check_special_tokens,
     check_trainable,
     freeze,
     load_training_model,
@@ -56,6 +55,11 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
 
+_NAMED = 8
+"""Names of parameters, their layers joined, in the note on what trains."""
+_REGISTER = " None is registered: import a module that adds it to OBJECTIVES or UPDATE_RULES first."
+
+
 def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
     """Return SFTConfig and peft's config (or None) of a recipe.
 
@@ -68,7 +72,6 @@ def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
         )
         rows = [row for name, kind in kinds.items() if kind.is_on(name, recipe) for row in kind.conflicts]
         configs = make_configs(recipe, rows)
-        check_special_tokens(recipe.model, recipe.trainer)
         check_model(recipe)
     return configs
 
@@ -81,7 +84,9 @@ def _check_custom(custom: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         if name in known:
             checker.section(known[name], settings, ("techniques", "custom", name))
         else:
-            problems.append(Problem(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known)}"))
+            problems.append(
+                Problem(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known) or _REGISTER}")
+            )
     if problems:
         raise RecipeError(problems)
 
@@ -112,7 +117,7 @@ def _make_trainer(
     def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora, Counter[str]]:
         with recipe.locating():  # the other processes get its faults as finished text
             corpora, notes, cost = with_own_answers(recipe, open_corpora(recipe, hashes))
-            tokenizer = load_training_tokenizer(recipe.model, recipe.trainer, corpora.rows)
+            tokenizer = load_training_tokenizer(recipe.model, corpora.rows)
             tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
         return corpora, tokenizer, dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes]), cost
 
@@ -167,7 +172,9 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
     ]  # fmt: skip
     names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
     if len(names) < len(list(trainer.model.parameters())):
-        notes.append(f"these train: {', '.join(summarize_names(names))}")
+        groups = summarize_names(names)
+        more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
+        notes.append(f"these train: {', '.join(groups[:_NAMED])}{more}")
     return notes
 
 

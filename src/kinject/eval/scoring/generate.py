@@ -20,7 +20,8 @@ from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded, Thinking
 from kinject.eval.scoring.scorer import Scorer, is_out_of_memory
-from kinject.models.generate import Greedy, end_tokens, generate, generation_settings
+from kinject.models.generate import end_tokens, generate, generation_settings
+from kinject.recipe import GeneratorSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -151,9 +152,10 @@ class AnswerGenerator:
                 batch = indices[start : start + _ROWS]
                 answers = [_Answer(self, prompts[i]) for i in batch]
                 contexts = [prompts[i].contexts[0].tolist() for i in batch]
+                greedy = GeneratorSection(max_tokens=generation.max_new_tokens, temperature=0.0)
                 written = generate(
-                    self.forward.model, Greedy(generation.max_new_tokens), contexts, [0] * len(batch), sorted(self.ends),
-                    has_ended=_Ended(answers), exact=False,
+                    self.forward.model, greedy, contexts, [0] * len(batch), sorted(self.ends), has_ended=_Ended(answers),
+                    exact=False,
                 )  # fmt: skip
                 self.n_read += sum(length + len(tokens) for tokens in written)
                 yield from zip(batch, (answer.result() for answer in answers), strict=True)

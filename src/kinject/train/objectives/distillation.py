@@ -298,20 +298,19 @@ class Distillation(Objective):
     A fraction of it is cross-entropy.
     """
 
-    needs_teacher = True
-
     def __init__(self, section: DistillationSection) -> None:
         self.section = section
 
     @classmethod
     def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
         """Return whether the recipe distils."""
-        return recipe.method == "distill"
+        return recipe.distills is not None
 
     @classmethod
     def make(cls, name: str, recipe: TrainRecipe) -> Distillation:
         """Return the objective with the recipe's section."""
-        return cls(recipe.distillation or DistillationSection())
+        assert recipe.distills is not None
+        return cls(recipe.distills)
 
     def by_token(
         self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None

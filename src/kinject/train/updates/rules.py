@@ -105,11 +105,6 @@ class LayerwiseRates(UpdateRule):
         """Return whether rates decay."""
         return recipe.techniques.layerwise_lr_decay < 1.0
 
-    @classmethod
-    def make(cls, name: str, inputs: UpdateInputs) -> LayerwiseRates:
-        """Return the rule with the recipe's decay."""
-        return cls(inputs.recipe.techniques.layerwise_lr_decay)
-
     def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
         """Return the optimizer, its groups split by layer."""
         split_by_layer(optimizer, trainer.model, self.decay)
@@ -127,11 +122,6 @@ class FreezeWarmup(UpdateRule):
     def __init__(self, steps: int, patterns: Sequence[str], reinitialized: Sequence[str]) -> None:
         self.steps, self.patterns, self.first = steps, patterns, list(reinitialized)
         self._guard: Any = None
-
-    @classmethod
-    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
-        """Return whether the base is frozen at first."""
-        return recipe.techniques.freeze_base_steps is not None
 
     @classmethod
     def make(cls, name: str, inputs: UpdateInputs) -> FreezeWarmup:
