@@ -224,6 +224,11 @@ def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[...,
     result = make_questions(make(url, max_attempts=1), retry=True)
     assert (result.got, result.n_sent > 24) == (24, True)
     assert make_questions(make(url, max_attempts=1), retry=True).n_sent == 0  # nothing is short
+    mended = False
+    result = make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1))
+    assert result.got == 0
+    mended = True  # the same model behind another address
+    assert make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1)).got == 36
 
 
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(

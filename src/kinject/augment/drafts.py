@@ -270,11 +270,12 @@ class Outcome:
         return len(self.candidates) < section.n_questions
 
 
-def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int) -> Row:
-    """Return the row of an outcome; `tries` counts the times that it was asked for."""
+def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int, endpoint: str) -> Row:
+    """Return the row of an outcome; `tries` counts the times that its endpoint, or another, was asked for it."""
     return {
         "id": outcome_id,
         "tries": tries,
+        "endpoint": endpoint,
         "passage_id": passage.id,
         "document_id": passage.document_id,
         "candidates": [

@@ -91,7 +91,7 @@ class QuestionsResult(WritingResult):
 def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> QuestionsResult:
     """Write the questions of `recipe`; a rerun sends requests only for passages that are not done.
 
-    Passages with too few questions are asked about again with `retry`.
+    Passages with too few questions are asked about again with `retry`, and where endpoint or model have changed since.
     A run whose budget is spent ends short, with the questions that it has.
 
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
@@ -148,6 +148,7 @@ async def _request_questions(
 ) -> Counter[str]:
     """Write the questions of every passage that is not done; return the failed passages by error."""
     section, sender = writer.section, writer.sender
+    endpoint = content_id(section.generator.base_url)  # another model has other ids
     failed = Counter[str]()
 
     async def process(item: tuple[Document, Passage]) -> None:
@@ -156,7 +157,7 @@ async def _request_questions(
         row = next(reversed(outcomes.get(outcome_id)), None)
         outcome = Outcome.of_row(row) if row else Outcome()
         tries = row.get("tries", 1) if row else 0
-        if row is None or (retry and outcome.is_short(section)):
+        if row is None or (outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)):
             try:
                 await replace(writer, seed=writer.seed + (tries << 32)).write(document, passage, outcome)
             except InputError as error:
@@ -166,7 +167,7 @@ async def _request_questions(
                     raise
                 failed[str(error)] += 1
             else:
-                outcomes.add(outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1))
+                outcomes.add(outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1, endpoint))
         progress.set_status(sender.status())
         progress.advance()
 
