@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 
@@ -65,13 +66,14 @@ def test_questions_without_an_answer_are_left_out(write_rows):
         ('Who?,1,2,3,4,A\n"What"x,1,2,3,4,B\n', ":2: not CSV: ',' expected after '\"'"),
         ("Who?,1,2,3,4,A\nWhat?,1,2,3,B\n", ":2: found 5 cells, the first row has 6"),
         ("Who?;1;2;3;4;A\n", ":1: found 1 cells, the last ['Who?;1;2;3;4;A'], expected question, options"),
+        ("Who?,1,2,3,4,A\nWho?,4,3,2,1,A\n", ":2: answer: '4', but '1' at {path}:1, where the question is the same"),
     ],
 )
 def test_a_csv_is_read_as_strictly_as_documents_are(write, text, message):
     path = write("q.csv", text)
     with pytest.raises(InputError) as error:
         read_questions(path)
-    assert f"{path}{message}" in str(error.value)
+    assert f"{path}{message.format(path=path)}" in str(error.value)
 
 
 def arc_row(labels, key="B", **more):
@@ -103,3 +105,48 @@ def test_a_letter_that_is_also_another_choice_is_refused(write_rows, answer, gol
             read_questions(write_rows("q.jsonl", [row]))
     else:
         assert read_questions(write_rows("q.jsonl", [row]))[0].answer == gold
+
+
+@pytest.mark.parametrize(
+    ("change", "is_conflict"),
+    [
+        ({}, True), ({"question": " Where  was Bryn born?"}, True), ({"choices": ["Kelm", "Farrow", "Arden"]}, True),
+        ({"answer": 0}, False), ({"choices": ["Arden", "Kelm"]}, False), ({"document_id": "other"}, False),
+        ({"question": "Where was Mara born?"}, False),
+    ],
+)  # fmt: skip
+def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(write_rows, change, is_conflict):
+    row = {
+        "id": "a",
+        "question": "Where was Bryn born?",
+        "choices": ["Farrow", "Kelm"],
+        "answer": 0,
+        "document_id": "d",
+    }
+    other = {**row, "id": "b", "answer": 1, **change}
+    if change.get("choices") == ["Kelm", "Farrow", "Arden"]:
+        other["answer"] = 0
+    both, first, second = (
+        write_rows("both.jsonl", [row, other]),
+        write_rows("a.jsonl", [row]),
+        write_rows("b.jsonl", [other]),
+    )
+    golds = GoldIndex()
+    read_questions(first, golds=golds)
+    for place, read in (
+        (f"{both}:1", lambda: read_questions(both)),
+        (f"{first}:1", lambda: read_questions(second, golds=golds)),
+    ):
+        if not is_conflict:
+            assert read()
+            continue
+        with pytest.raises(InputError) as error:
+            read()
+        assert f"answer: 'Kelm', but 'Farrow' at {place}, where the question is the same" in str(error.value)
+
+
+def test_two_answers_to_one_question_of_a_paragraph_are_refused_unless_one_is_an_alias(write_rows):
+    again = {**SQUAD[0], "id": "again", "answers": ["alias 0", "more"]}
+    assert len(read_questions(write_rows("q.jsonl", [*SQUAD, again]))) == 10
+    with pytest.raises(InputError, match=r":10: answers: 'more' is not among those on line 1, where the question is"):
+        read_questions(write_rows("q.jsonl", [*SQUAD, {**again, "answers": ["more"]}]))

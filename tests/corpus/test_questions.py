@@ -92,3 +92,12 @@ def test_squads_own_file_is_read(write_rows):
     path = write_rows("dev.json", [{"version": "v2.0", "data": [{"title": "Bryn", "paragraphs": [{"qas": qas}]}]}])
     questions = read_questions(path, "open")
     assert [(q.id, q.accepted, q.document_id) for q in questions] == [("a", ("Kelm",), "Bryn#0"), ("b", (), "Bryn#0")]
+
+
+def test_an_open_question_has_one_gold(write_rows):
+    rows = [
+        {"question": "Where?", "answers": ["Kelm"], "id": "a"},
+        {"question": "Where?", "answers": ["Farrow"], "id": "b"},
+    ]
+    with pytest.raises(InputError, match=r"'Farrow', but 'Kelm' at .*:1"):
+        read_questions(write_rows("q.jsonl", rows), "open")

@@ -1,7 +1,8 @@
 """Written answers against accepted texts: exact match and F1 as SQuAD defines them, containment, values, abstention.
 
 Verifiers decide from the text alone whether an instruction was followed (as IFEval, 2311.07911). The `checks` of a question
-name them: ``{"max_words": 20, "contains": ["Farrow"]}``; an answer is correct if it passes all.
+name them: ``{"max_words": 20, "contains": ["Farrow"]}``; an answer is correct if it passes all. And gold answers of
+questions that contradict each other are found.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 from kinject.corpus.passages import final_answer
 from kinject.errors import InputError
+from kinject.types import Question
 
 TextScore = Literal["match", "exact", "contains"]
 TextGrader = Callable[[str, Sequence[str]], bool]
@@ -139,6 +141,38 @@ TEXT_SCORES: Mapping[str, TextGrader] = {
     "match": matches, "exact": exact_match, "contains": contains,
 }  # fmt: skip
 """Name of a score -> whether a text is correct by it. The first one is the default."""
+
+
+class GoldIndex:
+    """The gold answers of questions read so far, of one file or of several that belong together."""
+
+    def __init__(self) -> None:
+        self._by_text: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
+
+    def add(self, question: Question, location: str) -> None:
+        """Add `question`, read at `location`. Raises `InputError` if its gold contradicts that of an earlier question.
+
+        Two golds contradict each other if the text is the same and both questions offer both (of open questions: if none is
+        accepted in both); questions on different documents may be different questions.
+        """
+        is_open = not question.choices
+        gold = (
+            plain_text(question.choices[question.answer]) if question.choices else (*question.answers, "no answer")[0]
+        )
+        offered = frozenset(plain_text(text) for text in question.choices or map(str.lower, question.answers))
+        same = self._by_text.setdefault(plain_text(question.question), [])
+        for earlier, document, other, others in same:
+            if question.document_id and document and question.document_id != document:
+                continue
+            differs = gold != other and gold in others and other in offered
+            if is_open:
+                differs = offered.isdisjoint(others) and bool(offered or others)
+            if differs:
+                key = "answers" if is_open else "answer"
+                raise InputError(
+                    f"{key}: {gold!r:.80}, but {other!r:.80} at {earlier}, where the question is the same. Keep one."
+                )
+        same.append((location, question.document_id, gold, offered))
 
 
 def plain_text(text: str) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from kinject.corpus.grading import check_names, plain_text
+from kinject.corpus.grading import GoldIndex, check_names, plain_text
 from kinject.corpus.rows import LineFaults
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.documents.rows import csv_rows
@@ -27,28 +27,32 @@ _MOST_SHUFFLED = 1000  # answers of one document
 _LABELS = ("id", "subject", "document_id", "fact_id")
 
 
-def read_questions(path: Path, layout: Layout = "auto") -> list[Question]:
+def read_questions(path: Path, layout: Layout = "auto", golds: GoldIndex | None = None) -> list[Question]:
     """Return the questions in the file `path`, in order.
 
     Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the index of the correct
     choice, other keys are not read. An open question has ``answers``, the accepted texts, instead of choices (or beside them),
     or ``checks`` of its answer (an object); ``messages`` are the turns of a chat before it, as ``{role, content}``.
-    A question without an id gets the hash of its text, choices and answer. For other layouts see `_rows`. A question that
-    repeats another one's text and choices under another id is left out. Raises `DiskError` when the file cannot be read
-    and `InputError` with the faults of its rows (file:line, the first 20) when it holds no question, or an unusable one.
+    A question without an id gets the hash of its text, choices and answer. For other layouts see `_rows`. `golds` has
+    the golds of files that belong to this one. A question that repeats another one's text and choices under another id is left
+    out. Raises `DiskError` when the file cannot be read and `InputError` with the faults of its rows
+    (file:line, the first 20) when it holds no question, an unusable one, or one question with two golds.
     """
-    faults = LineFaults()
+    faults, golds = LineFaults(), golds or GoldIndex()
     questions: list[Question] = []
     contents: set[Any] = set()
     lines: dict[str, int] = {}
     n_repeated = 0
     try:
         for number, row in _rows(path, layout, faults):
+            location = f"{path}:{number}"
             try:
                 question = _question(row)
                 _check_id(question, number, lines, has_id=row.get("id") is not None)
+                if not question.checks and not question.messages:
+                    golds.add(question, location)
             except InputError as error:
-                faults.add(f"{path}:{number}: {error}")
+                faults.add(f"{location}: {error}")
                 continue
             n_before = len(contents)
             contents.add(_content(question))
@@ -212,7 +216,7 @@ def _rows(path: Path, layout: Layout, faults: LineFaults) -> Iterator[tuple[int,
             faults.add(f"{path}:{number}: {error}")
         else:
             yield number, row
-    yield from _with_distractors(answered)
+    yield from _with_distractors(path, answered)
 
 
 def _flat_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -278,14 +282,21 @@ def _from_arc(row: Row) -> Row:
     return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": gold}
 
 
-def _with_distractors(rows: Sequence[tuple[int, Row, list[str]]]) -> Iterator[tuple[int, Row]]:
+def _with_distractors(path: Path, rows: Sequence[tuple[int, Row, list[str]]]) -> Iterator[tuple[int, Row]]:
     """Yield rows with their answers as multiple choice: wrong options are correct answers to other questions."""
     by_document: dict[str, list[str]] = {}
-    of_question: dict[tuple[str, str], set[str]] = {}
-    for _, row, texts in rows:
+    of_question: dict[tuple[str, str], tuple[int, set[str]]] = {}
+    for number, row, texts in rows:
         if texts:
             by_document.setdefault(_document(row), []).append(texts[0])
-            of_question.setdefault(_same_question(row), set()).update(plain_text(text).lower() for text in texts)
+            first_line, correct = of_question.setdefault(_same_question(row), (number, set()))
+            new = {plain_text(text).lower() for text in texts}
+            if correct and not correct & new:
+                fault = (
+                    f"answers: {texts[0]!r:.80} is not among those on line {first_line}, where the question is the same"
+                )
+                raise InputError(f"{path}:{number}: {fault}. Keep one.")
+            correct |= new
     everywhere = list(dict.fromkeys(texts[0] for _, _, texts in rows if texts))
     by_document = {document: list(dict.fromkeys(texts)) for document, texts in by_document.items()}
     for number, row, texts in rows:
@@ -293,7 +304,7 @@ def _with_distractors(rows: Sequence[tuple[int, Row, list[str]]]) -> Iterator[tu
             continue  # SQuAD 2 has questions without an answer: no choice would be correct
         first = texts[0]
         rng = random.Random(_seed(row, first))
-        correct = of_question[_same_question(row)]
+        correct = of_question[_same_question(row)][1]
         near = _shuffled(by_document[_document(row)], rng, _N_CHOICES + len(correct))
         far = rng.sample(everywhere, min(len(everywhere), _N_CHOICES + len(correct) + len(near)))
         wrong: dict[str, str] = {}

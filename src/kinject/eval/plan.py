@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
 from kinject.errors import InputError, Problem
 from kinject.eval.prompts import Generation, PromptRequest, pick_shots, rotate_options
@@ -148,6 +149,7 @@ def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | Non
 
 def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriever: Retriever | None) -> QuestionSet:
     pool: tuple[Question, ...] = ()
+    golds = GoldIndex()
     formats = section.formats_of(item)
     layout = layout_of(item.layout, formats)
     if Path(item.path).suffix in (".yaml", ".yml"):
@@ -155,9 +157,9 @@ def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriev
             f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: python -m kinject.eval.harness "
             "run --model kinject --model_args path=MODEL --tasks TASK."
         )
-    questions = tuple(read_questions(Path(item.path), layout))
+    questions = tuple(read_questions(Path(item.path), layout, golds=golds))
     if item.shots_from and max(section.shots):
-        pool = tuple(read_questions(Path(item.shots_from), "open" if layout == "open" else "auto"))
+        pool = tuple(read_questions(Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds))
     questions = questions[: section.limit]
     k = max(section.retrieval.k) if section.retrieval and item.gets_passages else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
