@@ -127,9 +127,7 @@ def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(write
     if change.get("choices") == ["Kelm", "Farrow", "Arden"]:
         other["answer"] = 0
     both, first, second = (
-        write_rows("both.jsonl", [row, other]),
-        write_rows("a.jsonl", [row]),
-        write_rows("b.jsonl", [other]),
+        write_rows(f"{len(rows)}{rows[0]['id']}.jsonl", rows) for rows in ([row, other], [row], [other])
     )
     golds = GoldIndex()
     read_questions(first, golds=golds)
