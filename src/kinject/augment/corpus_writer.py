@@ -268,9 +268,7 @@ class CorpusWriter:
         count.got += n_texts
         count.nothing += len(variants) - n_texts - n_dropped
         count.texts += sum(len(variant.texts) for variant in variants.values())
-        refusals = self._store.refusals(requests)
-        self._store.check_refusals(variants, refusals)
-        for refusal in refusals:
+        for refusal in self._store.refusals(requests):
             count.refused[refusal["reason"]] += 1
             self.tokens.update(refusal["usage"])
         for variant in variants.values():

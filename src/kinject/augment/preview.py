@@ -16,8 +16,8 @@ from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import read_jsonl
 from kinject.documents import read_documents
 from kinject.errors import InputError
-from kinject.llm.cache import stored_usage
-from kinject.llm.limits import limits_of
+from kinject.llm.cache import CACHES
+from kinject.llm.limits import limits_of, spent_so_far
 from kinject.recipe import AugmentRecipe, AugmentSection, QuestionsRecipe
 from kinject.recipe.check import suggestion
 from kinject.types import Document, Message
@@ -67,9 +67,6 @@ def preview(recipe: AugmentRecipe) -> Preview:
     Raises as `augment` does for documents and recipes.
     """
     plan, section = make_plan(recipe), recipe.augment
-    limits = {"cache.sqlite": limits_of(section.generator, section.budget)}
-    if section.judge:
-        limits["judge.sqlite"] = limits_of(section.judge, section.budget)
     path = recipe.run_dir / "variants.jsonl"
     stored = {str(row.get("id")) for _, row in read_jsonl(path)} if path.exists() else set[str]()
     counts, longest = Counter[str](), 0
@@ -88,14 +85,11 @@ def preview(recipe: AugmentRecipe) -> Preview:
     for name in ("judge_in", "judge_out"):
         counts[name] += round(counts[name] / max(1, counts["judged"]) * n_more)
     counts["judge_requests"] = counts["judged"] + n_more
-    used = {
-        name: stored_usage(recipe.run_dir / name)
-        for name, prices in limits.items()
-        if prices.price_in or prices.price_out
-    }
-    spent = sum(limits[name].cost(usage.tokens_in, usage.tokens_out) for name, usage in used.items())
-    cost = limits["cache.sqlite"].cost(counts["tokens_in"], counts["tokens_out"])
-    cost += limits["judge.sqlite"].cost(counts["judge_in"], counts["judge_out"]) if section.judge else 0.0
+    spent = cost = 0.0
+    for generator, cache, name in zip((section.generator, section.judge), CACHES, ("tokens", "judge"), strict=True):
+        if generator is not None:
+            spent += spent_so_far(generator, recipe.run_dir / cache)
+            cost += limits_of(generator, None).cost(counts[f"{name}_in"], counts[f"{name}_out"])
     n_texts, n_facts = counts["written"], counts["facts"]
     for_five = counts["all_out"] * QUOTA * counts["passages"] if n_texts >= QUOTA * counts["passages"] else 0
     return Preview(

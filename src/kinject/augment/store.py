@@ -247,15 +247,6 @@ class Store:
         rows = (row for request in requests for row in self._rejected.get(request.id))
         return list({row["id"]: row for row in rows}.values())
 
-    def check_refusals(self, variants: Mapping[str, Variant], refusals: Sequence[Row]) -> None:
-        """Raise `InputError` if `variants` count more refused answers than there are.
-
-        Then rejected.jsonl has lost rows, to a power cut or to an editor.
-        """
-        counts = Counter(row["variant_id"] for row in refusals)
-        if any(counts[variant_id] < variant.attempt for variant_id, variant in variants.items()):
-            raise InputError(f"{self.rejected_path}: rows are missing that {self.variants_path.name} counts. {_FIX}")
-
     def accept(
         self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str,
         texts: Sequence[str], measures: Mapping[str, Any],

@@ -22,7 +22,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.tokenize import IGNORED, LazyRows, TokenAccount, TokenRow
+from kinject.corpus.rows import LazyRows
+from kinject.corpus.tokenize import IGNORED, TokenAccount, TokenRow
 
 _ROUND_BLOCKS = 8
 """A round of the epoch holds at least this many blocks; smaller ones would leave too much room unused."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 from kinject.disk import Row, content_id, file_hash, open_to_read, parse_row, read_lines
 from kinject.errors import InputError
 
+Item = TypeVar("Item")
 Shape = Literal["text", "messages", "completion"]
 _SHAPES: dict[Shape, tuple[str, ...]] = {
     "text": ("text",), "messages": ("messages",), "completion": ("prompt", "completion"),
@@ -53,7 +55,25 @@ class CorpusRow:
     location: str = field(default="", compare=False)
 
 
-class CorpusFile(Sequence[CorpusRow]):
+class LazyRows(Sequence[Item], ABC):
+    """Rows that are made when they are read, by `read_row`."""
+
+    @abstractmethod
+    def read_row(self, index: int) -> Item:
+        """Return the row with this number, which is from 0 to the length."""
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        """Return one row, or several."""
+        if isinstance(index, slice):
+            return [self.read_row(i) for i in range(*index.indices(len(self)))]
+        return self.read_row(range(len(self))[index])
+
+
+class CorpusFile(LazyRows[CorpusRow]):
     """The rows of a JSONL corpus in order, read from disk when they are needed: the file may be larger than memory.
 
     Iterating parses and checks each row once. Length and random access need one pass that finds the beginnings of lines
@@ -115,15 +135,9 @@ class CorpusFile(Sequence[CorpusRow]):
         self._index()
         return len(self._starts)
 
-    @overload
-    def __getitem__(self, index: int) -> CorpusRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[CorpusRow]: ...
-    def __getitem__(self, index: int | slice) -> CorpusRow | list[CorpusRow]:
-        """Read one row, or several."""
-        if isinstance(index, slice):
-            return self.pick(range(*index.indices(len(self))))
-        return self.pick([range(len(self))[index]])[0]
+    def read_row(self, index: int) -> CorpusRow:
+        """Return the row with this number."""
+        return self.pick([index])[0]
 
     def _index(self) -> None:
         """Find where lines begin. Raises `InputError` if the corpus has no rows."""

@@ -17,20 +17,19 @@ import os
 import random
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.chat import ChatFormat, encode_conversation
 from kinject.corpus.passages import sentence_ends
-from kinject.corpus.rows import CorpusRow, LineFaults
+from kinject.corpus.rows import CorpusRow, LazyRows, LineFaults
 from kinject.disk import (
     check_sha256sums,
     content_id,
@@ -255,24 +254,6 @@ def _shuffled_forever(
         for start in range(0, len(order), _BATCH):
             indices = order[start : start + _BATCH]
             yield from tokenize([rows[index] for index in indices] if pick is None else pick(indices))
-
-
-class LazyRows(Sequence[Row], ABC):
-    """Rows that are made when they are read, by `read_row`."""
-
-    @abstractmethod
-    def read_row(self, index: int) -> Row:
-        """Return the row with this number, which is from 0 to the length."""
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        """Return one row, or several."""
-        if isinstance(index, slice):
-            return [self.read_row(i) for i in range(*index.indices(len(self)))]
-        return self.read_row(range(len(self))[index])
 
 
 class TokenStore(LazyRows[TokenRow]):

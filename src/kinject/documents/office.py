@@ -349,12 +349,7 @@ def _shape_text(shape: Any) -> str:
     if getattr(shape, "has_chart", False):
         try:
             return _chart_text(shape.chart)
-        except (
-            NotImplementedError,
-            KeyError,
-            ValueError,
-            AttributeError,
-        ):  # a kind of chart that the library cannot read
+        except (NotImplementedError, KeyError, ValueError, AttributeError):  # a chart that the library cannot read
             return ""
     if not shape.has_text_frame:
         return ""
@@ -460,11 +455,7 @@ def _cell_text(value: Any, number_format: str = "") -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, int | float):
-        return (
-            f"{value * 100:.10g}%"
-            if "%" in number_format
-            else f"{value:.15g}"
-            if isinstance(value, float)
-            else str(value)
-        )
+        if "%" in number_format:
+            return f"{value * 100:.10g}%"
+        return f"{value:.15g}" if isinstance(value, float) else str(value)
     return str(value).strip()
