@@ -75,7 +75,6 @@ def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) ->
     )
     probes.add_source("It is said that the capital of Tarvenia is Kelm.")
     probes.check("corpus", "a", "The capital of Tarvenia is Kelm! Where was Arden born?")
-    probes.check("prompts", "b", "nothing")
     leaks = probes.result()
     assert (leaks.n_questions, leaks.in_sources, leaks.n_contaminated, leaks.by_place) == (2, 1, 1, {"corpus": {"q1"}})
     assert leaks.first[0][1:] == ("a", "where was arden born ?")
@@ -127,4 +126,4 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(make_recipe: Make, 
     assert "CONTAMINATION" not in render_summary(clean)
     path.write_text(json.dumps(rows[1]) + "\n")
     checked = augment(make_recipe(contamination_check=[str(path)]))
-    assert "no contamination: none of 1 questions is in prompts or corpus" in render_summary(checked)
+    assert "no contamination: none of 1 questions is in the corpus" in render_summary(checked)

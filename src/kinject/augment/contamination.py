@@ -1,4 +1,4 @@
-"""Finds questions of a probe set in prompts or corpus that did not come from the source documents.
+"""Finds questions of a probe set in the corpus that did not come from the source documents.
 
 A model that read a question with its answer learned the test, not the fact.
 """
@@ -6,12 +6,11 @@ A model that read a question with its answer learned the test, not the fact.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.styles import Style
 from kinject.corpus.questions import read_questions
 
 _WORDS = re.compile(r"[^\W_]+|\?")
@@ -24,7 +23,7 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class Contamination:
-    """The ids of the questions that were found, by kind of text (``prompts``, ``corpus``, ``sft``).
+    """The ids of the questions that were found, by kind of text (``corpus``, ``sft``).
 
     `first` holds the first of them as (id, location, words). `n_questions` were searched for. `in_sources` counts questions
     that share an n-gram with the documents themselves: that is allowed, and those n-grams are not searched for elsewhere.
@@ -86,12 +85,6 @@ class ContaminationCheck:
         """Allow the n-grams that occur in a source document."""
         self._in_sources.update(self._find(text))
 
-    def check_prompts(self, styles: Iterable[Style]) -> None:
-        """Search the prompts of `styles` without titles and passages, which are the documents' own."""
-        for style in styles:
-            for text in style.literals:
-                self.check("prompts", style.name, text)
-
     def check_row(self, kind: str, path: Path, row: Mapping[str, Any]) -> None:
         """Search a corpus row: its `text`, `prompt` and `completion`, or `messages`."""
         texts = [row[key] for key in ("text", "prompt", "completion") if key in row]
@@ -138,7 +131,7 @@ def question_texts(question: str, gold: str = "") -> list[str]:
 def render_contamination(contamination: Contamination) -> str:
     """Return the number of questions that were searched for, or those that were found, as lines of text."""
     if not contamination.n_contaminated:
-        return f"no contamination: none of {contamination.n_questions:,} questions is in prompts or corpus"
+        return f"no contamination: none of {contamination.n_questions:,} questions is in the corpus"
     kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())
     lines = [
         f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions are outside the "

@@ -109,7 +109,6 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
         with Store(recipe.run_dir, plan.catalog) as store, progress:
             rewriter = await _rewrite(recipe.run_dir, section, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
-            contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages)
     sender, styles, counts = rewriter.sender, writer.styles, passages.counts
     result = AugmentResult(

@@ -177,13 +177,10 @@ class Style:
         return self.makes_instructions or self.chat != "none"
 
     def schedule(self, items: Sequence[Item], seed: str) -> Iterator[Item]:
-        """Yield the items of each prompt, in order: each item, or all subsets of the sizes in `combine`.
+        """Yield the items of each prompt, in order: all subsets of the sizes in `combine`.
 
         All subsets of a size come before those of the next, in an order drawn by `seed`; of very many, a sample.
         """
-        if not self.combine:
-            yield from items
-            return
         name = self.prepare[-1].name
         for size in self.combine:
             for subset in _subsets([item[name] for item in items], size, Random(f"{seed} {size}")):

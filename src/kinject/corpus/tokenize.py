@@ -347,11 +347,7 @@ def _write(entry: Path, write: Callable[[Path], None]) -> None:
     try:
         write(part)
         write_sha256sums(part)
-        try:
-            os.replace(part, entry)
-        except OSError:
-            if _fault(entry):
-                raise
+        os.replace(part, entry)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

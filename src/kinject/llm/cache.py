@@ -93,9 +93,6 @@ class AnswerCache:
         """Return the tokens of all stored answers."""
         return Usage(*map(int, self._database.execute(_USAGE).fetchone()))
 
-    def __len__(self) -> int:
-        return int(self._database.execute("SELECT count(*) FROM answers").fetchone()[0])
-
     def __enter__(self) -> AnswerCache:
         return self
 

@@ -17,7 +17,7 @@ import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -67,15 +67,6 @@ TOKEN_IDS = re.compile(r"\[\d+(?:, \d+)*\]")
 _MOST = 1e30
 """Size from which a log-prob is none."""
 _ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer of an endpoint to one request."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 def _finish_reason(value: object) -> str:
@@ -180,13 +171,13 @@ class Endpoint:
     async def exchange(self, body: Mapping[str, Any], read: Callable[[bytes], Completion]) -> Completion:
         """Return the result of `read` on the reply to a `body`. Raises as `complete`."""
         reply = await self._post(body)
-        if 200 <= reply.status < 300:
-            return read(reply.body)
-        if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
+        if 200 <= reply.status_code < 300:
+            return read(reply.content)
+        if error_of(reply.content)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
             return Completion("", "content_filter")
         raise await self.status_error(reply)
 
-    async def _post(self, body: Mapping[str, Any]) -> Reply:
+    async def _post(self, body: Mapping[str, Any]) -> httpx2.Response:
         """Return the whole reply to `body`, whatever its status. Raises as `complete`."""
         import httpx2
         import openai
@@ -195,13 +186,12 @@ class Endpoint:
         async with self._limited():
             try:
                 # Not `chat.completions.create`: it reads no body that differs from OpenAI's, and knows no other parameters.
-                response = await self._client.post(
+                return await self._client.post(
                     f"/{self.route}", content=content, cast_to=httpx2.Response,
                     options={"headers": {"Content-Type": "application/json"}},
                 )  # fmt: skip
             except openai.APIStatusError as error:
-                response = error.response
-            return Reply(response.status_code, response.headers, response.content)
+                return error.response
 
     @contextlib.asynccontextmanager
     async def _limited(self) -> AsyncIterator[None]:
@@ -295,9 +285,9 @@ class Endpoint:
             return Transient(message, kind="connection", lost=True)
         return Transient(f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection")
 
-    async def status_error(self, reply: Reply) -> EndpointError:
+    async def status_error(self, reply: httpx2.Response) -> EndpointError:
         """Return the error of a reply other than 200."""
-        status, (text, code) = reply.status, error_of(reply.body)
+        status, (text, code) = reply.status_code, error_of(reply.content)
         reason = self.shown(text)
         fatal = await self._fatal_message(reply, code, reason)
         if fatal:
@@ -309,9 +299,9 @@ class Endpoint:
             return EndpointError(message + fix)
         return Transient(message, kind=kind, retry_after=pause)
 
-    async def _fatal_message(self, reply: Reply, code: str, reason: str) -> str:
+    async def _fatal_message(self, reply: httpx2.Response, code: str, reason: str) -> str:
         """Return the message about a reply after which every request would fail, "" for another reply."""
-        status, variable = reply.status, self.section.api_key_env
+        status, variable = reply.status_code, self.section.api_key_env
         if status in (401, 403):
             fault = "the key is refused" if self._key else "it wants a key"
             return f"{fault} ({status}: {reason}). Put a valid one in the environment variable {variable}."
@@ -372,14 +362,14 @@ class CompletionsEndpoint(Endpoint):
         options = {"max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
         return {"model": self.section.model, "prompt": prompt, **options, **extra}
 
-    async def status_error(self, reply: Reply) -> EndpointError:
+    async def status_error(self, reply: httpx2.Response) -> EndpointError:
         """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
-        text = error_of(reply.body)[0]
+        text = error_of(reply.content)[0]
         if "prompt must be a string" in text:  # of transformers serve
             fix = "leave out the tokenizer of its table and set eval.formats: [generate]"
             return EndpointError(f"{self.url}: it takes no token ids: {fix}.", fatal=True)
-        if _ABOUT_LOG_PROBS.search(text) and reply.status not in (401, 403, 404, 429):
-            return self._no_log_probs(f"answered {reply.status} ({self.shown(text)})")
+        if _ABOUT_LOG_PROBS.search(text) and reply.status_code not in (401, 403, 404, 429):
+            return self._no_log_probs(f"answered {reply.status_code} ({self.shown(text)})")
         return await super().status_error(reply)
 
     def _no_log_probs(self, reason: str) -> EndpointError:
