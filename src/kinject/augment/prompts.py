@@ -188,10 +188,6 @@ def first_words(template: str) -> str:
     return next(text.splitlines()[0] for text in texts if text)
 
 
-SYSTEM = shared_texts()["system"].strip()
-
-
-JUDGE = shared_texts()["judge"]
 _REWRITING = re.compile(r"<rewriting>\n(.*)\n</rewriting>", re.DOTALL)
 _SENTENCE_NUMBER = re.compile(r"\[\d+\] ")
 
@@ -200,7 +196,7 @@ def judge_messages(title: str, passage: str, text: str, rules: Rules | None = No
     """Return the messages that ask whether `text` adds or changes a fact of `passage`, as a style's `rules` allow."""
     explains = rules is not None and rules.explains
     shown = {"text": number_sentences(escape_tags(text)), "explains": explains}
-    _, user_message = task_messages(title, passage, render(JUDGE, Source(title, passage), shown))
+    _, user_message = task_messages(title, passage, render(shared_texts()["judge"], Source(title, passage), shown))
     return [_judge_system(), user_message]
 
 
@@ -241,7 +237,7 @@ def task_messages(title: str, passage: str, task: str, headings: tuple[str, ...]
     The passage comes before the task, which changes from sample to sample, so that servers can reuse the prefix.
     """
     content = f"{_render_source(Source(title, passage, headings))}\n\n{task}"
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
+    return [{"role": "system", "content": shared_texts()["system"].strip()}, {"role": "user", "content": content}]
 
 
 def passage_of(messages: Sequence[Message]) -> str:

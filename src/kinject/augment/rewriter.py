@@ -221,8 +221,7 @@ class Rewriter:
             for request, completion in zip(block, completions, strict=True)
         )
         answers: Iterable[_Answer] = read
-        asks_models = bool(group.style.verify) or (self.judge is not None and not group.style.mechanical)
-        if asks_models:
+        if group.style.verify or (self.judge is not None and not group.style.mechanical):
             answers = list(read)
             await self._ask_models(group, answers)
         still_open = []
@@ -230,8 +229,7 @@ class Rewriter:
             if answer.error is not None:
                 self._fail([answer.request], str(answer.error))
                 continue
-            # A single text was checked a moment ago, unless models were asked about the whole block since.
-            self._accept_texts(answer, checker, compare=asks_models or len(answer.texts) > 1)
+            self._accept_texts(answer, checker)
             if answer.accepted:
                 name = self.sender.generator.name
                 generator = "mechanical" if group.style.mechanical else name
@@ -246,10 +244,10 @@ class Rewriter:
                 still_open.append(answer.request)
         return still_open
 
-    def _accept_texts(self, answer: _Answer, checker: Checker, *, compare: bool) -> None:
+    def _accept_texts(self, answer: _Answer, checker: Checker) -> None:
         """Add the texts of an answer to those that later ones must differ from; refuse copies of earlier ones."""
         for text, _ in list(answer.texts):
-            if compare and (duplicate := checker.duplicate(text)):
+            if duplicate := checker.duplicate(text):
                 answer.refuse(text, Verdict("duplicate", duplicate))
             else:
                 checker.accept(text)

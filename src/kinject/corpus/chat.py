@@ -70,22 +70,15 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
     return replaced, note
 
 
-def check_kwargs(kwargs: Mapping[str, Any], *templates: object) -> None:
+def check_kwargs(kwargs: Mapping[str, Any], *templates: Any) -> None:
     """Raise `InputError` for arguments that none of `templates` reads or that are kinject's own."""
-    words = frozenset[str]().union(*(_words(template) for template in _texts(templates)))
+    named = (list(template.values()) if isinstance(template, Mapping) else [template] for template in templates)
+    words = _words("\n".join(text for texts in named for text in texts if text))
     for name in kwargs:
         if name in RESERVED_KWARGS:
             raise InputError(f"found {name}, which is set by kinject. Remove it.")
         if name not in words:
             raise InputError(f"found {name}, which the chat template does not read. Check the spelling, or remove it.")
-
-
-def _texts(templates: Sequence[object]) -> Iterator[str]:
-    for template in templates:
-        if isinstance(template, Mapping):  # named variants
-            yield from _texts(list(template.values()))
-        elif isinstance(template, str):
-            yield template
 
 
 @functools.lru_cache(maxsize=8)

@@ -117,24 +117,20 @@ class PackedRows(LazyRows[TrainingRow]):
     """The training rows of an epoch. A row is made when it is read.
 
     In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a row are one text
-    (``wrapped``): positions continue through it.
+    (``wrapped``): positions continue through it. `rounds` has the round of each row.
     """
 
     def __init__(self, source: Sequence[TokenRow], *, joined: bool) -> None:
         self.source, self.joined = source, joined
-        self._segments, self._ends, self._rounds = array("q"), array("q"), array("q")
+        self._segments, self._ends = array("q"), array("q")
+        self.rounds = array("q")
 
     def append(self, segments: Sequence[tuple[int, int, int]], number: int) -> None:
         """Add a row of segments (row of the source, start, end) that is read in round `number`."""
         for segment in segments:
             self._segments.extend(segment)
         self._ends.append(len(self._segments) // 3)
-        self._rounds.append(number)
-
-    @property
-    def rounds(self) -> Sequence[int]:
-        """The round of each row."""
-        return self._rounds
+        self.rounds.append(number)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens of each row."""
@@ -165,7 +161,7 @@ class PackedRows(LazyRows[TrainingRow]):
         segments = self.segments(index)
         texts = [self.source[number] for number, _, _ in segments]
         documents = tuple(dict.fromkeys(text.document_id for text in texts))
-        row = TrainingRow([], [], [], [], documents, self._rounds[index])
+        row = TrainingRow([], [], [], [], documents, self.rounds[index])
         for text, (_, start, end) in zip(texts, segments, strict=True):
             ids = np.asarray(text.input_ids[start:end]).tolist()
             learned = np.asarray(text.learned[start:end]).tolist()

@@ -43,7 +43,7 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         word = _Word(path, docx.Document(data))
         text = word.text()
         properties = word.document.core_properties
-        meta = _properties(properties)
+        meta = _properties(properties, str(properties.author or ""))
         title = str(properties.title or "").strip() or word.title
     yield whole_file(path, title, text, meta)
 
@@ -284,11 +284,11 @@ def _run_text(paragraph: Any) -> str:
     return "".join(parts)
 
 
-def _properties(properties: Any) -> dict[str, Any]:
+def _properties(properties: Any, author: str) -> dict[str, Any]:
     """Return author and date of a document's core properties."""
     date = properties.modified or properties.created
-    fields = {"author": str(properties.author or "").strip(), "date": date.date().isoformat() if date else ""}
-    return {key: value for key, value in fields.items() if value}
+    fields = {"author": author.strip(), "date": date.date().isoformat() if date else ""}
+    return {key: value for key, value in fields.items() if value and value != "openpyxl"}
 
 
 def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -298,7 +298,7 @@ def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     with library_errors(path, "slide deck", "Save it again as .pptx."):
         deck = pptx.Presentation(data)
         slides = [(number, _slide_text(slide)) for number, slide in enumerate(deck.slides, start=1)]
-        meta = _properties(deck.core_properties)
+        meta = _properties(deck.core_properties, str(deck.core_properties.author or ""))
         title = str(deck.core_properties.title or "").strip()
         first = next((_slide_title(slide) for slide in deck.slides), "")
     text, starts = joined(slides)
@@ -385,14 +385,11 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         book = openpyxl.load_workbook(data, data_only=True, keep_links=False)
         visible = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
         texts = [(sheet.title, _sheet_text(sheet)) for sheet in visible]
-        properties = book.properties
-        date = properties.modified or properties.created
-        meta = {"author": properties.creator or "", "date": date.date().isoformat() if date else ""}
-        title = str(properties.title or "").strip()
+        meta = _properties(book.properties, str(book.properties.creator or ""))
+        title = str(book.properties.title or "").strip()
     sheets = [(name, f"{heading(1, name)}\n\n{text}") for name, text in texts if text]
     hidden = [sheet.title for sheet in book.worksheets if sheet not in visible]
     text, starts = joined(sheets)
-    meta = {key: value for key, value in meta.items() if value and value != "openpyxl"}
     yield whole_file(path, title, text, {**meta, "sheets": starts, **({"hidden_sheets": hidden} if hidden else {})})
     n_unknown = _formulas_without_values(data)
     if n_unknown:

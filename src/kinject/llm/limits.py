@@ -59,11 +59,7 @@ class _Line:
         """Wait for `wake`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            self.wake()  # another one's turn
-            raise
+        await future
 
     def wake(self, *, everyone: bool = False) -> None:
         """Let the first waiting request (or all of them) try again."""

@@ -14,7 +14,7 @@ from itertools import combinations
 from kinject.augment.answers import statements_of
 from kinject.augment.checks.names import Reading, is_known, read
 from kinject.language import detect_language, guess_language
-from kinject.language.tables import language_of
+from kinject.language.tables import language_of, plain
 from kinject.language.values import MAX_COUNT, Values, read_values
 
 _QUOTED = re.compile(
@@ -95,8 +95,6 @@ def read_facts(text: str, code: str) -> Facts:
 
 @lru_cache(maxsize=512)
 def _plain_form(text: str) -> str:
-    from kinject.language.tables import plain
-
     spaced = text if text.isascii() else _HAN.sub(r" \g<0> ", text)
     return f" {' '.join(plain(word) for word in _WORDS.findall(spaced))} "
 
