@@ -136,10 +136,7 @@ class OutcomeResult:
     rate: Fraction
     low: Fraction
     high: Fraction
-    interval: Interval
     to_base: Contrast | None = None
-    to_rag: Contrast | None = None
-    to_plain: Contrast | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,16 +237,11 @@ class Answer:
 class Written:
     """Answers that a model wrote, as fractions of the questions with a score.
 
-    `exact`, `f1` and `contains` are SQuAD's exact match, its F1, and whether an accepted text is in the answer. `abstained`:
-    the text declines to answer a question that has one. `unread`: no letter of an option could be read from it. What is
-    none of correct, abstained and unread is wrong. `n_tokens` is the mean length, `n_thinking` that of the thinking before
-    it, `thinking_cut` the fraction whose thinking did not end by itself.
+    `f1` is SQuAD's F1. `unread`: no letter of an option could be read from the text. `n_tokens` is the mean length,
+    `n_thinking` that of the thinking before it, `thinking_cut` the fraction whose thinking did not end by itself.
     """
 
-    exact: float
     f1: float
-    contains: float
-    abstained: float
     n_tokens: float
     unread: float = 0.0
     n_thinking: float = 0.0

@@ -235,8 +235,8 @@ def test_grades_are_a_score_and_are_asked_once(
     )  # fmt: skip
     (judged, matched) = evaluate(recipe).results
     assert (judged.score, judged.n, judged.n_unscored, judged.n_correct) == ("judge", 4, 1, 2)
-    assert judged.written is not None
-    assert judged.written.abstained == pytest.approx(1 / 3)
+    assert judged.abstained is not None
+    assert judged.abstained.rate == pytest.approx(1 / 3)
     assert (matched.score, matched.n_correct) == ("match", 1)
     folder = tmp_path / "run"
     counts = json.loads((folder / "manifest.json").read_text())["counts"]["judge"]

@@ -252,7 +252,7 @@ def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_b
     read = stored(tmp_path)
     assert [answer.accepted[1] for answer in read.values()] == ["A", "B", "C", "A"]
     assert (result.n_correct, result.chance, result.score) == (2, pytest.approx(1 / 3), "sum")
-    assert (result.written.abstained, result.written.unread) == (0.25, 0.25)
+    assert (result.abstained.rate, result.written.unread) == (0.25, 0.25)
     assert (result.written.n_thinking, result.written.thinking_cut) == (5.0, 0.25)
     again = run(path)  # nothing is left to write
     assert again.results == (result, *parts)

@@ -200,11 +200,11 @@ def test_questions_without_a_score_are_left_out_of_every_number_and_of_pairs() -
     result = summarize_arm(base, None, model="base", arm="base")
     assert (result.n, result.n_unscored, result.n_correct, result.accuracy) == (4, 2, 1, 0.5)
     assert (result.low, result.high) == pytest.approx(wilson(0.5, 2))
-    contrast = make_contrast(correctness(tuned), correctness(base), "base")
+    contrast = make_contrast(correctness([tuned]), correctness([base]), "base")
     assert contrast is not None
     assert (contrast.delta, contrast.wrong_to_right, contrast.right_to_wrong) == (0.0, 1, 1)
     assert contrast.p == 1.0
-    assert make_contrast(correctness(tuned[2:]), correctness(base[2:]), "base") is None
+    assert make_contrast(correctness([tuned[2:]]), correctness([base[2:]]), "base") is None
 
 
 def test_a_family_too_large_for_the_documents_is_said_to_be_too_few_to_tell():

@@ -121,7 +121,6 @@ def test_a_study_reports_each_outcome_over_seeds() -> None:
         assert item.to_base.test == "t over documents and seeds"
         assert item.to_base.delta == pytest.approx(item.rate - base.outcome(item.outcome).rate)
     assert ft.accuracy + ft.wrong.rate + ft.abstained.rate == pytest.approx(1)
-    assert ft.written.abstained == pytest.approx(ft.abstained.rate)
     assert ft.score == "match"
 
 

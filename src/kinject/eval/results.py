@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from kinject.eval.scores import (
     letter_mass,
     other_outcomes,
     outcome_of,
-    outcome_results,
     rescored,
     summarize_written,
     text_score,
@@ -41,6 +40,7 @@ from kinject.results import (
     Perplexity,
     Recall,
     Report,
+    Scope,
     UnscoredResult,
 )
 from kinject.stats.comparisons import correct_contrasts, lead, make_contrast
@@ -52,60 +52,78 @@ Answers = dict[tuple[str, EvalArm], list[Answer]]
 """(question set, arm) -> its answers, in the order of the questions."""
 
 
-def summarize_arm(
-    answers: Sequence[Answer],
-    base: Sequence[Answer] | None,
-    *,
-    model: str,
-    arm: str,
-    role: str = "learning",
-    score: str = "sum",
-    rag: Sequence[Answer] | None = None,
-) -> ArmResult:
-    """Return the result of one arm on one question set; `base` are the base arm's answers, None for the base itself.
+Matrices = Callable[[Outcome], CorrectnessMatrix]
+"""Outcome -> which answers of an arm have it."""
 
-    `rag` are those of the base with passages, if the arm is to be compared with them.
 
-    Answers hold the numbers to compare in `log_probs` (`kinject.eval.scores.rescored`); `score` names them. At least one
-    must have a score (`is_scored`); those that have none are counted, and left out of every other number.
+def make_result(
+    answers: Sequence[Answer], matrices: Matrices, others: Mapping[str, tuple[str, Matrices]], n: int,
+    scope: Scope = "these models", **more: Any,
+) -> ArmResult:  # fmt: skip
+    """Return the result of one arm on the `n` questions of one set, with the fields `more`.
+
+    `others` are the arms that it is compared with: field of the result -> (name, matrices). `answers` are the arm's scored
+    ones, of every seed; without any, the result has no outcomes beside right.
     """
-    every = rescored(answers, "sum")
-    merged = list(filter(is_scored, every))
-    first = merged[0]
-    n_correct = sum(map(is_correct, merged))
-    matrix = correctness(merged)
+    matrix, outcomes = matrices("right"), []
     estimate = bounded_accuracy(matrix)
-    accuracy = n_correct / len(merged)
-    others = {"to_base": base, "to_rag": rag}
-    matrices = {field: (of[0].arm, partial(correctness, of)) for field, of in others.items() if of is not None}
-    contrasts: dict[str, Any] = {key: make_contrast(matrix, of("right"), name) for key, (name, of) in matrices.items()}
-    return ArmResult(
-        model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
-        format=first.format, shots=first.shots, k=first.k, n=len(every),
-        by_seed=(accuracy,), accuracy=accuracy,
-        chance=matrix.chance,
-        low=estimate.low, high=estimate.high, interval=matrix.interval_name,
-        to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), score=score,
-        n_documents=matrix.n_documents, n_effective=matrix.n_effective,
-        n_correct=n_correct, n_unscored=len(every) - len(merged),
-        n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
-        written=summarize_written(merged),
-        outcomes=outcome_results(other_outcomes(merged), partial(correctness, merged), matrices),
+    contrasts = {field: make_contrast(matrix, of("right"), name, scope) for field, (name, of) in others.items()}
+    base_name, base = others.get("to_base", ("", None))
+    for outcome in other_outcomes(answers):
+        part = matrices(outcome)
+        bounds = bounded_accuracy(part)
+        to_base = make_contrast(part, base(outcome), base_name, scope) if base else None
+        outcomes.append(
+            OutcomeResult(
+                outcome, len(part.question_ids), _by_seed(part), bounds.value, bounds.low, bounds.high, to_base
+            )
+        )
+    fields: dict[str, Any] = {
+        "to_base": None, **contrasts, "n": n, "by_seed": _by_seed(matrix), "accuracy": estimate.value,
+        "low": estimate.low, "high": estimate.high, "interval": matrix.interval_name, "chance": matrix.chance,
+        "n_documents": matrix.n_documents, "n_effective": matrix.n_effective,
+        "n_correct": int(matrix.correct.sum()) if matrix.n_seeds == 1 else None,
+        "n_unscored": n - len(matrix.question_ids), "written": summarize_written(answers), "outcomes": tuple(outcomes),
+    }  # fmt: skip
+    return ArmResult(**fields, **more)
+
+
+def _by_seed(matrix: CorrectnessMatrix) -> tuple[float, ...]:
+    return tuple(float(value) for value in matrix.correct.mean(1))
+
+
+def summarize_arm(
+    answers: Sequence[Answer], base: Sequence[Answer] | None, *, model: str, arm: str, role: str = "learning",
+    score: str = "sum", rag: Sequence[Answer] | None = None,
+) -> ArmResult:  # fmt: skip
+    """Return the result of one arm with one seed; `base` are the base arm's answers, None for the base itself.
+
+    `rag` are those of the base with passages, if the arm is to be compared with them. Answers are those that
+    `kinject.eval.scores.rescored` returns; `score` names the numbers in them. At least one must have a score; those that
+    have none are counted, and left out of every other number.
+    """
+    first, others = answers[0], {"to_base": base, "to_rag": rag}
+    return make_result(
+        list(filter(is_scored, answers)), partial(correctness, [answers]),
+        {field: (of[0].arm, partial(correctness, [of])) for field, of in others.items() if of is not None},
+        n=len(answers), model=model, arm=arm, question_set=first.question_set, role=role, format=first.format,
+        shots=first.shots, k=first.k, score=score, mass=letter_mass(answers),
+        n_cut=len({answer.question_id for answer in answers if answer.truncated}),
     )  # fmt: skip
 
 
-def correctness(answers: Sequence[Answer], outcome: Outcome = "right") -> CorrectnessMatrix:
-    """Return whether each of `answers` with a score has `outcome`, sorted by question id, as one seed's.
+def correctness(runs: Sequence[Sequence[Answer]], outcome: Outcome = "right") -> CorrectnessMatrix:
+    """Return which answers have `outcome`, by seed and question, where each of `runs` (one a seed) has a score.
 
-    Guessing has a chance of being right only.
+    All have the same questions. Guessing has a chance of being right only.
     """
     import numpy as np
 
-    merged = sorted(rescored(answers, "sum"), key=lambda answer: answer.question_id)
-    merged = [answer for answer in merged if counts_for(answer, outcome)]
-    correct = np.array([[float(has_outcome(answer, outcome)) for answer in merged]])
-    ids, documents = ([answer.question_id for answer in merged], [answer.document_id or "" for answer in merged])
-    chances = tuple(answer.chance for answer in merged) if outcome == "right" else ()
+    by_id = [sorted(run, key=lambda answer: answer.question_id) for run in runs]
+    kept = [same for same in zip(*by_id, strict=True) if all(counts_for(answer, outcome) for answer in same)]
+    correct = np.array([[float(has_outcome(same[seed], outcome)) for same in kept] for seed in range(len(runs))])
+    ids, documents = [same[0].question_id for same in kept], [same[0].document_id or "" for same in kept]
+    chances = tuple(same[0].chance for same in kept) if outcome == "right" else ()
     return CorrectnessMatrix(correct, tuple(ids), tuple(documents), chances)
 
 
@@ -116,7 +134,7 @@ _Compared = TypeVar("_Compared", ArmResult, OutcomeResult)
 
 
 def _correct(results: Sequence[_Compared]) -> list[_Compared]:
-    family = [(i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name)]
+    family = [(i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name, None)]
     corrected = list(results)
     contrasts = correct_contrasts([getattr(results[i], name) for i, name in family])
     for (i, name), contrast in zip(family, contrasts, strict=True):
@@ -240,7 +258,7 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         setting = (of.arm, of.format, of.shots, of.k)
         arms = sets[of.question_set].arms
         arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == setting)
-        return correctness(_scored(sets[of.question_set], arm, of.score, answers))
+        return correctness([_scored(sets[of.question_set], arm, of.score, answers)])
 
     led = with_leaders(correct_families(results), {(base, name) for name in others}, matrix)
     return (*led, *correct_family(parts))

@@ -16,18 +16,13 @@ from kinject.corpus.grading import (
     TextGrader,
     TextScore,
     abstains,
-    contains,
-    exact_match,
     f1,
     passes,
     read_letter,
 )
 from kinject.errors import InputError
 from kinject.question_formats import format_of
-from kinject.results import Outcome, OutcomeResult, Scope
-from kinject.stats.comparisons import make_contrast
-from kinject.stats.intervals import bounded_accuracy
-from kinject.stats.matrix import CorrectnessMatrix
+from kinject.results import Outcome
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens"]
@@ -141,14 +136,11 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
 
     They are graded already (`rescored`).
     """
-    if answers[0].text is None:
+    if not answers or answers[0].text is None:
         return None
     n = len(answers)
-    texts = [(answer.text or "", answer.accepted) for answer in answers]
     return Written(
-        exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
-        contains=sum(contains(*pair) for pair in texts) / n,
-        abstained=sum(outcome_of(answer) == "abstained" for answer in answers) / n,
+        f1=math.fsum(f1(answer.text or "", answer.accepted) for answer in answers) / n,
         n_tokens=sum(answer.n_tokens[0] for answer in answers) / n, unread=sum(map(is_unread, answers)) / n,
         n_thinking=sum(answer.n_thinking for answer in answers) / n,
         thinking_cut=sum(answer.thinking_cut for answer in answers) / n,
@@ -265,27 +257,3 @@ def other_outcomes(answers: Sequence[Answer]) -> tuple[Outcome, ...]:
         return ()
     some: tuple[Outcome, ...] = ("wrong", "abstained") if any(map(has_answer, answers)) else ()
     return some if all(map(has_answer, answers)) else (*some, "answered")
-
-
-_Matrices = Callable[[Outcome], CorrectnessMatrix]
-
-
-def outcome_results(
-    outcomes: Sequence[Outcome], matrix_of: _Matrices, others: Mapping[str, tuple[str, _Matrices]],
-    scope: Scope = "these models",
-) -> tuple[OutcomeResult, ...]:  # fmt: skip
-    """Return the rate of each of `outcomes` with its contrasts: `others` are field -> (name, matrices of another arm)."""
-    results = []
-    for outcome in outcomes:
-        matrix = matrix_of(outcome)
-        estimate = bounded_accuracy(matrix)
-        contrasts: dict[str, Any] = {
-            field: make_contrast(matrix, of(outcome), name, scope) for field, (name, of) in others.items()
-        }
-        results.append(
-            OutcomeResult(
-                outcome, len(matrix.question_ids), tuple(float(value) for value in matrix.correct.mean(1)),
-                estimate.value, estimate.low, estimate.high, matrix.interval_name, **contrasts,
-            )
-        )  # fmt: skip
-    return tuple(results)

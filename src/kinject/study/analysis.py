@@ -9,8 +9,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any, Literal
 
-from kinject.eval.results import correct_families, correct_family, with_leaders
-from kinject.eval.scores import other_outcomes, outcome_results, summarize_written
+from kinject.eval.results import Matrices, correct_families, correct_family, make_result, with_leaders
 from kinject.executors import LOG
 from kinject.question_formats import FORMATS
 from kinject.recipe.eval_section import ClaimSection
@@ -22,7 +21,6 @@ from kinject.results import (
     Claim,
     Cost,
     Failure,
-    Outcome,
     Price,
     Role,
     Scope,
@@ -30,7 +28,7 @@ from kinject.results import (
     Verdict,
     fewest_for,
 )
-from kinject.stats.comparisons import make_contrast, trend
+from kinject.stats.comparisons import trend
 from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p, holm
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.study.arms import BASE, Arm, value_label
@@ -80,16 +78,13 @@ class _Summary:
         return names if len(names) > 1 else []
 
     def result(self, arm: Arm, setting: AskSetting, subject: str = "") -> ArmResult:
-        n_asked = self.records.n_asked(arm.model, arm.name, setting, subject)
-
-        def matrices(name: str, k: int) -> Callable[[Outcome], CorrectnessMatrix] | None:
+        def matrices(name: str, k: int) -> Matrices | None:
             other = setting._replace(k=k)
             has_answers = k >= 0 and other in self.records.settings(arm.model, name)
             return partial(self.records.matrix, arm.model, name, other, subject) if has_answers else None
 
         matrix_of = partial(self.records.matrix, arm.model, arm.name, setting, subject)
-        matrix = matrix_of("right")
-        scope: Scope = "these models" if arm.trained and matrix.n_seeds == 1 else "method"
+        one_seed = arm.trained and len(self.records.seeds(arm.model, arm.name)) == 1
         rag = ArmName(BASE, arm.retrieval or RAG)  # with the same passages
         base_name = rag.answers_of
         base_k = self.chosen_k.get((arm.model, base_name, setting.question_set), -1)
@@ -102,25 +97,14 @@ class _Summary:
             ),
             "to_plain": (arm.name, matrices(arm.name, 0) if chosen and arm.trained else None),
         }
-        compared = {key: (name, of) for key, (name, of) in others.items() if of is not None}
-        contrasts: dict[str, Any] = {
-            key: make_contrast(matrix, of("right"), name, scope) for key, (name, of) in compared.items()
-        }
-        written = [] if subject else self.records.every_answer(arm.model, arm.name, setting)
-        estimate = bounded_accuracy(matrix)
-        return ArmResult(
-            model=arm.model, arm=arm.name, question_set=setting.question_set,
-            role=self.roles[setting.question_set] if FORMATS[setting.format].shows_question else "baseline",
-            format=setting.format, shots=setting.shots, k=setting.k, n=n_asked, n_unscored=n_asked - len(matrix.question_ids),
-            n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
-            chance=matrix.chance,
-            by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(), low=estimate.low,
-            high=estimate.high, interval=matrix.interval_name,
-            **{"to_base": None, **contrasts}, chosen_k=chosen, score=self.records.score(setting),
-            written=summarize_written(written) if written else None,
-            outcomes=outcome_results(other_outcomes(written), matrix_of, compared, scope),
-            subject=subject,
-            n_documents=matrix.n_documents, n_effective=matrix.n_effective,
+        return make_result(
+            [] if subject else self.records.every_answer(arm.model, arm.name, setting), matrix_of,
+            {key: (name, of) for key, (name, of) in others.items() if of is not None},
+            n=self.records.n_asked(arm.model, arm.name, setting, subject), scope="these models" if one_seed else "method",
+            model=arm.model, arm=arm.name, question_set=setting.question_set, format=setting.format, shots=setting.shots,
+            k=setting.k, role=self.roles[setting.question_set] if FORMATS[setting.format].shows_question else "baseline",
+            n_cut=self.records.n_cut(arm.model, arm.name, setting, subject), chosen_k=chosen,
+            score=self.records.score(setting), subject=subject,
         )  # fmt: skip
 
 

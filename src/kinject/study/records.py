@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
-from kinject.eval.results import flip_row, most_common_outcome
+from kinject.eval.results import correctness, flip_row, most_common_outcome
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
     best_choice,
-    counts_for,
-    has_outcome,
     is_scored,
     rescored,
     text_score,
@@ -222,24 +220,15 @@ class Records:
         return self._matrices[key]
 
     def _make_matrix(self, model: str, arm: str, setting: AskSetting, outcome: Outcome) -> CorrectnessMatrix:
-        import numpy as np
-
         seeds = self.seeds(model, arm)
-        first = self.by_run[model, arm, seeds[0]][setting]
-        ids = tuple(answer.question_id for answer in first)
-        rows: list[list[Answer]] = []
-        for seed in seeds:
-            answers = self.by_run[model, arm, seed][setting]
-            if tuple(answer.question_id for answer in answers) != ids:
+        runs = [self.by_run[model, arm, seed][setting] for seed in seeds]
+        ids = [[answer.question_id for answer in run] for run in runs]
+        for seed, asked in zip(seeds, ids, strict=True):
+            if asked != ids[0]:
                 raise InputError(
                     f"{arm}, seed {seed}: {setting.question_set}: other questions than seed {seeds[0]}. Run the study again."
                 )
-            rows.append(answers)
-        kept = [i for i in range(len(first)) if all(counts_for(answers[i], outcome) for answers in rows)]
-        documents = tuple(first[i].document_id or "" for i in kept)
-        correct = np.array([[float(has_outcome(answers[i], outcome)) for i in kept] for answers in rows])
-        chances = tuple(first[i].chance for i in kept) if outcome == "right" else ()
-        return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents, chances)
+        return correctness(runs, outcome)
 
 
 def changed_answers(
