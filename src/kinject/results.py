@@ -421,7 +421,6 @@ class Report(Tabular):
     written: str = ""
     """When the last of its evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
     model_sources: dict[str, str] = field(default_factory=dict)
     judge: JudgeResult | None = None
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}

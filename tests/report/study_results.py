@@ -225,7 +225,7 @@ def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) 
         "logs": make_logs(folder / "logs", n_seeds) if folder else (),
         "notes": ("Retrieval: BM25 over 120 documents.",),
         "commands": ("kinject study recipes/studies/sandbox.yaml",),
-        "versions": {"kinject": "0.1.0", "torch": "2.13.0", "python": "3.13.1"}, "seconds": 571.2,
+        "versions": {"kinject": "0.1.0", "torch": "2.13.0", "python": "3.13.1"},
     }  # fmt: skip
     return Report(**(fields | changes))
 

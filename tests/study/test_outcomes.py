@@ -147,7 +147,7 @@ CLAIM = {"statement": "it answers less", "test": "difference", "arm": "ft", "bas
 def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_model(tmp_path, tiny_model) -> None:
     claims = {"c": {**CLAIM, "outcome": "answered", "direction": "lower"}}
     path = written_study(tmp_path, tiny_model, claims=claims, validation={"new": 0.5}, seeds=[0])
-    result, _, _ = run_study(read_recipe(path, (), "study"), InProcess)
+    result, _ = run_study(read_recipe(path, (), "study"), InProcess)
     assert {(choice.key, choice.question_set) for choice in result.choices} == {("k", "new")}
     assert {item.score for item in result.results} == {"match"}
     assert all(item.written is not None for item in result.results)
@@ -156,7 +156,7 @@ def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_mode
     assert "answered on known" in result.claims[0].finding
     executor = InProcess()
     overrides = ['study.overrides={"eval.scores": ["exact"]}']
-    again, _, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
+    again, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
     assert not executor.submitted
     assert {item.score for item in again.results} == {"exact"}
     rows = (tmp_path / "study" / "flips.jsonl").read_text("utf-8").splitlines()
@@ -193,7 +193,7 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     path = written_study(tmp_path, tiny_model, seeds=[0, 1], overrides=overrides, validation={"new": 0.5})
     recipe = read_recipe(path, (), "study")
     executor = InProcess()
-    result, page, _ = run_study(recipe, lambda: executor)
+    result, page = run_study(recipe, lambda: executor)
     kinds = [stage.kind for stage in executor.submitted]
     assert (kinds.count("judge"), kinds.count("eval") >= 3) == (1, True)
     assert kinds.index("judge") < kinds.index("train")

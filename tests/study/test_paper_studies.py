@@ -83,7 +83,7 @@ def go(root: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
         }  # fmt: skip
         overrides = [f"study.{key}={json.dumps(value)}" for key, value in changed.items()]
         executor = InProcess()
-        result, page, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
+        result, page = run_study(read_recipe(path, overrides, "study"), lambda: executor)
         assert page.is_file()
         assert result.failures == ()
         return result, executor

@@ -22,7 +22,6 @@ from kinject.report.files import read_report, render_summary
 from kinject.report.formatting import View
 from kinject.report.tables import price_table
 from kinject.results import Cost, Report
-from kinject.study import run as run_module
 from kinject.study.analysis import make_prices
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 
 def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[Report, InProcess]:
     executor = executor or InProcess()
-    result, page, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
+    result, page = run_study(read_recipe(path, overrides, "study"), lambda: executor)
     assert page.is_file()
     return result, executor
 
@@ -189,9 +188,7 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
     assert work == {"ft": 2.0, "slow": 6.0, "slow in its seconds": 2.0}
 
 
-def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(
-    tmp_path, tiny_model, monkeypatch
-):
+def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(tmp_path, tiny_model):
     claim = {
         "statement": "training helps",
         "test": "difference",
@@ -205,23 +202,20 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
     def never() -> InProcess:
         raise AssertionError("nothing was to be run")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "check_shared_recipes", lambda *_: pytest.fail("the shared recipes were read again"))
-        again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
-    assert was_there
+    again, _ = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
     assert again == first
 
     late = "{statement: it helps here too, test: difference, arm: ft, baseline: base, question_set: known}"
     executor = InProcess()
-    with_late, _, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
+    with_late, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
     assert not executor.submitted
     assert {claim.name: claim.declared_late for claim in with_late.claims} == {"c": False, "late": True}
     assert "it helps here too" in render_summary(with_late)
     assert "(declared late)" in render_summary(with_late)
-    changed, _, _ = run_study(read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor)
+    changed, _ = run_study(read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor)
     assert [claim.declared_late for claim in changed.claims] == [True]
     shutil.rmtree(tmp_path / "study")
-    without, _, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
+    without, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
     assert {claim.name: claim.declared_late for claim in without.claims} == {"c": False, "late": True}
 
 

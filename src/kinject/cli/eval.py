@@ -98,9 +98,9 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     from kinject.report.files import render_summary
     from kinject.study.run import run_study
 
-    result, page, was_there = run_study(recipe, executor_factory(arguments.jobs))
+    result, page = run_study(recipe, executor_factory(arguments.jobs))
     show(render_summary(result))
-    show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
+    show(f"report: {page}")
     code = 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0
     return {"page": page, "report": result}, code
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from kinject.corpus.questions import read_questions
@@ -19,7 +18,6 @@ from kinject.disk import (
     content_id,
     lock_dir,
     read_json,
-    read_manifest,
     write_json,
     write_jsonl,
     write_manifest,
@@ -30,7 +28,7 @@ from kinject.eval.plan import role_of
 from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
-from kinject.report.files import read_report, write_report
+from kinject.report.files import write_report
 from kinject.results import Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import Evidence, judge_claims, make_failures, make_prices, summarize_arms
 from kinject.study.arms import Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
@@ -48,63 +46,35 @@ from kinject.study.stages import ArmRun, Stage
 from kinject.terminal import show
 from kinject.types import ArmName, Question
 
-PAGE = "report.html"
 
-
-def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Report, Path, bool]:
-    """Run the unfinished stages of the study and write its report; return (result, page, whether all was done before).
+def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Report, Path]:
+    """Run the unfinished stages of the study and write its report; return result and page.
 
     Failed stages are listed in `Report.failures`; the others finish. Raises `RecipeError`, `InputError` or
     `DiskError` for faults that make the whole study impossible, `KeyboardInterrupt` after Ctrl-C; finished stages are
     kept.
     """
-    page = recipe.run_dir / PAGE
     with lock_dir(recipe.run_dir):
         study = open_study(recipe)
-        finished = _read_finished(study)
-        if finished is not None:
-            return finished, page, True
         check_inputs(recipe)
         check_shared_recipes(recipe, study.expanded)
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
-        started, declared = monotonic(), _declare(study)
+        declared = _declare(study)
         with ExitStack() as stack:  # the executor starts with the first stage that has to run
             start = cache(lambda: stack.enter_context(start_executor()))
             study = Study(recipe, study.eval_recipe, study.question_sets, study.expanded, start)
             _run_phases(study, lambda study: _before_test(study, declared))
         records = _read_records(study)
         questions = {item.name: _read_questions(item.test) for item in study.question_sets}
-        result = analyse(study, records, questions, monotonic() - started)
+        result = analyse(study, records, questions)
         write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         changed = changed_answers(records, study.arms, questions, study.chosen_k)
         write_jsonl(recipe.run_dir / "flips.jsonl", changed)
         page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}
-        write_manifest(
-            recipe.run_dir / "manifest.json", stage="study", inputs={"fingerprint": _fingerprint(study)},
-            recipe=recipe.raw, counts=counts,
-        )  # fmt: skip
-        return result, page, False
-
-
-def _read_finished(study: Study) -> Report | None:
-    """Return the result on disk if it is of this study, whole and without failures; failed stages are tried again."""
-    run_dir = study.recipe.run_dir
-    manifest = read_manifest(run_dir / "manifest.json")
-    if manifest is None or not (run_dir / PAGE).is_file():
-        return None
-    _run_phases(study, lambda _: None)
-    is_complete = all(stage_id in study.status.done for stage_id in study.status.stages)
-    same = is_complete and manifest["inputs"].get("fingerprint") == _fingerprint(study)
-    return read_report(run_dir / "report.json") if same else None
-
-
-def _fingerprint(study: Study) -> str:
-    """Return a hash of everything that the report depends on: the recipe, and the stages with their outcomes."""
-    status = study.status
-    outcomes = {stage_id: stage_id in status.done for stage_id in sorted(status.stages)}
-    return content_id("study 1", study.recipe.raw, list(study.evaluation.scores), outcomes)
+        write_manifest(recipe.run_dir / "manifest.json", stage="study", inputs={}, recipe=recipe.raw, counts=counts)
+        return result, page
 
 
 def _declare(study: Study) -> dict[str, float]:
@@ -320,7 +290,7 @@ def _evaluate_on_test(study: Study) -> None:
     study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating", is_last=True)
 
 
-def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]], seconds: float) -> Report:
+def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]]) -> Report:
     """Return the result of a study whose stages have run; at least one arm must have been evaluated."""
     recipe, section = study.recipe, study.recipe.study
     arms = [arm for arm in study.arms if records.seeds(arm.model, arm.name)]
@@ -345,7 +315,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
         recalls=tuple(records.recalls.values()), perplexities=records.mean_perplexities(), written=records.written,
         judge=read_accuracy(study.judge.folder) if study.judge else None,
-        commands=(f"kinject study {recipe.path}",), versions=records.versions, seconds=round(seconds, 1),
+        commands=(f"kinject study {recipe.path}",), versions=records.versions,
     )  # fmt: skip
 
 
