@@ -207,11 +207,12 @@ def _train(executor: LocalExecutor, paths: Sequence[Path], folder: Path, after: 
 
 def _evaluate(executor: LocalExecutor, task: _Task, folder: Path) -> None:
     """Run an evaluation."""
-    from kinject.eval.plan import read_plan
+    from kinject.eval.plan import expand_arms
     from kinject.recipe import read_recipe
 
-    plan = read_plan(read_recipe(task.recipe, verb="eval"))
-    n = sum(1 for part in plan.sets for arm in part.arms for _ in part.requests(arm))
+    section, n = read_recipe(task.recipe, verb="eval").eval, 0
+    for item in section.sets().values():
+        n += len(expand_arms(section, item)) * len(Path(item.path).read_bytes().splitlines()[: section.limit])
     with _rows_shown("evaluating", n, "answers", {task.folder / "answers.jsonl": 1}):
         texts = _run(executor, [task], folder)
     _print_line(texts)

@@ -312,6 +312,11 @@ class ArmName(NamedTuple):
         is_asked = retrieval == RAG or (retrieval and "," not in name)
         return cls(arm, retrieval) if arm and is_asked else cls(name)
 
+    @classmethod
+    def asked(cls, arm: str, k: int) -> str:
+        """Return the name of an arm in results: ARM, or ARM+rag where it gets `k` passages of the shared retrieval."""
+        return str(cls(arm, RAG if k else ""))
+
     def __str__(self) -> str:
         return "+".join(filter(None, self))
 

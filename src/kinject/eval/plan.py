@@ -17,7 +17,7 @@ from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
 from kinject.results import Role
-from kinject.types import RAG, ArmName, Passage, Question
+from kinject.types import ArmName, Passage, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class EvalArm:
 
     @property
     def name(self) -> str:
-        """The arm's name in results: the model's, with "+rag" if it gets passages."""
-        return str(ArmName(self.model, RAG if self.k else ""))
+        """The arm's name in results."""
+        return ArmName.asked(self.model, self.k)
 
 
 @dataclass(frozen=True)

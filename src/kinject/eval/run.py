@@ -46,7 +46,7 @@ from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
 from kinject.results import ArmResult, Perplexity, Report, to_json
 from kinject.terminal import Progress, show
-from kinject.types import RAG, Answer, ArmName
+from kinject.types import Answer, ArmName
 
 _INPUT_FIX = (
     "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
@@ -395,7 +395,7 @@ def check_requirements(requirements: Sequence[Requirement], report: Report) -> l
     for requirement in requirements:
         results = list(_results(requirement, report))
         if not results:
-            arms = ", ".join(dict.fromkeys(_name(result) for result in report.results))
+            arms = ", ".join(dict.fromkeys(ArmName.asked(result.arm, result.k) for result in report.results))
             raise InputError(
                 f"eval.require: {requirement.text}: no arm has scores of these questions. Arms: {arms or 'none'}."
             )
@@ -406,13 +406,10 @@ def check_requirements(requirements: Sequence[Requirement], report: Report) -> l
 def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
     base = report.arms[0].name
     for result in report.results:
-        is_meant = requirement.arm == _name(result) or not (requirement.arm or result.k or result.arm == base)
+        name = ArmName.asked(result.arm, result.k)
+        is_meant = requirement.arm == name or not (requirement.arm or result.k or result.arm == base)
         if is_meant and result.question_set == requirement.questions and not result.subject:
             yield result
-
-
-def _name(result: ArmResult) -> str:
-    return str(ArmName(result.arm, RAG if result.k else ""))
 
 
 def _check(requirement: Requirement, result: ArmResult) -> Check:
@@ -426,7 +423,8 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
         high = 1.0 if contrast.high is None else contrast.high
     least = requirement.least
     verdict: Verdict = "met" if low >= least else "not met" if high < least else "cannot be told"
-    return Check(requirement.text, _name(result), result.format, verdict, number, low, high, result.n)
+    arm = ArmName.asked(result.arm, result.k)
+    return Check(requirement.text, arm, result.format, verdict, number, low, high, result.n)
 
 
 def write_checks(checks: Sequence[Check], folder: Path) -> None:

@@ -26,7 +26,7 @@ from kinject.results import Outcome, Perplexity, Recall
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.study.arms import BASE, Arm
-from kinject.types import RAG, Answer, ArmName, Question
+from kinject.types import Answer, ArmName, Question
 
 
 class AskSetting(NamedTuple):
@@ -245,5 +245,5 @@ def changed_answers(
             for now, before in records.changed(arm.model, arm.name, setting, BASE) if arm.trained or setting.k else ():
                 question = by_id.get((setting.question_set, now[0].question_id))
                 if question is not None:  # the questions of a task are not among them
-                    name = str(ArmName(arm.name, RAG if setting.k and not arm.retrieval else ""))
+                    name = ArmName.asked(arm.name, 0 if arm.retrieval else setting.k)
                     yield {"model": arm.model, "arm": name, **flip_row(question, now, before)}
