@@ -87,7 +87,7 @@ def make_contrast(right: Right, other: Right, name: str) -> Contrast:
     flips = [(our > 0.5) - (their > 0.5) for our, their in zip(ours, theirs, strict=True)]
     return Contrast(
         name, delta, delta - 1.96 * error, delta + 1.96 * error, p, min(1.0, 20 * p), flips.count(1), flips.count(-1),
-        mean(other) > 0.3, "t over documents and seeds", n, n // 2, n // 2, mean(right),
+        mean(other) > 0.3, "t over documents and seeds", n, n // 2, n // 2, mean(right), 20,
     )  # fmt: skip
 
 

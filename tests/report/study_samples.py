@@ -53,7 +53,7 @@ def make_contrast(right: Sequence[bool], base: Sequence[bool], **changes: object
         "high": min(1.0, more - less + half), "p": float(p), "p_holm": None, "wrong_to_right": gained,
         "right_to_wrong": lost,
         "can_lose": sum(base) > n / 3, "test": "McNemar",
-        "n": n, "n_clusters": n, "n_effective": n,
+        "n": n, "n_clusters": n, "n_effective": n, "scope": "these models",
         "accuracy": sum(right) / n,
     }  # fmt: skip
     return Contrast(**(fields | changes))  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_there_is_no_opening_without_its_report() -> None:
 
 def test_every_finding_has_words_and_every_tone_a_tag() -> None:
     judged = (About.LEARNING, About.RETENTION, About.DECLINING, About.INSTEAD, About.ADDED)
-    common = set(Tag) - {Tag.TOO_FEW, Tag.NOTHING_TO_LOSE}
+    common = set(Tag) - {Tag.TOO_FEW, Tag.NOTHING_TO_LOSE, Tag.ALONE}
     assert {about: set(words) - {Tag.NOTHING_TO_LOSE} for about, words in _WORDS.items()} == dict.fromkeys(
         judged, common
     )
@@ -58,7 +58,8 @@ def test_every_finding_has_words_and_every_tone_a_tag() -> None:
     [
         ("learning", {}, "learned"),
         ("learning", {"p_holm": 0.049}, "learned"),
-        ("learning", {"p_holm": 0.051}, "no learning shown"),
+        ("learning", {"p_holm": 0.051}, "not after Holm"),
+        ("learning", {"p": 0.051}, "no learning shown"),
         ("learning", {"delta": -0.2, "low": -0.3, "high": -0.1}, "got worse"),
         ("learning", {"n_clusters": 9, "n_effective": 9}, "too few to tell"),
         ("retention", {}, "gained"),
@@ -84,10 +85,23 @@ def test_a_gain_that_ends_at_guessing_is_not_called_learning() -> None:
 def test_a_loss_that_remains_possible_is_named_and_a_shown_one_has_its_p() -> None:
     report = evaluation({"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03, "can_lose": True}, "retention")
     lead = write_opening(View(report)).answers[1].lead
-    assert lead == "On “new”, too few questions to see a loss below 12.0 points in cpt (−4.0 points)."
+    assert lead == "In these models: on “new”, too few questions to see a loss below 12.0 points in cpt (−4.0 points)."
     assert "changes of −12.0 to +3.0 points remain possible" in evidence(report)[0][1]
     report = evaluation({"p_holm": 0.003, "family": 2})
     assert "p = 0.003 after Holm" in evidence(report)[0][1]
+
+
+def test_an_interval_far_from_zero_beside_a_corrected_p_says_that_the_correction_decided() -> None:
+    far = {"p": 0.002, "p_holm": 0.13, "family": 65, "delta": 0.59, "low": 0.45, "high": 0.72}
+    opening = write_opening(View(evaluation(far, by_seed=(0.3, 0.5, 0.55))))
+    assert opening.answers[0].lead == (
+        "In these models: on “new”, cpt (+59.0 points) differed from the base in a test by itself (p < 0.05), but not after "
+        "Holm's correction for 65 comparisons."
+    )
+    (item,) = opening.answers[0].evidence
+    assert "3 seeds (30.0% to 55.0%): +59.0 points (95% interval +45.0 to +72.0; p = 0.13 after Holm)" in item.text
+    assert item.text.endswith("; p = 0.002 in a test by itself, and 65 comparisons were made.")
+    assert opening.open[0].startswith("On “new”, Holm's correction decides")
 
 
 def test_too_few_documents_are_the_reason_and_the_number_that_is_needed_is_named() -> None:
@@ -113,7 +127,7 @@ def test_both_help_only_where_both_beat_either_alone() -> None:
 
 def test_an_arm_is_the_best_only_if_its_difference_to_every_other_is_shown() -> None:
     report = make_report()
-    assert "par did best of 2 trained models." in write_opening(View(report)).effect
+    assert "par did best of these 2 trained models." in write_opening(View(report)).effect
 
     def of(p: float) -> Report:
         results = (replace(r, to_closest=r.to_closest and replace(r.to_closest, p=p)) for r in report.results)

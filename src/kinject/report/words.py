@@ -64,6 +64,10 @@ _WORDS: dict[About, dict[Tag, tuple[str, str]]] = {
 }
 """What was compared -> what it shows -> the tag on the page, and its words; behind each arm stands its change in points."""
 _TOO_FEW = ("too few to tell", "{n} {unit} are too few for any test of {arms}")
+_ALONE = (
+    "not after Holm",
+    "{arms} differed from {other} in a test by itself (p < 0.05), but not after Holm's correction for {family} comparisons",
+)
 _AT_CHANCE = ("gained, not above guessing", "{arms} gained, but cannot be told from guessing")
 _BOTH = ("both help", "both help: {arms} did better than either alone")
 _TONES = {"learned": "good", "gained": "good", "declines more": "good", "better than retrieval": "good",
@@ -80,6 +84,7 @@ _QUESTIONS: tuple[tuple[str, tuple[About, ...], str], ...] = (
 )  # fmt: skip
 """The practitioner's questions, the comparisons that answer them, and the answer without any ("": left out)."""
 _OUTCOMES = {"answered": "answers to questions that no document answers", "wrong": "wrong answers"}
+_BESIDE = (About.INSTEAD, About.ADDED)
 _ROLES = {About.LEARNING: "learning", About.RETENTION: "retention", About.DECLINING: "unanswerable"}
 
 
@@ -122,6 +127,9 @@ def _words(view: View, finding: Finding) -> tuple[str, str]:
     result = finding.result
     if finding.tag is Tag.TOO_FEW:
         return _TOO_FEW
+    if finding.tag is Tag.ALONE:
+        tag, phrase = _ALONE
+        return tag, phrase + ", and {possible} remain possible" * (finding.about is About.RETENTION)
     if (
         finding.about is About.LEARNING
         and finding.tag is Tag.BETTER
@@ -163,7 +171,8 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
     parts = [f"{'; '.join(_before_and_after(finding, of_best[0]) for finding in of_best)}."]
     if len(arms) > 1:
         scope = next(r.to_closest.scope for r in shown if r.to_closest is not None)
-        parts.append(f"{arm_name(best)} did best of {len(arms)} trained models{in_these_models(scope)}.")
+        these = "these " if in_these_models(scope) else ""
+        parts.append(f"{arm_name(best)} did best of {these}{len(arms)} trained models.")
     reading = view.reading(view.report.models[0], best)
     return " ".join([*parts, *([f"It read {reading}."] if reading else [])])
 
@@ -239,16 +248,16 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
         tags = [f"{label} {labels.count(label)}" for label in dict.fromkeys(labels)]
         return f"In {len(findings)} comparisons: {', '.join(tags)} ({_points_span(findings)} points)."
     sentences = []
+    judged = {f.contrast.scope for f in findings if f.tag is not Tag.TOO_FEW}
+    scope = "In these models: " if judged == {"these models"} else ""
     for (model, name), of_set in sets.items():
-        judged = {f.contrast.scope for f in of_set if f.tag is not Tag.TOO_FEW}
-        scope = f"{in_these_models('these models')}," if judged == {"these models"} else ""
         of = f" ({format_name(model)})" if view.several_models else ""
         phrases: dict[str, list[Finding]] = {}
         for finding in sorted(of_set, key=lambda f: f.tag not in (Tag.BETTER, Tag.WORSE)):  # what is shown comes first
             phrases.setdefault(_words(view, finding)[1], []).append(finding)
         clauses = [_clause(phrase, same) for phrase, same in phrases.items()]
-        sentences.append(f"On {quoted(name)}{of},{scope} {'; '.join(clauses)}.")
-    return " ".join(sentences)
+        sentences.append(f"{'on' if scope and not sentences else 'On'} {quoted(name)}{of}, {'; '.join(clauses)}.")
+    return scope + " ".join(sentences)
 
 
 def _clause(phrase: str, same: Sequence[Finding]) -> str:
@@ -258,7 +267,10 @@ def _clause(phrase: str, same: Sequence[Finding]) -> str:
         arms = join_words(names)
     most, contrast = f"{100 * max(f.possible for f in same):.1f}", same[0].contrast
     possible = f"{'losses' if same[0].about is About.RETENTION else 'gains'} of up to {most} points"
-    return phrase.format(arms=arms, possible=possible, most=most, unit=contrast.unit, n=f"{contrast.n_clusters:,}")
+    return phrase.format(
+        arms=arms, possible=possible, most=most, unit=contrast.unit, n=f"{contrast.n_clusters:,}",
+        other="retrieval alone" if same[0].about in _BESIDE else "the base", family=f"{contrast.family:,}",
+    )  # fmt: skip
 
 
 def _points_span(findings: Sequence[Finding]) -> str:
@@ -274,16 +286,19 @@ def _line(view: View, finding: Finding) -> Evidence:
 
 def sentence(finding: Finding) -> str:
     """Return the numbers of a finding: both accuracies, the difference with its interval and p, and what remains possible."""
-    contrast, n_seeds = finding.contrast, len(finding.result.by_seed)
-    seeds = f", {n_seeds} seeds" if n_seeds > 1 else ""
-    of = " with retrieval alone" if finding.about in (About.INSTEAD, About.ADDED) else ""
+    contrast, by_seed = finding.contrast, finding.result.by_seed
+    span = f"{format_percent(min(by_seed))} to {format_percent(max(by_seed))}"
+    seeds = f", {len(by_seed)} seeds ({span})" if len(by_seed) > 1 else ""
+    of = " with retrieval alone" if finding.about in _BESIDE else ""
     text = f"{format_percent(finding.before)}{of} → {format_percent(contrast.accuracy)}, {_size(contrast)}{seeds}: "
     text += _difference(finding)
     if finding.tag is Tag.TOO_FEW:
         n, effective = contrast.n_clusters, contrast.n_effective
         as_few = "" if effective >= n else f" (they count as {effective:.0f})"
         return f"{text}; {n} {contrast.unit}{as_few} are too few for a test: {fewest_for(contrast.family)} are needed"
-    if finding.tag not in (Tag.BETTER, Tag.WORSE) and contrast.low is not None and contrast.high is not None:
+    if finding.tag is Tag.ALONE and contrast.p is not None:
+        text += f"; {format_p(contrast.p)} in a test by itself, and {contrast.family:,} comparisons were made"
+    elif finding.tag not in (Tag.BETTER, Tag.WORSE) and contrast.low is not None and contrast.high is not None:
         text += f"; changes of {format_points(contrast.low)} to {format_points(contrast.high)} points remain possible"
     return text
 
@@ -351,6 +366,10 @@ def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
         else:
             text = f"there are too few {unit} to tell a change of {100 * MARGIN:g} points from none"
         same.setdefault(text, {})[quoted(name)] = has
+    alone = [finding for finding in trained if finding.tag is Tag.ALONE]
+    if alone:
+        names = join_words(list(dict.fromkeys(quoted(finding.result.question_set) for finding in alone))[:_MOST_SETS])
+        yield f"On {names}, Holm's correction decides: ask about more documents, train more seeds or compare fewer arms."
     for text, sets in same.items():
         yield f"On {join_words(list(sets))}, {text} (now {join_words(list(dict.fromkeys(sets.values())))})."
     if trained and max(len(finding.result.by_seed) for finding in trained) == 1:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
-from kinject.results import MARGIN, ArmResult, Contrast, Scope, Test
+from kinject.results import ALPHA, MARGIN, ArmResult, Contrast, Scope, Test
 from kinject.stats.intervals import Estimate, bounded_accuracy, contrast_estimate, difference_estimate, holm
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 
@@ -95,6 +95,7 @@ class Tag(Enum):
     BETTER = "better"  # the corrected p is below 0.05
     WORSE = "worse"
     ALIKE = "alike"  # not shown, and the 95% interval excludes a difference of `MARGIN` or more, either way
+    ALONE = "alone"  # not shown, but p is below 0.05 before the correction for all comparisons
     UNDECIDED = "undecided"  # not shown, and such differences remain possible: no evidence either way
     NOTHING_TO_LOSE = (
         "nothing to lose"  # not shown, and the baseline is not above guessing, so that a loss could not show
@@ -139,4 +140,6 @@ def _tag(contrast: Contrast) -> Tag:
     if contrast.is_significant:
         return Tag.BETTER if contrast.delta > 0 else Tag.WORSE
     within = contrast.low is not None and contrast.high is not None and max(-contrast.low, contrast.high) < MARGIN
+    if not within and contrast.p is not None and contrast.p < ALPHA:
+        return Tag.ALONE
     return Tag.ALIKE if within else Tag.UNDECIDED

@@ -13,7 +13,7 @@ from kinject.eval.results import Matrices, correct_families, correct_family, mak
 from kinject.executors import LOG
 from kinject.question_formats import FORMATS
 from kinject.recipe.eval_section import ClaimSection
-from kinject.report.formatting import format_percent, format_points
+from kinject.report.formatting import format_p, format_percent, format_points
 from kinject.results import (
     ALPHA,
     FEWEST,
@@ -230,6 +230,8 @@ def _with_verdict(name: str, section: ClaimSection, result: _Tested, p_holm: flo
     if p_holm is not None:
         shown: Verdict = "shown" if result.as_claimed else "opposite shown"
         verdict = shown if p_holm < ALPHA else "not shown"
+        if verdict == "not shown" and result.p is not None and result.p < ALPHA:
+            finding += f"; {format_p(result.p)} in a test by itself, but {family} claims are corrected for"
         n, needed = result.n_documents, fewest_for(family)
         if verdict == "not shown" and n is not None and n < needed:
             verdict = "cannot be tested"
