@@ -38,6 +38,7 @@ from kinject.results import (
     Outcome,
     OutcomeResult,
     Perplexity,
+    PromptFormat,
     Recall,
     Report,
     Scope,
@@ -155,21 +156,20 @@ def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
     The outcomes beside right have families of their own, in the same two parts. The headline of a question set is its first
     prompt format, without context and with the chosen K.
     """
-    heads: dict[str, Any] = {}
-    for result in results:
-        heads.setdefault(result.question_set, result.prompt_format)
+    heads = _first_formats(results)
     is_head = [
         result.prompt_format == heads[result.question_set] and (not result.k or result.chosen_k) for result in results
     ]
-    parts = {
-        head: iter(
-            correct_family(
-                [result for result, in_headline in zip(results, is_head, strict=True) if in_headline is head]
-            )
-        )
-        for head in (True, False)
-    }
+    parts = {}
+    for head in (True, False):
+        part = [result for result, in_headline in zip(results, is_head, strict=True) if in_headline is head]
+        parts[head] = iter(correct_family(part))
     return [next(parts[head]) for head in is_head]
+
+
+def _first_formats(results: Sequence[ArmResult]) -> dict[str, PromptFormat]:
+    """Return the prompt format of the first result on each question set."""
+    return {result.question_set: result.prompt_format for result in reversed(results)}
 
 
 def with_leaders(
@@ -180,10 +180,10 @@ def with_leaders(
 
     Only the first prompt format without context counts. It is Holm-corrected over the sets.
     """
-    heads: dict[str, Any] = {}
+    heads = _first_formats(results)
     ranked: dict[tuple[str, str], list[int]] = {}
     for i, result in enumerate(results):
-        is_head = heads.setdefault(result.question_set, result.prompt_format) == result.prompt_format
+        is_head = heads[result.question_set] == result.prompt_format
         known = (result.model, result.arm) in trained and result.role == "learning" and not result.subject
         if is_head and known and not result.k:
             ranked.setdefault((result.model, result.question_set), []).append(i)
@@ -235,22 +235,14 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
 
     p is Holm-corrected (`correct_families`). Results by subject follow, where a set has several.
     """
-    results = [
-        _result(question_set, arm, score, section, answers)
-        for question_set in plan.sets
-        for arm in question_set.arms
-        for score in _scores_for(arm, section)
-        if any(map(is_scored, _scored(question_set, arm, score, answers)))
-    ]
-    parts = [
-        _result(question_set, arm, score, section, answers, subject)
-        for question_set in plan.sets
-        for subjects in ({question.subject: None for question in question_set.questions},) if len(subjects) > 1
-        for arm in question_set.arms if FORMATS[arm.format].shows_question
-        for score in _scores_for(arm, section)
-        for subject in filter(None, subjects)
-        if any(is_scored(a) and a.subject == subject for a in _scored(question_set, arm, score, answers))
-    ]  # fmt: skip
+    results, parts = [], []
+    for question_set, arm, score, scored in _asked(plan, section, answers):
+        subjects = dict.fromkeys(answer.subject for answer in scored if is_scored(answer))
+        if subjects:
+            results.append(_result(question_set, arm, score, section, answers))
+        if len({question.subject for question in question_set.questions}) > 1 and FORMATS[arm.format].shows_question:
+            named = filter(None, subjects)
+            parts += [_result(question_set, arm, score, section, answers, subject) for subject in named]
     base, *others = section.models
     sets = {question_set.name: question_set for question_set in plan.sets}
 
@@ -266,15 +258,22 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
 
 def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[UnscoredResult]:
     """Yield the arms and scores of which no question has a score."""
+    for question_set, arm, score, scored in _asked(plan, section, answers):
+        if not any(map(is_scored, scored)):
+            yield UnscoredResult(
+                next(iter(section.models)), arm.model, question_set.name, question_set.role, arm.format, arm.shots,
+                arm.k, len(scored), score,
+            )  # fmt: skip
+
+
+def _asked(
+    plan: Plan, section: EvalSection, answers: Answers
+) -> Iterator[tuple[QuestionSet, EvalArm, str, list[Answer]]]:
+    """Yield each question set, arm and score, with the answers to compare."""
     for question_set in plan.sets:
         for arm in question_set.arms:
             for score in _scores_for(arm, section):
-                merged = _scored(question_set, arm, score, answers)
-                if not any(map(is_scored, merged)):
-                    yield UnscoredResult(
-                        next(iter(section.models)), arm.model, question_set.name, question_set.role, arm.format, arm.shots,
-                        arm.k, len(merged), score,
-                    )  # fmt: skip
+                yield question_set, arm, score, _scored(question_set, arm, score, answers)
 
 
 def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers) -> list[Answer]:
