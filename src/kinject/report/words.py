@@ -247,7 +247,7 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
         labels = [_words(view, finding)[0] for finding in findings]
         tags = [f"{label} {labels.count(label)}" for label in dict.fromkeys(labels)]
         return f"In {len(findings)} comparisons: {', '.join(tags)} ({_points_span(findings)} points)."
-    sentences = []
+    sentences = list[str]()
     judged = {f.contrast.scope for f in findings if f.tag is not Tag.TOO_FEW}
     scope = "In these models: " if judged == {"these models"} else ""
     for (model, name), of_set in sets.items():

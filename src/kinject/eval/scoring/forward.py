@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicLayer
 
 from kinject.errors import InputError
 from kinject.eval.scoring.tree import Node, Row
@@ -93,7 +93,7 @@ class TreeForward:
         padding = np.arange(ids.shape[1])
         allowed[:, padding, base + padding] = True  # a row of nothing but -inf would be NaN
         return self._read(
-            rows, ids, **self._tree_inputs(allowed, depths, base), **_cache_inputs(prefix.read_cache(), base)
+            rows, ids, **self._tree_inputs(allowed, depths, base), **_cache_inputs(prefix.cache(_SharedLayer), base)
         )
 
     def extend(self, node: Node, prefix: Prefix) -> Prefix:
@@ -104,7 +104,7 @@ class TreeForward:
         base = node.depth - n
         depths = np.arange(base, node.depth, dtype=np.int64)[None]
         allowed = np.concatenate([np.ones((n, base), dtype=np.bool_), np.tri(n, dtype=np.bool_)], axis=1)[None]
-        cache = prefix.growing_cache()
+        cache = prefix.cache()
         inputs = self._tree_inputs(allowed, depths, base)
         ids = self._tensor(node.tokens[None].astype(np.int64))
         with torch.inference_mode():
@@ -112,7 +112,7 @@ class TreeForward:
                 self._layers(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
             else:
                 self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
-        return Prefix.of_cache(cache)
+        return Prefix(cache)
 
     def append(
         self, cache: Cache, tokens: _Indices, depths: _Indices, visible: npt.NDArray[np.bool_], wanted: _Indices
@@ -313,79 +313,36 @@ def _log_probs(logits: torch.Tensor, indices: _Indices, targets: _Indices) -> To
     return TokenScores(log_probs, greedy)
 
 
-_States = torch.Tensor | None
-
-
-class _PrefixLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer of a `Prefix`: its keys and values, shape [1, heads, depth, head size], or none yet.
-
-    With `keep`, the states of an update become part of the prefix; without, they are attended to and discarded.
-    Everything is kept, because the mask implements sliding windows.
-    """
-
-    is_sliding = False
-
-    def __init__(self, keys: _States = None, values: _States = None, keep: bool = False) -> None:
-        super().__init__()
-        self.keys, self.values, self.keep = keys, values, keep
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: no memory is allocated in advance."""
+class _SharedLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer of a `Prefix` below which rows are read: they attend to it and to their own states, which are discarded."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the prefix and the new states, shape [B, heads, depth + L, head size]."""
-        keys, values = _after(self.keys, key_states), _after(self.values, value_states)
-        if self.keep:
-            self.keys, self.values = keys, values
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        """Return the depth of the prefix."""
-        return 0 if self.keys is None else int(self.keys.shape[-2])
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (keys attended to, offset 0)."""
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        """Return -1: no bound."""
-        return -1
-
-
-def _after(prefix: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
-    if prefix is None:
-        return states
-    return torch.cat([prefix.expand(states.shape[0], -1, -1, -1), states], dim=-2)
+        n = len(key_states)
+        keys, values = (of.expand(n, -1, -1, -1) for of in (self.keys, self.values))
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
 class Prefix:
-    """The keys and values of a prefix, layer by layer, which every row of a batch uses without a copy; empty at first."""
+    """The keys and values of a prefix, layer by layer, which every row of a batch uses without a copy; empty at first.
 
-    def __init__(self) -> None:
-        """Start without tokens."""
-        self._states: list[tuple[_States, _States]] = []
+    Everything is kept, because the mask implements sliding windows.
+    """
 
-    def read_cache(self) -> Cache:
-        """Return a cache to read rows below this prefix, which does not change."""
-        return Cache(layers=[_PrefixLayer(*states) for states in self._states])
+    def __init__(self, cache: Cache | None = None) -> None:
+        """Take the states in `cache` after a forward pass; without it, start without tokens."""
+        self._states = [(layer.keys, layer.values) for layer in cache.layers] if cache else []
 
-    def growing_cache(self) -> Cache:
-        """Return a cache to read the next tokens of the prefix (batch of one), for `of_cache`."""
-        if not self._states:
-            return Cache(layer_class_to_replicate=_GrowingLayer)
-        return Cache(layers=[_PrefixLayer(*states, keep=True) for states in self._states])
+    def cache(self, kind: type[DynamicLayer] = DynamicLayer) -> Cache:
+        """Return a cache that begins with this prefix, which does not change: it takes the next tokens (batch of one).
 
-    @staticmethod
-    def of_cache(cache: Cache) -> Prefix:
-        """Return the prefix in a growing cache after its forward pass."""
-        prefix = Prefix()
-        prefix._states = [(layer.keys, layer.values) for layer in cache.layers]
-        return prefix
-
-
-class _GrowingLayer(_PrefixLayer):
-    def __init__(self, **_: Any) -> None:
-        super().__init__(keep=True)
+        With layers of the `kind` `_SharedLayer`: to read rows below it.
+        """
+        layers = []
+        for keys, values in self._states:
+            layer = kind()
+            layer.keys, layer.values, layer.is_initialized = keys, values, True
+            layers.append(layer)
+        return Cache(layers=layers) if layers else Cache(layer_class_to_replicate=kind)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicLayer
 
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
@@ -300,59 +300,37 @@ def _n_shared(donor: _Indices, ids: _Indices) -> int:
     return int(differs[0]) if len(differs) else n
 
 
-class _Columns(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, shape [1, heads, columns, head size], in a buffer that doubles when it is full.
+class _Columns(DynamicLayer):  # type: ignore[misc]
+    """Keys and values of one layer, shape [1, heads, columns, head size], in buffers that double when they are full.
 
     Everything is kept, because the mask implements sliding windows.
     """
 
-    is_sliding = False
-
-    def __init__(self, **_: Any) -> None:
-        super().__init__()
-        self.keys: torch.Tensor | None = None
-        self.values: torch.Tensor | None = None
-        self.n = 0
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: `update` allocates."""
+    keys: torch.Tensor
+    values: torch.Tensor
+    buffers: Sequence[torch.Tensor] = ()
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append the new states, [1, heads, L, head size]; return all."""
-        n = self.n + key_states.shape[-2]
-        keys, values = self._room(self.keys, key_states, n), self._room(self.values, value_states, n)
-        keys[:, :, self.n : n], values[:, :, self.n : n] = key_states, value_states
-        self.keys, self.values, self.n = keys, values, n
-        return keys[:, :, :n], values[:, :, :n]
-
-    def _room(self, buffer: torch.Tensor | None, states: torch.Tensor, n: int) -> torch.Tensor:
-        if buffer is not None and buffer.shape[-2] >= n:
-            return buffer
-        larger = states.new_empty((*states.shape[:2], max(2 * n, _MOST_READ), states.shape[-1]))
-        if buffer is not None:
-            larger[:, :, : self.n] = buffer[:, :, : self.n]
-        return larger
+        start, new = self.get_seq_length(), (key_states, value_states)
+        n = start + key_states.shape[-2]
+        if not self.buffers or self.buffers[0].shape[-2] < n:
+            size = max(2 * n, _MOST_READ)
+            self.buffers = [states.new_empty((*states.shape[:2], size, states.shape[-1])) for states in new]
+            for buffer, old in zip(self.buffers, (self.keys, self.values), strict=True):
+                if start:
+                    buffer[:, :, :start] = old
+        for buffer, states in zip(self.buffers, new, strict=True):
+            buffer[:, :, start:n] = states
+        self.keys, self.values = (buffer[:, :, :n] for buffer in self.buffers)
+        self.is_initialized = True
+        return self.keys, self.values
 
     def keep(self, columns: _Indices) -> None:
         """Keep only `columns`, in order."""
-        assert self.keys is not None
-        assert self.values is not None
         index = torch.from_numpy(columns).to(self.keys.device)
         with torch.inference_mode():
             self.keys, self.values = self.keys[:, :, index], self.values[:, :, index]
-        self.n = len(columns)
-
-    def get_seq_length(self) -> int:
-        """Return the number of columns."""
-        return self.n
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (columns attended to, offset 0)."""
-        return self.n + query_length, 0
-
-    def get_max_length(self) -> int:
-        """Return -1: no bound."""
-        return -1
+        self.buffers = ()
