@@ -150,14 +150,16 @@ class _Task:
         import torch
 
         from kinject.process import core_count
-        from kinject.report.formatting import View
+        from kinject.report.files import read_view
         from kinject.report.words import write_opening
 
         if not self.alone:
             return {"text": f"{_render_accuracies(api.evaluate(self.recipe))}\n"}
         torch.set_num_threads(core_count())
         report = api.evaluate(self.recipe)
-        opening = "\n".join(textwrap.fill(text, 80) for text in write_opening(View(report)).paragraphs())
+        opening = "\n".join(
+            textwrap.fill(text, 80) for text in write_opening(read_view(self.folder, report)).paragraphs()
+        )
         return {"text": f"{_render_accuracies(report)}\n\n{opening}\n"}
 
 

@@ -227,7 +227,7 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
         path = options.report if options.report.is_file() else options.report / "report.json"
         arm = _own_arm(path, source.model)
         lines += [f"This model is the arm **{arm}**.", ""] if arm else []
-        lines += [render_card_tables(read_report(path)), ""]
+        lines += [render_card_tables(path.parent, read_report(path)), ""]
     if source.manifest:
         lines += ["## Training", "", "| | |", "|---|---|"]
         lines += [*(f"| {key} | {value} |" for key, value in _training_facts(source.manifest).items()), ""]

@@ -251,10 +251,10 @@ def test_grades_are_a_score_and_are_asked_once(
     assert [body for body in endpoint.bodies[n_asked:] if "Farrow born" not in str(body)] == []
     assert report.judge == read_report(folder / "report.json").judge
     assert report.judge.planted.keys() == set(GRADES)
-    assert "The judge, judge (measured on planted answers" in render_summary(report)
+    assert "The judge, judge (measured on planted answers" in render_summary(folder, report)
     write_report(folder, report)
     assert "The judge, judge" in (folder / "report.html").read_text("utf-8")
-    assert re.search(r"correct +\d+ +100\.0% +100\.0%", render_summary(report))
+    assert re.search(r"correct +\d+ +100\.0% +100\.0%", render_summary(folder, report))
 
 
 def test_a_budget_that_ends_is_an_error_that_keeps_the_grades(

@@ -263,7 +263,7 @@ def test_a_model_that_scores_nothing_has_no_number_anywhere(run, diverge, tmp_pa
     assert [item["accuracy"] for item in stored["unscored"]] == [None, None]
     write_report(tmp_path / "run", report)
     page = (tmp_path / "run" / "report.html").read_text()
-    for text in (render_summary(report), page):
+    for text in (render_summary(tmp_path / "run", report), page):
         assert "base on new (letters, 0 shots): diverged. None of 4 questions has a score" in text
         assert "0.000" not in text.split("perplexity")[0]
         assert "0.0%" not in text
@@ -277,7 +277,7 @@ def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_row
     long = [{**ROWS[0], "question": "Where was Bryn born? " * 40}, ROWS[1]]
     report = run(questions={"new": str(write_rows("long.jsonl", long))})
     assert report.results[0].n_cut == 1
-    assert "prompts were cut" in render_summary(report)
+    assert "prompts were cut" in render_summary(tmp_path / "run", report)
     cut = {answer.question_id: answer.truncated for answer in read_answers(tmp_path / "run" / "answers.jsonl")}
     assert cut["q0"] > 0
     assert cut["q1"] == 0

@@ -190,7 +190,7 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     (perplexity,) = report.perplexities
     assert (perplexity.n_tokens, perplexity.n_texts) == (n, 2)
     assert perplexity.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
-    assert "Perplexity of held-out texts (held_out)" in render_summary(report)
+    assert "Perplexity of held-out texts (held_out)" in render_summary(tmp_path / "run", report)
     assert run(recipe(perplexity_corpus=str(path))) == report
     assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].result.n == 4
 

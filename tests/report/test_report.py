@@ -25,7 +25,7 @@ from study_samples import (
 
 import kinject
 from kinject.errors import InputError
-from kinject.report.files import read_report, render_card_tables, render_summary, write_report
+from kinject.report.files import read_report, read_view, render_card_tables, render_summary, write_report
 from kinject.report.formatting import View, arm_label, escape_markdown, format_points, format_prompt
 from kinject.report.page import render_markdown_table
 from kinject.report.tables import cost_table, results_table, small_tables, sweep_tables
@@ -266,13 +266,20 @@ def test_the_table_of_results_holds_each_with_interval_and_mark(make: Callable[[
             assert f" | {contrast.wrong_to_right} | {contrast.right_to_wrong} | " in line
 
 
-def test_the_terminal_has_the_same_sentences_as_the_page(written: Path) -> None:
-    text = render_summary(make_report())
-    page = Elements((written / "report.html").read_text("utf-8")).text
-    for answer in write_opening(View(make_report())).answers:
-        assert answer.lead in text
-        assert answer.lead in page
-    assert escape_markdown("95% interval") in render_card_tables(make_report())
+@pytest.mark.usefixtures("blank_figures")
+def test_page_terminal_and_card_have_the_same_sentences_those_of_the_trainings_too(tmp_path: Path) -> None:
+    logs, run = write_logs(tmp_path / "train"), tmp_path / "run"
+    cut = {**MANIFEST, "counts": {"steps": 4, "epochs": 0.36}, "recipe": {"corpus": {"path": "runs/a/corpus.jsonl"}}}
+    logs["par"].with_name("manifest.json").write_text(json.dumps(cut))
+    report = make_report(logs=log_entries(logs))
+    page = Elements(write_report(run, report).read_text("utf-8")).text
+    opening = write_opening(read_view(run, report))
+    assert "It read the texts of corpus.jsonl." in opening.effect
+    assert "a training read a part of its rows only (par)" in opening.answers[-1].lead
+    for sentence in (opening.effect, *(answer.lead for answer in opening.answers)):
+        assert sentence in page
+        assert sentence in render_summary(run, report)
+        assert escape_markdown(sentence) in render_card_tables(run, report)
 
 
 def test_the_cost_of_shared_stages_is_divided_among_the_arms() -> None:

@@ -271,7 +271,7 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     assert f"{100 * abstained.rate:.1f} ▼" in html
     frame = report.to_rows()[1]
     assert frame["abstained.to_base.delta"] == abstained.to_base.delta
-    assert "abstained" in render_summary(report)
+    assert "abstained" in render_summary(tmp_path, report)
     (answer,) = [item for item in write_opening(View(report)).answers if item.question.startswith("Does it know")]
     assert answer.lead == "Shown: more wrong answers from ft on “set”."
     assert f"{100 * results[1].wrong.to_base.delta:+.1f} points to base" in answer.evidence[0].text

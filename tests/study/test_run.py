@@ -104,7 +104,7 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
     }
     assert all(cost.seconds > 0 for cost in result.costs if cost.stage == "train")
     assert {cost.arm for cost in result.costs if cost.stage == "train"} >= {"ft", "rep"}
-    text = render_summary(result)
+    text = render_summary(finished.folder / "study", result)
     assert "A small study" in text
     assert "training helps" in text
 
@@ -210,8 +210,8 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
     with_late, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
     assert not executor.submitted
     assert {claim.name: claim.declared_late for claim in with_late.claims} == {"c": False, "late": True}
-    assert "it helps here too" in render_summary(with_late)
-    assert "(declared late)" in render_summary(with_late)
+    assert "it helps here too" in render_summary(tmp_path / "study", with_late)
+    assert "(declared late)" in render_summary(tmp_path / "study", with_late)
     changed, _ = run_study(read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor)
     assert [claim.declared_late for claim in changed.claims] == [True]
     shutil.rmtree(tmp_path / "study")
@@ -263,7 +263,7 @@ def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, t
     assert "empty.jsonl" in failure.message
     assert {score.arm for score in result.results} == {"base", "ft"}
     assert result.claims[0].verdict == "cannot be tested"
-    assert "failed: bad" in render_summary(result)
+    assert "failed: bad" in render_summary(tmp_path / "study", result)
     empty.write_text('{"text": "Arden was born in Lowmere."}\n', encoding="utf-8")
     mended, executor = go(path)
     assert mended.failures == ()
@@ -300,7 +300,7 @@ def test_each_retrieval_is_asked_for_each_arm_and_what_an_answer_costs_is_counte
         3 * cost.tokens / 1e6 for cost in result.costs if (cost.arm, cost.stage) == ("ft", "train")
     ]
     assert plain.pays_after == math.ceil(plain.training / (rag.asking - plain.asking) * 1000)
-    assert "What an answer costs" in render_summary(result)
+    assert "What an answer costs" in render_summary(tmp_path / "study", result)
     assert "ft+own" in result.claims[0].finding
 
 

@@ -66,7 +66,7 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
     report, page = evaluate(recipe), recipe.run_dir / "report.html"
     if not is_first_process():  # of several processes the first one prints
         return None, 0
-    show(render_summary(report))
+    show(render_summary(recipe.run_dir, report))
     show(f"report: {page}")
     checks = check_requirements(read_requirements(recipe.eval.require, list(recipe.eval.questions)), report)
     for check in checks:
@@ -99,7 +99,7 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     from kinject.study.run import run_study
 
     result, page = run_study(recipe, executor_factory(arguments.jobs))
-    show(render_summary(result))
+    show(render_summary(recipe.run_dir, result))
     show(f"report: {page}")
     code = 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0
     return {"page": page, "report": result}, code

@@ -107,7 +107,7 @@ def write_report(run_dir: Path, report: Report) -> Path:
     if report.kind == "evaluation" and not report.results and not report.unscored:
         raise InputError(f"{run_dir}: the report has no results. Evaluate at least one model on one question set.")
     report = _with_manifests(run_dir, report)
-    view = View(report, _read_trainings(run_dir, report))
+    view = read_view(run_dir, report)
     plots = _draw_figures(run_dir, view)
     page = _make_page(view, plots, changes_table(run_dir / "flips.jsonl"))
     path = run_dir / "report.html"
@@ -115,18 +115,23 @@ def write_report(run_dir: Path, report: Report) -> Path:
     return path
 
 
-def render_summary(report: Report) -> str:
-    """Return `report` as text for the terminal, without a trailing newline: tables and notes, the opening last."""
-    view = View(report)
+def read_view(run_dir: Path, report: Report) -> View:
+    """Return the view of the report of `run_dir`, with what the manifests beside its training logs say of its trainings."""
+    return View(report, _read_trainings(run_dir, report))
+
+
+def render_summary(run_dir: Path, report: Report) -> str:
+    """Return the report of `run_dir` as text for the terminal, without a trailing newline: tables, notes, the opening last."""
+    view = read_view(run_dir, report)
     tables = ([headline_table(view)] if view.set_results else []) + [t for t in small_tables(view) if not t.folded]
     blocks = [report.title, *("\n".join(render_text_block(table)) for table in tables), "\n".join(claims_text(view))]
     blocks += ["\n".join(map(unscored_text, report.unscored)), "\n".join(f"note: {note}" for note in report.notes)]
     return "\n\n".join(block for block in (*blocks, *write_opening(view).paragraphs()) if block)
 
 
-def render_card_tables(report: Report) -> str:
-    """Return the opening and the headline table as Markdown, for a model card."""
-    view = View(report)
+def render_card_tables(run_dir: Path, report: Report) -> str:
+    """Return the opening and the headline table of the report of `run_dir` as Markdown, for a model card."""
+    view = read_view(run_dir, report)
     paragraphs = [escape_markdown(text) for text in write_opening(view).paragraphs()]
     return "\n\n".join([*paragraphs, "\n".join(render_markdown_table(headline_table(view)))])
 

@@ -373,7 +373,10 @@ def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
     for text, sets in same.items():
         yield f"On {join_words(list(sets))}, {text} (now {join_words(list(dict.fromkeys(sets.values())))})."
     if trained and max(len(finding.result.by_seed) for finding in trained) == 1:
-        yield "Each arm was trained once; a study with 3 seeds or more tells the method from one lucky training."
+        yield (
+            "Each arm was trained once, so intervals and p are about these models: another training would move the numbers too. "
+            "A study with 3 seeds or more tells the method from one lucky training."
+        )
 
 
 _MOST_LISTED = 6  # names in one sentence
@@ -450,17 +453,12 @@ def _doubts(view: View) -> Iterator[Evidence]:
 def limitations(view: View) -> Iterator[str]:
     """Yield one sentence for each limitation of the data, with what to do about it: seeds, choices."""
     n = len(view.report.seeds)
-    if n < 2:
-        yield (
-            "One training of each arm: intervals and p are about these models on other questions, not about another training, "
-            "which would move the numbers too. A study trains several seeds."
-        )
-    elif n == 2:
+    if n == 2:
         yield (
             "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in six was found to "
             "differ where nothing does (simulated). Three seeds bring it to one in twenty."
         )
-    else:
+    elif n > 2:
         yield f"{n} seeds: intervals and p hold the variance of documents and seeds, but {n} runs tell little of rare ones."
     for choice in view.report.choices:
         setting = f"{format_name(choice.key)} {format_name(str(choice.chosen))}"
