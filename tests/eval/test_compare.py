@@ -55,13 +55,17 @@ def test_two_runs_are_paired_by_question(folder):
     assert "in these models" in text
 
 
-def test_one_run_compares_its_other_arms_with_its_first(folder):
-    arms = [answer(i, i < n, arm) for arm, n in (("base", 2), ("a", 6), ("b", 9)) for i in range(10)]
-    pairs = compare_runs([read_run(folder("run", *arms))])
-    assert [(pair.name, pair.base_name) for pair in pairs] == [("a", "base"), ("b", "base")]
-    holm = [pair.contrast.p_holm for pair in pairs]
+def test_several_runs_are_one_family_and_one_run_compares_nothing(folder):
+    runs = [
+        read_run(folder(name, *(answer(i, i < n, "ft") for i in range(10))))
+        for name, n in (("x", 2), ("y", 6), ("z", 9))
+    ]
+    pairs = compare_runs(runs)
+    assert [(pair.name, pair.base_name) for pair in pairs] == [("y: ft", "x: ft"), ("z: ft", "x: ft")]
     assert [pair.contrast.p for pair in pairs] >= [flips_by_document([2, 2]), flips_by_document([2, 2, 2, 1])]
-    assert holm == pytest.approx([pairs[0].contrast.p, 2 * pairs[1].contrast.p])
+    assert [pair.contrast.p_holm for pair in pairs] == pytest.approx([pairs[0].contrast.p, 2 * pairs[1].contrast.p])
+    with pytest.raises(InputError, match="found one run; give two or more"):
+        compare_runs(runs[:1])
 
 
 def test_what_is_no_run_is_told(tmp_path, capsys):

@@ -82,19 +82,18 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     """Return every comparison to the first run, Holm-corrected as one family.
 
     In each setting (question set, format, shots, K) an arm is compared with the first run's arm of the same
-    name, or else with its first arm. One run alone: its other arms with its first. Raises `InputError` when there is
-    nothing to compare, or a question has other choices in the other run.
+    name, or else with its first arm. Raises `InputError` when there is nothing to compare, or a question has other choices
+    in the other run.
     """
-    base, others = runs[0], runs[1:] or runs
-    pairs: list[Pair] = []
-    for run in others:
-        for setting, arms in run.settings.items():
+    if len(runs) < 2:
+        raise InputError("found one run; give two or more. The report of one compares its own arms.")
+    base, pairs = runs[0], list[Pair]()
+    for run in runs[1:]:
+        for setting, arms in sorted(run.settings.items(), key=lambda item: item[0][3]):  # by K
             there = base.settings.get(setting) or base.settings.get((*setting[:3], 0), {})
             for arm, answers in arms.items() if there else ():
-                base_arm = arm if arm in there and run is not base else next(iter(there))
-                if run is base and there is arms and base_arm == arm:
-                    continue
-                names = (arm, base_arm) if run is base else (f"{run.name}: {arm}", f"{base.name}: {base_arm}")
+                base_arm = arm if arm in there else next(iter(there))
+                names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}")
                 pair = _pair(names, answers, there[base_arm])
                 if pair is not None:
                     pairs.append(pair)
@@ -133,9 +132,9 @@ _HEAD = (
     "p Holm",
 )  # fmt: skip
 _LEGEND = (
-    "change: paired by question; interval and p: by source document (a question without one counts alone), in these models: "
-    "another\ntraining may differ; w>r, r>w: wrong to right, right to wrong; "
-    "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons"
+    "change: paired by question; w>r, r>w: wrong to right, right to wrong\n"
+    "interval and p: by source document (a question without one counts alone), in these models: another training may differ\n"
+    "p: signs flipped by document (McNemar for single questions); p Holm: corrected for {n} comparisons"
 )
 
 
