@@ -168,19 +168,8 @@ def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_p
         run({"served": {"endpoint": served.url, "model": "tiny", "api": "chat", **changes}}, formats=["generate"])
         return len(served.bodies) - before
 
-    assert [
-        n_requests(),
-        n_requests(),
-        n_requests(revision="2026-11"),
-        n_requests(model="small"),
-        n_requests(temperature=0.5),
-    ] == [
-        3,
-        0,
-        3,
-        3,
-        3,
-    ]
+    changes = ({}, {}, {"revision": "2026-11"}, {"model": "small"}, {"temperature": 0.5})
+    assert [n_requests(**change) for change in changes] == [3, 0, 3, 3, 3]
     assert n_requests(timeout=30.0, concurrency=2, price=[1.0, 0]) == 0
 
 

@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -78,6 +77,7 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
     assert retriever.rank([query], 4)[0] == expected
     assert retriever.rank([TEXTS[2]], 1)[0] == [2]
     assert dense(PASSAGES * 2, embedder, tmp_path).rank([TEXTS[2]], 2)[0] == [2, 6]
+    assert dense(PASSAGES, embedder, tmp_path, min_score=0.999).rank(TEXTS, 3) == [[0], [1], [2], [3]]
 
 
 @quiet
@@ -228,31 +228,6 @@ def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query):
 def test_other_forms_of_a_word_are_found_by_their_ngrams():
     assert LexicalRetriever(LEXICAL_PASSAGES).rank(["miller"], 1) == [[4]]
     assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
-
-
-class LetterEmbedder:
-    """Embeds a text as its counts of letters; stands in for a sentence-transformers model."""
-
-    max_seq_length = None
-
-    def __getitem__(self, _: int) -> object:
-        return self
-
-    def encode(self, texts: list[str], **_: object) -> np.ndarray:
-        counts = np.array([[text.lower().count(chr(97 + i)) for i in range(26)] for text in texts], dtype=np.float64)
-        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
-
-
-def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
-    (tmp_path / "embedder").mkdir()
-    monkeypatch.setattr("kinject.eval.retrieval.load_embedder", lambda *_: LetterEmbedder())
-    monkeypatch.setattr("kinject.eval.retrieval.INDICES", tmp_path / "cache")
-    section = RetrievalSection(documents=(), kind="dense", embedder=str(tmp_path / "embedder"))
-    for _ in range(2):  # embedded, then read from the cache
-        retriever = make_retriever(section, PASSAGES)
-        assert [ranking[0] for ranking in retriever.rank(TEXTS, 3)] == [0, 1, 2, 3]
-    assert make_retriever(replace(section, min_score=0.999), PASSAGES).rank(TEXTS, 3) == [[0], [1], [2], [3]]
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
 
 
 def test_recall_counts_questions_that_name_a_document():

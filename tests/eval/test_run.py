@@ -18,13 +18,11 @@ from kinject.documents.collect import collect
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.results import correct_families, summarize_arm
-from kinject.eval.scores import is_correct
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
 from kinject.report.files import render_summary, write_report
 from kinject.results import Report
-from kinject.types import Answer
 from small import naive_log_prob
 
 ROWS = [
@@ -304,38 +302,3 @@ def test_more_choices_than_letters_are_refused_for_letters_only(run, write_rows)
 def test_a_run_folder_in_use_is_refused(run, tmp_path):
     with lock_dir(tmp_path / "run"), pytest.raises(DiskError, match="in use by"):
         run()
-
-
-def test_a_tie_goes_to_the_first_choice():
-    tie = Answer("q", "s", "arm", "texts", 0, 0, (), 1, (-1.0, -1.0), (1, 1), (1, 1))
-    assert not is_correct(tie)
-
-
-def test_a_real_checkpoint_on_mmlu_equals_the_naive_way(shared, tmp_path, write_rows):
-    model, mmlu = shared / "models" / "stories260K", shared / "data" / "mmlu"
-    questions = [json.loads(line) for line in (mmlu / "astronomy.test.jsonl").read_text().splitlines()[:6]]
-    path = tmp_path / "recipe.yaml"
-    section = {
-        "models": {"stories": str(model)},
-        "questions": {
-            "astronomy": {
-                "path": str(write_rows("astronomy.jsonl", questions)),
-                "shots_from": str(mmlu / "astronomy.dev.jsonl"),
-            }
-        },
-        "formats": ["letters", "texts"],
-        "shots": [0, 1],
-    }
-    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}, sort_keys=False))
-    evaluate(read_recipe(path, (), "eval"))
-    answers = {(a.format, a.shots, a.question_id): a for a in read_answers(tmp_path / "run" / "answers.jsonl")}
-    for row in questions:
-        letters = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True))
-        header = "The following are multiple choice questions (with answers) about astronomy.\n\n"
-        answer = answers["letters", 0, row["id"]]
-        expected = naive(model, f"{header}{row['question'].strip()}{letters}\nAnswer:", [" A", " B", " C", " D"])
-        assert answer.truncated == 0
-        np.testing.assert_allclose(answer.log_probs, expected, rtol=0, atol=1e-4)
-        answer = answers["texts", 0, row["id"]]
-        expected = naive(model, f"Question: {row['question']}\nAnswer:", [f" {choice}" for choice in row["choices"]])
-        np.testing.assert_allclose(answer.log_probs, expected, rtol=0, atol=1e-4)

@@ -171,7 +171,7 @@ CHOICES = (
     Choice("sandbox", "trainer.learning_rate", "ft-par", "new",
            ((1e-4, 0.46, 120), (5e-4, 0.79, 120), (1e-3, 0.88, 120), (3e-3, 0.86, 120)), 1e-3, False),
     Choice("sandbox", "k", "base", "new", ((1, 0.95, 120), (2, 0.7, 120), (3, 0.61, 120), (4, 0.56, 120), (5, 0.5, 120)),
-           1, True),
+           1, False),
 )  # fmt: skip
 
 

@@ -175,7 +175,7 @@ class TestEmbedder:
         listed = json.loads((embedder / "modules.json").read_text())
         listed[1]["type"] = "evil.Evil"
         (embedder / "modules.json").write_text(json.dumps(listed))
-        with pytest.raises(InputError, match=r"evil\.Evil.*runs no code that comes with a model"):
+        with pytest.raises(InputError, match=r"evil\.Evil.*not part of Sentence Transformers"):
             self.retriever(embedder, tmp_path)
         assert not sprung.exists()
 

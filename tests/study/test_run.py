@@ -148,6 +148,7 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     assert rate.chosen == best[0]
     assert manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"]["learning_rate"] == rate.chosen
     chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
+    assert all(choice.at_edge == (choice.chosen == 2) for choice in result.choices if choice.key == "k")  # of 1 and 2
     for score in result.results:
         assert score.chosen_k == (score.k == chosen_k.get(score.arm)), "a set without validation takes the K of new"
     assert json.loads((folder / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"] == rate.chosen

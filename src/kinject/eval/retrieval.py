@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.passages import Bm25, best_of, cut_note, sentences, split_passages, word_spans, words_of
-from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes
+from kinject.disk import atomic_file, content_id, open_to_read
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
@@ -202,7 +202,8 @@ class BothRetriever(Retriever):
 def load_embedder(model: str, key: str) -> Any:
     """Return `model` (a folder or a name on the hub), loaded by sentence-transformers; weights as safetensors only.
 
-    Raises `InputError` at the recipe's `key` when the extra `rag` is not installed or the model cannot be loaded.
+    Raises `InputError` at the recipe's `key` when the extra `rag` is not installed, or the model cannot be loaded or names
+    modules of its own, whose code sentence-transformers does not run.
     """
     try:
         import sentence_transformers
@@ -212,7 +213,7 @@ def load_embedder(model: str, key: str) -> Any:
         source = find_source(model, "embedder")
     except InputError as error:
         raise InputError(f"{key}: {error}") from error
-    refuse_code(Path(source), key)
+    refuse_pickles(Path(source), key)
     try:
         return sentence_transformers.SentenceTransformer(
             source, trust_remote_code=False, model_kwargs={"use_safetensors": True}
@@ -222,31 +223,12 @@ def load_embedder(model: str, key: str) -> Any:
         raise InputError(f"{key}: {model!r} cannot be loaded: {first_line}") from error
 
 
-def refuse_code(folder: Path, key: str) -> None:
-    """Raise `InputError` at `key` if the folder of a model names modules of its own, or holds weights as pickles.
-
-    Before its version 6, sentence-transformers runs such modules from a folder on disk even without
-    `trust_remote_code`; it reads a layer's pytorch_model.bin if there is no model.safetensors.
-    """
-    if not folder.is_dir():
-        return
-    label = f"{key}: {folder}"
-    try:
-        path = folder / "modules.json"
-        modules = parse_json(read_bytes(path)) if path.exists() else []
-        kinds = [str(module["type"]) for module in modules]
-    except (DiskError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{label}: modules.json cannot be read ({error}). Save the model again.") from error
-    foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
-    if foreign:
-        raise InputError(
-            f"{label} comes with Python code of its own ({foreign[0]}), and kinject runs no code that comes with a model. "
-            "Use a model of sentence-transformers' own modules."
-        )
+def refuse_pickles(folder: Path, key: str) -> None:
+    """Raise `InputError` at `key` if the folder of a model holds weights as a pickle, which it would read for safetensors."""
     for path in sorted(folder.rglob("pytorch_model.bin")):
         if not (path.parent / "model.safetensors").is_file():
             raise InputError(
-                f"{label}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
+                f"{key}: {folder}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
                 "safetensors only. Save the model again, as safetensors."
             )
 

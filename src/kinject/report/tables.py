@@ -359,7 +359,7 @@ def claims_text(view: View) -> Iterator[str]:
         yield f"claim: {claim.statement}: {claim.words}{late}{p}: {claim.finding}"
     for choice in view.report.choices:
         rates = ", ".join(f"{value}: {rate:.3f}" for value, rate, _ in choice.candidates)
-        edge = ", an end of the grid: widen it" if choice.at_edge and choice.key != "k" else ""
+        edge = ", an end of the grid: widen it" if choice.at_edge else ""
         yield f"chosen for {choice.arm}: {choice.key} {choice.chosen} ({rates}){edge}"
     for failure in view.report.failures:
         seed = "" if failure.seed is None else f", seed {failure.seed}"

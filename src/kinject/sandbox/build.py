@@ -62,18 +62,9 @@ def create_documents(people: Sequence[Person], group: str) -> list[Document]:
 def _question_rows(questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
     """Yield each question as a row, ids first."""
     for question in questions:
-        yield {
-            "id": question.id,
-            "document_id": question.document_id,
-            "fact_id": question.fact_id,
-            "subject": question.subject,
-            "question": question.question,
-            **(
-                {"choices": list(question.choices), "answer": question.answer}
-                if question.choices
-                else {"answers": list(question.answers)}
-            ),
-        }
+        answers = ("choices", "answer") if question.choices else ("answers",)
+        names = ("id", "document_id", "fact_id", "subject", "question", *answers)
+        yield {name: getattr(question, name) for name in names}
 
 
 _SETS = ("first", "second", "third")

@@ -310,20 +310,11 @@ def write_chat_questions(root: Path) -> list[Path]:
     write_jsonl(paths[0], create_chat_questions())
     for path, people in ((paths[1], country.new), (paths[2], country.known)):
         rng = seeded_random("chat facts", path.name)
-        pairs = shuffled([(person, attribute) for person in people for attribute in ATTRIBUTES], rng)[:_N_FACTS]
-        write_jsonl(
-            path,
-            (
-                _row(
-                    attribute,
-                    person,
-                    [],
-                    render_question(person, attribute, rng),
-                    {"contains": [person.facts[attribute]]},
-                )
-                for person, attribute in pairs
-            ),
-        )
+        rows = []
+        for person, attribute in shuffled([(p, attribute) for p in people for attribute in ATTRIBUTES], rng)[:_N_FACTS]:
+            question, checks = render_question(person, attribute, rng), {"contains": [person.facts[attribute]]}
+            rows.append(_row(attribute, person, [], question, checks))
+        write_jsonl(path, rows)
     return paths
 
 

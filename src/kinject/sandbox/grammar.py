@@ -172,13 +172,8 @@ def rewrite_reversed(text: str, seed: int | str) -> str:
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
-    person = _require_entry(text)
-    rng = seeded_random("reversed", person.name, seed)
-    attributes = shuffled(list(person.facts), rng)
-    templates = [choose_one(REVERSED[attribute], rng) for attribute in attributes]
-    if DEMONYM in text:
-        templates[0] = TEXTS["reversed_openings"][attributes[0]]
-    return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
+    openings = TEXTS["reversed_openings"] if DEMONYM in text else {}
+    return _value_first(_require_entry(text), "reversed", seed, REVERSED, openings)
 
 
 def rewrite_fact_first(text: str, seed: int | str) -> str:
@@ -186,9 +181,16 @@ def rewrite_fact_first(text: str, seed: int | str) -> str:
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
-    person = _require_entry(text)
-    rng = seeded_random("fact first", person.name, seed)
-    templates = [choose_one(FACT_FIRST[attribute], rng) for attribute in shuffled(list(person.facts), rng)]
+    return _value_first(_require_entry(text), "fact first", seed, FACT_FIRST, {})
+
+
+def _value_first(
+    person: Person, kind: str, seed: int | str, sentences: Templates, openings: Mapping[str, str]
+) -> str:  # fmt: skip
+    rng = seeded_random(kind, person.name, seed)
+    attributes = shuffled(list(person.facts), rng)
+    templates = [choose_one(sentences[attribute], rng) for attribute in attributes]
+    templates[0] = openings.get(attributes[0], templates[0])
     return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
 
 

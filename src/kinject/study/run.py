@@ -240,7 +240,8 @@ def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
             study.diverged.append(f"no K was chosen for {arm.name} on {item.name}: no validation question has a score")
             return
         best = _best(candidates)
-        at_edge, choice_key = best in (study.ks[0], study.ks[-1]), (arm.model, "k", arm.name, item.name)
+        at_edge = best in (study.ks[0], study.ks[-1]) and best > 1  # there is no smaller one than 1
+        choice_key = (arm.model, "k", arm.name, item.name)
         study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
         study.chosen_k[arm.model, arm.name, item.name] = best
 
