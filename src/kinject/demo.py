@@ -43,9 +43,11 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
     """
     if real:
         return _demo_real(folder)
+    from kinject import api
     from kinject.executors import executor_factory, start_fork_server
     from kinject.process import core_count
     from kinject.report.files import read_report
+    from kinject.sandbox import BASE, BASE_CORPUS, write_base_corpus
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
@@ -54,8 +56,13 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
         )
         start_fork_server()  # it imports the libraries while this process prepares the data
         _write_inputs()
-        _write_base()
-        _augment()
+        _print_line(f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from")
+        if not BASE_CORPUS.exists():
+            write_base_corpus(BASE_CORPUS)
+        BASE.write()
+        _print_line("3 of 5  paraphrases of the documents, by the sandbox's own writer")
+        result = api.augment(_AUGMENT)
+        _print_line(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
         with executor_factory(min(2, core_count()))() as executor:
             _print_line(
                 "4 of 5  trains the base model on the paraphrases, and its control on the documents as they are"
@@ -174,24 +181,6 @@ def _write_inputs() -> None:
 
     n_written = len(copy_recipes(find_recipes(["eval"], read_shipped()), Path(), write_sandbox).written)
     _print_line(f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}")
-
-
-def _write_base() -> None:
-    from kinject.sandbox import BASE, BASE_CORPUS, write_base_corpus
-
-    _print_line(f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from")
-    if not BASE_CORPUS.exists():
-        write_base_corpus(BASE_CORPUS)
-    BASE.write()
-
-
-def _augment() -> None:
-    from kinject.augment import augment
-    from kinject.recipe import read_recipe
-
-    _print_line("3 of 5  paraphrases of the documents, by the sandbox's own writer")
-    result = augment(read_recipe(_AUGMENT, verb="augment"))
-    _print_line(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
 
 
 def _train(executor: LocalExecutor, paths: Sequence[Path], folder: Path, after: Sequence[_Task] = ()) -> None:
