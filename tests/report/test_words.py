@@ -125,6 +125,14 @@ def test_both_help_only_where_both_beat_either_alone() -> None:
     assert (tag(), tag(p=0.2), tag(delta=-0.1)) == ("both help", "adds to retrieval", "adds to retrieval")
 
 
+def test_where_several_k_were_asked_the_compared_one_is_named() -> None:
+    results = [make_result("base", BASE, None), make_result("cpt", TUNED, BASE)]
+    results += [make_result(arm, first(n, 200), BASE, k=k) for arm in ("base", "cpt") for k, n in ((1, 180), (3, 60))]
+    (answer,) = [a for a in write_opening(View(make_evaluation(results))).answers if a.question.startswith("Would")]
+    assert answer.lead == "On “new” with K = 1, retrieval alone did better than cpt (−45.0 points)."
+    assert {item.arm for item in answer.evidence} == {"cpt", "cpt with passages, K = 1"}
+
+
 def test_an_arm_is_the_best_only_if_its_difference_to_every_other_is_shown() -> None:
     report = make_report()
     assert "par did best of these 2 trained models." in write_opening(View(report)).effect

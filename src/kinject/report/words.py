@@ -252,6 +252,8 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
     scope = "In these models: " if judged == {"these models"} else ""
     for (model, name), of_set in sets.items():
         of = f" ({format_name(model)})" if view.several_models else ""
+        rag = view.retrieval(model, name) if of_set[0].about in _BESIDE else None
+        of += f" with K = {rag.k}" if rag is not None and not rag.chosen_k else ""
         phrases: dict[str, list[Finding]] = {}
         for finding in sorted(of_set, key=lambda f: f.tag not in (Tag.BETTER, Tag.WORSE)):  # what is shown comes first
             phrases.setdefault(_words(view, finding)[1], []).append(finding)
@@ -263,7 +265,7 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
 def _clause(phrase: str, same: Sequence[Finding]) -> str:
     arms = f"{len(same)} arms ({_points_span(same)} points)"
     if len(same) <= _MOST_ARMS:
-        names = [f"{arm_name(f.result.arm, f.result.k)} ({format_points(f.contrast.delta)} points)" for f in same]
+        names = [f"{arm_label(f.result)} ({format_points(f.contrast.delta)} points)" for f in same]
         arms = join_words(names)
     most, contrast = f"{100 * max(f.possible for f in same):.1f}", same[0].contrast
     possible = f"{'losses' if same[0].about is About.RETENTION else 'gains'} of up to {most} points"
@@ -281,7 +283,7 @@ def _points_span(findings: Sequence[Finding]) -> str:
 def _line(view: View, finding: Finding) -> Evidence:
     result, tag = finding.result, _words(view, finding)[0]
     label = quoted(result.question_set) + (f" ({format_name(result.model)})" if view.several_models else "")
-    return Evidence(arm_name(result.arm, result.k), label, tag, _TONES.get(tag, "flat"), f"{sentence(finding)}.")
+    return Evidence(arm_label(result), label, tag, _TONES.get(tag, "flat"), f"{sentence(finding)}.")
 
 
 def sentence(finding: Finding) -> str:
@@ -337,8 +339,8 @@ def _outcomes(view: View) -> Iterator[Answer]:
             if part is not None and part.to_base is not None and part.to_base.is_significant:
                 amount, tone = ("more", "bad") if part.to_base.delta > 0 else ("fewer", "good")
                 text = f"{format_percent(part.rate)} of {part.n:,} questions, {format_points(part.to_base.delta)} points to base."
-                arm, name = arm_name(result.arm, result.k), quoted(result.question_set)
-                lines.append(Evidence(arm, name, f"{amount} {words}", tone, text))
+                name = quoted(result.question_set)
+                lines.append(Evidence(arm_label(result), name, f"{amount} {words}", tone, text))
     if shown:
         named = [f"{line.tag} from {line.arm} on {line.question_set}" for line in lines[:_MOST_ARMS]]
         named += [f"{len(lines) - _MOST_ARMS} more changes"] if len(lines) > _MOST_ARMS else []
