@@ -138,34 +138,34 @@ def test_a_base_model_answers_the_questions_of_a_corpus_behind_their_documents(
 
 def test_answers_are_drawn_again_while_a_quarter_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 8 answers 4 are right, then 1 of 4, then none of 3; a model whose first pass is worse is refused at once."""
-    passes: list[list[str | None]] = []
+    passes: list[int] = []
     right: list[int] = []
 
     def written(self: Any, requests: Sequence[Any], attempt: int) -> Any:
-        texts = ["Kelm" if i < right[attempt] else "Farrow" if i else None for i in range(len(requests))]
-        passes.append(texts)
-        return ((request, text, 2) for request, text in zip(requests, texts, strict=True))
+        passes.extend([len(requests)] * bool(requests))
+        for i, request in enumerate(requests):
+            yield request, "Kelm" if i < right[attempt] else "Farrow" if i else None, 2
 
-    def answer(without_context: float) -> tuple[dict[int, str], dict[str, int]]:
+    def answer(without_context: float, n: int = 8) -> tuple[dict[int, str], dict[str, int]]:
         passes.clear()
         section, generator = AnswersSection(without_context), GeneratorSection(model="tiny", max_tokens=N)
         model: Any = None
-        requests = [_Request(i, f"{i}", [1], [1], "Kelm", False, False) for i in range(8)]
+        requests = [_Request(i, f"{i}", [1], [1], "Kelm", False, False) for i in range(n)]
         return _Writer(model, model, section, generator, None, False, {}, "").answer(requests)
 
     monkeypatch.setattr(_Writer, "_written", written)
     right[:] = [4, 1, 0]
     answers, fates = answer(0.3)
     assert (list(answers), fates) == ([0, 1, 2, 3, 4], {"endless": 1, "wrong": 2, "written_tokens": 30})
-    assert [len(texts) for texts in passes] == [8, 4, 3]
+    assert passes == [8, 4, 3]
     assert len(answer(0.0)[0]) == 4  # nothing is drawn, so another pass would write the same
-    assert len(passes) == 1
+    assert passes == [8]
     right[:] = [1]
-    with pytest.raises(
-        InputError, match=r"^tiny: corpus.answers: of its first 8 answers 1 can be kept.* 7 do not hold"
-    ):
+    with pytest.raises(InputError, match=r"^tiny: corpus.answers: of 8 answers 1 can be kept.* 7 do not hold"):
         answer(0.3)
-    assert len(passes) == 1
+    with pytest.raises(InputError, match=r"of 50 answers 1 can be kept"):
+        answer(0.3, 200)
+    assert passes == [50]  # every fourth row; the others are not tried
 
 
 def test_answers_to_the_prompt_alone_and_to_a_mixture(

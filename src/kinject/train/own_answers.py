@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, groupby
+from itertools import chain, count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ _FORMAT = 3
 MOST_TOKENS = 512
 """Longest answer; at most half of the model's window."""
 _ENOUGH, _TRIAL = 0.25, 64
-"""Part of the answers that must be of use, and after how many of them a model is refused."""
+"""Part of the answers that must be of use, and the rows, spread over the corpus, on which a model is tried."""
 _BATCH = 32
 
 
@@ -234,14 +234,17 @@ class _Writer:
         """Return the answers that are kept, by row, how many are not (endless, wrong), and the tokens of all.
 
         Rows without one are asked again, if tokens are drawn, while `_ENOUGH` of the answers can be kept. Raises `InputError`
-        if less can in the first pass.
+        if less can of the rows that are tried first.
         """
         answers, waiting, n_tokens = dict[int, str](), list(requests), 0
         with Progress(f"{self.part} answers".strip(), len(requests), "rows") as progress:
             for attempt in count():
                 failed: list[_Request] = []
                 n_endless = n_wrong = 0
-                for n_drawn, (request, text, n_written) in enumerate(self._written(waiting, attempt), start=1):
+                step = -(-len(waiting) // _TRIAL)
+                trial, others = waiting[::step], [item for i, item in enumerate(waiting) if i % step]
+                written = chain(self._written(trial, attempt), self._written(others, attempt))
+                for n_drawn, (request, text, n_written) in enumerate(written, start=1):
                     n_tokens += n_written
                     is_wrong = text is not None and self.reads_document and not matches(text, [request.corpus_answer])
                     if text is None or is_wrong:
@@ -250,10 +253,10 @@ class _Writer:
                     else:
                         answers[request.index] = text
                         progress.advance()
-                    if attempt == 0 and n_drawn >= min(_TRIAL, len(requests)) and len(answers) < _ENOUGH * n_drawn:
+                    if attempt == 0 and n_drawn == len(trial) and len(answers) < _ENOUGH * n_drawn:
                         raise InputError(
-                            f"{self.generator.model}: {_key(self.part)}: of its first {n_drawn} answers {len(answers)} can be "
-                            f"kept, too few to learn from: {n_endless} do not end within {self.generator.max_tokens} tokens, "
+                            f"{self.generator.model}: {_key(self.part)}: of {n_drawn} answers {len(answers)} can be kept, too "
+                            f"few to learn from: {n_endless} do not end within {self.generator.max_tokens} tokens, "
                             f"{n_wrong} do not hold the given answer. Set answers: given, or take a stronger model."
                         )
                 is_last = self.section.without_context in (0, 1) or len(failed) > (1 - _ENOUGH) * len(waiting)
