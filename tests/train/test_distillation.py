@@ -360,7 +360,7 @@ def test_documents_held_out_keep_each_row_with_its_own_predictions(
     [
         ({"method": "distill", "distillation": {"context": "documents"}}, "Did you mean document"),
         ({"method": "distill", "distillation": {"documents": "nowhere.jsonl"}}, "nothing is there"),
-        ({"method": "distill"}, "no row of .* has a context that fits"),
+        ({"method": "distill"}, "no row of .* has a context that fits .* Rows need a document_id"),
     ],
 )
 def test_what_cannot_be_distilled_is_refused(make_recipe: MakeRecipe, sections: dict[str, Any], fault: str) -> None:

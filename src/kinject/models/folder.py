@@ -43,12 +43,10 @@ _FIX = "It must be a folder that save_pretrained wrote; make the model again."
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a safetensors file: its dtype as the format names it, its shape, the file, the byte at which it begins."""
+    """A tensor in a safetensors file: its dtype as the format names it, and its shape."""
 
     dtype: str
     shape: list[int]
-    path: Path
-    start: int
 
 
 Header = dict[str, StoredTensor]
@@ -156,15 +154,11 @@ def read_header(path: Path) -> Header:
     check_regular(path)
     try:
         with safe_open(path, framework="numpy"), open(path, "rb") as file:  # the library checks the header
-            size = int.from_bytes(file.read(8), "little")
-            entries: dict[str, Any] = json.loads(file.read(size))
+            entries: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise InputError(f"{path}: damaged, or no safetensors file ({first_line(error)}). {_FIX}") from error
     entries.pop("__metadata__", None)
-    return {
-        name: StoredTensor(entry["dtype"], entry["shape"], path, 8 + size + entry["data_offsets"][0])
-        for name, entry in entries.items()
-    }
+    return {name: StoredTensor(entry["dtype"], entry["shape"]) for name, entry in entries.items()}
 
 
 def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> None:

@@ -40,10 +40,6 @@ def suggestion(word: object, allowed: Iterable[str]) -> str:
     return f" Allowed: {shown}" if names else ""
 
 
-def _ignore_input(_key: KeyPath, _kind: str, _value: str) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Checker:
     """Builds sections from plain values.
@@ -53,7 +49,7 @@ class Checker:
     """
 
     report: Callable[[KeyPath, str], None]
-    found_input: Callable[[KeyPath, str, str], None] = _ignore_input
+    found_input: Callable[[KeyPath, str, str], None] = lambda _key, _kind, _value: None
 
     def section(self, cls: type[Section], value: object, key: KeyPath) -> Section | None:
         """Return `cls` built from the mapping `value`, or None after reporting every fault in it."""

@@ -67,25 +67,22 @@ REFUSED = {
 """Fields that a recipe must not set -> the reason, and the setting to use."""
 
 
-def _same(new: str) -> Callable[[Any], tuple[dict[str, Any], str]]:
-    return lambda value: ({new: value}, f"is called {new} today; read as that")
-
-
-def _group_by_length(value: Any) -> tuple[dict[str, Any], str]:
-    strategy = "group_by_length" if value else "random"
-    return {"train_sampling_strategy": strategy}, f"is train_sampling_strategy: {strategy} today; read as that"
-
-
-RENAMED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
-    "evaluation_strategy": _same("eval_strategy"),
-    "warmup_ratio": _same("warmup_steps"),
-    "group_by_length": _group_by_length,
-    "max_seq_length": _same("max_length"),
-    "save_safetensors": lambda value: ({}, "has no effect today: weights are always safetensors; ignored"),
+RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps",
+    "group_by_length": "train_sampling_strategy",
+    "max_seq_length": "max_length",
+    "save_safetensors": "",
 }
-"""Older names of TRL's and transformers' fields -> (today's fields, the note for the user)."""
+"""Older names of TRL's and transformers' fields -> today's; "" for one without an effect."""
 RENAMED_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 """Older values of `trainer.optim` -> today's: the same arithmetic in torch."""
+
+
+def renamed(key: str) -> str:
+    """Return what became of an older name, as the end of a sentence."""
+    today = RENAMED[key]
+    return f"is called {today} today; read as that" if today else "has no effect today; ignored"
 
 
 def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -109,16 +106,17 @@ def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dic
         if key == "save_safetensors" and value is False:
             checker.report(("trainer", key), "weights are always safetensors (pickles can run code). Remove the line.")
             continue
-        if key in RENAMED and key != unread:
-            replacement, note = RENAMED[key](value)
-            notes.append(f"trainer.{key} {note}.")
-        else:
-            replacement = {} if key == unread else {key: value}
-        for name, item in replacement.items():
-            if name in written:
-                checker.report(("trainer", key), f"is the same as {written[name]}. Keep one.")
-                continue
-            fields[name], written[name] = item, key
+        if key == unread:
+            continue
+        name = RENAMED.get(key, key)
+        if name != key:
+            notes.append(f"trainer.{key} {renamed(key)}.")
+        if key == "group_by_length":
+            value = "group_by_length" if value else "random"
+        if name in written:
+            checker.report(("trainer", key), f"is the same as {written[name]}. Keep one.")
+        elif name:
+            fields[name], written[name] = value, key
     optim = fields.get("optim")
     if isinstance(optim, str) and optim in RENAMED_OPTIMIZERS:
         fields["optim"] = RENAMED_OPTIMIZERS[optim]
@@ -154,7 +152,7 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
         checked[name] = checker.value(field_hint(known[name], hints[name]), value, path)
         if checker.is_in_bounds(checked[name], RANGES.get(name, {}), path) and name in _EVERY:
             _check_whole(checked[name], path, checker)
-    check_schedule(fields, written, checker, plain_hint)
+    check_schedule(fields, written, checker)
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule ignores warmup_steps without a warning
         checked["lr_scheduler_type"] = "constant_with_warmup"
@@ -299,9 +297,7 @@ def _source(name: str) -> Callable[..., Any]:
     return adaptive.get(name) or typing.cast("Callable[..., Any]", TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)])
 
 
-def check_schedule(
-    trainer: Mapping[str, Any], written: Mapping[str, str], checker: Checker, plain: Callable[[Any], Any]
-) -> None:
+def check_schedule(trainer: Mapping[str, Any], written: Mapping[str, str], checker: Checker) -> None:
     """Report the faults in the schedule of `trainer` (under today's names; `written` maps them to those in the recipe)."""
     name = trainer.get("lr_scheduler_type", "linear")
     warmup = trainer.get("warmup_steps", 0)
@@ -321,7 +317,7 @@ def check_schedule(
             checker.report((*section, key), f"unknown to lr_scheduler_type: {name}.{fault}")
             continue
         hint = allowed[key][0]
-        checked = checker.value(hint if typing.get_origin(hint) is Literal else plain(hint), value, (*section, key))
+        checked = checker.value(plain_hint(hint), value, (*section, key))
         checker.is_in_bounds(checked, _SCHEDULE_RANGES.get(key, {}), (*section, key))
     for key, (_, default) in allowed.items():
         if default is inspect.Parameter.empty and key not in arguments:

@@ -24,6 +24,7 @@ from kinject.recipe.library_fields import (
     RENAMED_OPTIMIZERS,
     adapter_types,
     field_hint,
+    renamed,
     schedule_names,
 )
 from kinject.recipe.read import NOT_NULL, Sections
@@ -174,13 +175,11 @@ def _trainer() -> Schema:
     """Return the schema of SFTConfig's fields, with their older names and the refused ones."""
     from trl import SFTConfig
 
-    properties = _fields_of(SFTConfig, field_hint)
+    properties = _fields_of(SFTConfig)
     properties["lr_scheduler_type"]["enum"] = schedule_names()
     properties["optim"]["enum"] += RENAMED_OPTIMIZERS
     older = {}
-    for name, replacement in RENAMED.items():
-        fields, note = replacement(None)
-        today = next(iter(fields), "")
+    for name, today in RENAMED.items():
         shape: Schema = {
             key: properties[today][key] for key in ("type", "enum", "anyOf") if key in properties.get(today, {})
         }
@@ -190,7 +189,7 @@ def _trainer() -> Schema:
             shape = {"not": {"const": False}}
         if name == "warmup_ratio":
             shape |= {"minimum": 0, "exclusiveMaximum": 1}
-        older[name] = {"deprecationMessage": f"{name} {note.partition(':')[0]}.", "doNotSuggest": True, **shape}
+        older[name] = {"deprecationMessage": f"{name} {renamed(name)}.", "doNotSuggest": True, **shape}
     for name, why in REFUSED.items():
         older[name] = {"not": {}, "deprecationMessage": f"{name} {why}", "doNotSuggest": True}
     return {"properties": {**properties, **older}, "additionalProperties": False}
@@ -199,9 +198,7 @@ def _trainer() -> Schema:
 def _adapter() -> Schema:
     """Return the schema of an adapter: LoraConfig's fields by name; those of another type are checked when they are read."""
     types = adapter_types()
-    properties = {
-        key: value for key, value in _fields_of(types["lora"], field_hint).items() if key not in ADAPTER_REFUSED
-    }
+    properties = {key: value for key, value in _fields_of(types["lora"]).items() if key not in ADAPTER_REFUSED}
     for shape in properties.values():
         for option in (shape, *shape.get("anyOf", ())):
             if "array" in (option.get("type") or ()):  # a list names at least one
@@ -215,7 +212,7 @@ def _adapter() -> Schema:
     return {"properties": properties, **only}
 
 
-def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
+def _fields_of(cls: type) -> dict[str, Schema]:
     """Return the schemas of a library's configuration fields, each with the first sentence of the library's help."""
     hints = typing.get_type_hints(cls)
     properties: dict[str, Schema] = {}
@@ -225,7 +222,7 @@ def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
         text = " ".join(str(field.metadata.get("help") or "").split())
         first = text.partition(". ")[0].rstrip(".")
         about = {"description": first[:_LONGEST_HELP] + "."} if first else {}
-        schema = _bounded(_value(hint_of(field, hints[field.name]), {}), RANGES.get(field.name, {}))
+        schema = _bounded(_value(field_hint(field, hints[field.name]), {}), RANGES.get(field.name, {}))
         properties[field.name] = {**about, **schema, **_default(field)}
     return properties
 

@@ -333,16 +333,17 @@ def check_positions(config: Any, data: TrainingData) -> int | None:
 class RowDataset:
     """Training rows for a trainer, each made when a batch needs it.
 
-    A row is a dict with input_ids, labels, position_ids, length and, with `with_replay`, replayed. With `weights` (of
-    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1. With `teacher` it has the number of
-    the teacher's prediction of each token; rows mixed in have none.
+    A row is a dict with input_ids, labels, position_ids, length and replayed. With `weights` (of the corpus rows, in
+    order) it has the weight of each token; rows mixed in weigh 1. With `teacher` it has the number of the teacher's
+    prediction of each token; rows mixed in have none.
     """
 
     rows: PackedRows
-    with_replay: bool = False
     weights: npt.NDArray[np.float32] | None = None
     teacher: TeacherRows | None = None
-    column_names: tuple[str, ...] = field(default=("input_ids", "labels", "position_ids", "length"), init=False)
+    column_names: tuple[str, ...] = field(
+        default=("input_ids", "labels", "position_ids", "length", "replayed"), init=False
+    )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -354,10 +355,8 @@ class RowDataset:
         row = self.rows[index]
         columns: dict[str, Any] = {
             "input_ids": row.input_ids, "labels": row.labels, "position_ids": row.position_ids,
-            "length": len(row.input_ids),
+            "length": len(row.input_ids), "replayed": row.replayed,
         }  # fmt: skip
-        if self.with_replay:
-            columns["replayed"] = row.replayed
         if self.weights is not None:
             columns["weights"] = [
                 float(self.weights[number]) if number < len(self.weights) else 1.0
@@ -418,7 +417,7 @@ class Collator:
     nothing_learned: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return input_ids, labels, position_ids and, if rows have them, replayed, weights and teacher.
+        """Return input_ids, labels, position_ids, replayed and, if rows have them, weights and teacher.
 
         Raises `TrainingError` if no token of the batch is in the loss and `nothing_learned` is stop.
         """

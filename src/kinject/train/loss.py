@@ -79,14 +79,13 @@ class Objective:
     """Changes the loss of a run; each kind is one file, and one line of `kinject.train.objectives.OBJECTIVES`.
 
     An objective of your own is a frozen dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a
-    recipe sets them under techniques.custom.NAME. Of the hooks below it overrides those that it needs. Validation losses stay
-    plain. Where any objective is on, the logits are computed whole, which the estimate of memory counts.
+    recipe sets them under techniques.custom.NAME. Of the hooks below it overrides those that it needs. Batches hold labels,
+    position_ids and replayed (bool). Validation losses stay plain. Where any objective is on, the logits are computed whole,
+    which the estimate of memory counts.
     """
 
     is_mean: ClassVar[bool] = True
     """Whether the loss is the mean over the learned tokens; if not, `count` and `total` say of what."""
-    columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of batches that it reads beside labels and position_ids: replayed (bool), weights (float)."""
     conflicts: ClassVar[tuple[Conflict, ...]] = ()
     """Rows for the table of conflicts: the keys that it excludes or needs."""
 

@@ -139,9 +139,7 @@ def _make_trainer(
         tokenized.projection_rows or (),
     )  # fmt: skip
     loss, rules = make_loss(recipe, float(config.label_smoothing_factor)), make_rules(inputs)
-    reads_replayed = any("replayed" in objective.columns for objective in loss.objectives)
-    has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
-    train = RowDataset(tokenized.train.rows, has_kl or reads_replayed, tokenized.weights, tokenized.teacher)
+    train = RowDataset(tokenized.train.rows, tokenized.weights, tokenized.teacher)
     validation = RowDataset(tokenized.validation.rows) if tokenized.validation is not None else None
     make = None
     if tokenized.teacher is not None:

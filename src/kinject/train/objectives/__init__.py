@@ -38,7 +38,6 @@ class WeightedRows(Objective):
     """The loss is the weighted mean over tokens; batches hold weights [batch, length]."""
 
     is_mean = False
-    columns = ("weights",)
 
     def __init__(self, section: RowWeightsSection) -> None:
         self.section = section

@@ -241,12 +241,14 @@ def teacher_rows(
     heads = cached_tokens(Path(recipe.corpus.cache_dir), key, make, "")
     read = TeacherRows(tokens, heads, key)
     if not read.starts[-1]:
-        message = (
-            f"{section.context}: no row of {recipe.corpus.path} has a context that fits into the model's window. Rows need a "
-            "document_id, and the documents must be in the corpus (origin: original) or at distillation.documents; context: "
-            "beginning needs none."
-        )
-        raise fault("distillation.context", message)
+        fix = "All are too short."
+        if section.context == "document":
+            fix = (
+                "Rows need a document_id, and the documents must be in the corpus (origin: original) or at "
+                "distillation.documents; context: beginning needs none."
+            )
+        message = f"no row of {recipe.corpus.path} has a context that fits into the model's window."
+        raise fault("distillation.context", f"{section.context}: {message} {fix}")
     return read
 
 
