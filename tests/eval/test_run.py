@@ -162,6 +162,8 @@ def test_retrieved_passages_are_named_and_their_recall_is_told(run, tmp_path):
     with_context = [a for a in read_answers(tmp_path / "run" / "answers.jsonl") if a.k == 2]
     assert all(len(set(answer.context_ids)) == 2 for answer in with_context)
     assert [(recall.k, recall.n_found, recall.n) for recall in report.recalls] == [(2, 3, 4)]
+    with pytest.raises(RecipeError, match=r"eval\.retrieval\.k: found 99, but the documents hold only \d+ passages"):
+        run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1, 99]})
 
 
 def test_the_manifest_names_a_folder_of_documents_by_what_was_collected(run, tmp_path, monkeypatch):

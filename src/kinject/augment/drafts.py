@@ -59,7 +59,7 @@ REASONS: Mapping[str, str] = {
     "language": "another language than the passage",
     "duplicate": "the same question or fact as another on the document",
     "long answer": "the answer of an open question has more than 12 words",
-    "no answer": "the model gave no complete answer",
+    "no answer": "the model gave no complete answer, or none in the form of questions",
     "not verified": "asked with the passage, the model gives another answer, or none",
     "decision": "a person dropped it",
     "closed-book": "asked without the passage, the model is correct every time",

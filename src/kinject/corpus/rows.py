@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar
 
 from kinject.disk import Row, content_id, file_hash, open_to_read, parse_row, read_lines
 from kinject.errors import InputError
@@ -62,11 +62,7 @@ class LazyRows(Sequence[Item], ABC):
     def read_row(self, index: int) -> Item:
         """Return the row with this number, which is from 0 to the length."""
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+    def __getitem__(self, index: int | slice) -> Any:
         """Return one row, or several."""
         if isinstance(index, slice):
             return [self.read_row(i) for i in range(*index.indices(len(self)))]

@@ -9,6 +9,7 @@ them. It is written whole or not at all and memory-mapped by every run that need
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -355,7 +356,6 @@ def _write(entry: Path, write: Callable[[Path], None]) -> None:
 def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
     buffers: dict[str, list[Any]] = {name: [] for name in _FILES}
     numbers: dict[str, int] = {}
-    files = {name: (part / f"{name}.bin").open("wb") for name in _FILES}
     end = n_buffered = 0
 
     def flush() -> None:
@@ -363,7 +363,8 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
             np.asarray(buffers[name], dtype=kind).tofile(files[name])
             buffers[name].clear()
 
-    try:
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context((part / f"{name}.bin").open("wb")) for name in _FILES}
         for row in rows:
             buffers["ids"].extend(row.input_ids)
             buffers["learned"].extend(row.learned)
@@ -382,9 +383,6 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
-    finally:
-        for file in files.values():
-            file.close()
 
 
 def entry_key(
