@@ -131,7 +131,7 @@ def text_id(variant_id: str, index: int) -> str:
     return content_id(variant_id, index) if index else variant_id
 
 
-class IndexedRows:
+class IndexedRows(Journal):
     """An append-only file of rows that are found by the text in their field `key`, none in memory."""
 
     def __init__(self, path: Path, key: str, required: str, fix: str = "") -> None:
@@ -144,25 +144,18 @@ class IndexedRows:
                     raise InputError(f"{path}: a row without {name!r}. The file was changed by hand; move it away.")
             self._offsets[row[key]].append(offset)
 
-        self._journal = Journal(path, sync=False, on_row=index, fix=fix)
+        super().__init__(path, sync=False, on_row=index, fix=fix)
 
     def get(self, name: str) -> list[Row]:
         """Return the rows with this text."""
-        return [self._journal.row_at(offset) for offset in self._offsets.get(name, ())]
+        return [self.row_at(offset) for offset in self._offsets.get(name, ())]
 
     def add(self, name: str, row: object) -> None:
         """Store a row (a mapping or a dataclass) with this text."""
-        self._offsets[name].append(self._journal.append(row))
+        self._offsets[name].append(self.append(row))
 
     def __len__(self) -> int:
         return len(self._offsets)
-
-    def __enter__(self) -> IndexedRows:
-        self._journal.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._journal.__exit__(None, None, None)
 
 
 _FIX = (

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
 from kinject.disk.files import open_regular, read_lines, unwritable
 from kinject.disk.jsonl import Row, encode_row, parse_row
@@ -98,7 +98,7 @@ class Journal:
         self._file.close()
         self._reader.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
