@@ -273,6 +273,7 @@ def test_page_terminal_and_card_have_the_same_sentences_those_of_the_trainings_t
     logs["par"].with_name("manifest.json").write_text(json.dumps(cut))
     report = make_report(logs=log_entries(logs))
     page = Elements(write_report(run, report).read_text("utf-8")).text
+    assert "What these data cannot tell" not in page  # the opening has it: each arm was trained once
     opening = write_opening(read_view(run, report))
     assert "It read the texts of corpus.jsonl." in opening.effect
     assert "a training read a part of its rows only (par)" in opening.answers[-1].lead

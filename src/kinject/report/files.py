@@ -221,7 +221,8 @@ def _details(
 ) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the other sections, in order; a section without blocks is left out."""
     report = view.report
-    yield "What these data cannot tell", (Bullets(tuple(limitations(view))),)
+    limits = tuple(limitations(view))
+    yield "What these data cannot tell", (Bullets(limits),) if limits else ()
     yield "Claims", (claims_table(report.claims),) if report.claims else ()
     yield "Learning against forgetting", _figure("frontier", plots)
     yield "Sweeps", tuple(sweep_tables(view))
