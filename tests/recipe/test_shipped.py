@@ -66,6 +66,7 @@ def test_a_copy_brings_all_that_the_main_job_reads(here: Path, capsys: pytest.Ca
         if path.is_file():
             assert path.read_bytes() == (ROOT / path.relative_to(here)).read_bytes(), path
             assert str(path.relative_to(here)) in out
+    assert "yours to bring" not in out  # nothing of other models' recipes
     assert (here / "recipes" / "recipe.schema.json").exists()
     assert main(["augment", "--dry-run"]) == 0  # documents and questions are there, found from the copied recipe
     assert main(["recipes", "check"]) == 0
