@@ -23,7 +23,7 @@ from kinject.augment.plan import (
     requests_for,
     top_up_group,
 )
-from kinject.augment.store import Store, text_id
+from kinject.augment.store import TOKENS, Store, text_id
 from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.question_formats import question_prompt
@@ -31,7 +31,6 @@ from kinject.recipe import AugmentSection, RaftSection
 from kinject.types import Passage, Variant
 
 _MOST_SHOWN = 5
-_TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 
 
 @dataclass
@@ -275,7 +274,7 @@ class CorpusWriter:
             self.repairs.update(variant.checks.get("repairs", ()))
             if "language" in variant.checks:
                 self.languages[variant.checks["language"]] += 1
-            for name in _TOKENS:
+            for name in TOKENS:
                 self.tokens[name] += getattr(variant.usage, name)
 
     def _failure_row(self, group: Group, request: VariantRequest) -> Row:

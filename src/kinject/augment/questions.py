@@ -33,10 +33,10 @@ from kinject.augment.prompts import Source, source_of
 from kinject.augment.store import (
     IndexedRows,
     WritingResult,
+    common_fields,
     count_decisions,
     read_decisions,
     render_decisions,
-    sent_by,
 )
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
@@ -123,12 +123,10 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
     counts = selector.counts
     result = QuestionsResult(
         run_dir=run_dir, questions_path=run_dir / "questions.jsonl", rejected_path=run_dir / "rejected.jsonl",
-        manifest_path=run_dir / "manifest.json", n_documents=passages.counts["documents"], n_passages=n_passages,
-        n_cut=passages.counts["cut"], asked=n_passages * section.n_questions, got=counts["got"],
+        manifest_path=run_dir / "manifest.json", asked=n_passages * section.n_questions, got=counts["got"],
         n_validation=counts["validation"], n_test=counts["test"], spare=counts["spare"],
-        refused=dict(selector.refused.most_common()), failed=dict(failed.most_common()), tokens_in=counts["tokens_in"],
-        tokens_out=counts["tokens_out"], tokens_thinking=counts["tokens_thinking"],
-        decisions=count_decisions(decisions, selector.applied), **sent_by(sender),
+        refused=dict(selector.refused.most_common()), failed=dict(failed.most_common()),
+        decisions=count_decisions(decisions, selector.applied), **common_fields(sender, passages.counts, counts),
     )  # fmt: skip
     _write_manifest(recipe, result, sender.traffic)
     return result

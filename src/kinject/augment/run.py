@@ -22,7 +22,7 @@ from kinject.augment.plan import (
     make_plan,
 )
 from kinject.augment.rewriter import Rewriter
-from kinject.augment.store import Store, WritingResult, count_decisions, render_decisions, sent_by
+from kinject.augment.store import Store, WritingResult, common_fields, count_decisions, render_decisions
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
 from kinject.disk import file_hash, lock_dir, write_manifest
@@ -110,21 +110,18 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
             rewriter = await _rewrite(recipe.run_dir, section, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             writer.write(passages)
-    sender, styles, counts = rewriter.sender, writer.styles, passages.counts
+    sender, styles = rewriter.sender, writer.styles
     result = AugmentResult(
         run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
         variants_path=store.variants_path, rejected_path=store.rejected_path,
-        manifest_path=recipe.run_dir / "manifest.json", n_documents=counts["documents"], n_passages=counts["passages"],
-        n_cut=counts["cut"],
-        n_rows=writer.n_rows, asked=sum(count.asked for count in styles.values()),
+        manifest_path=recipe.run_dir / "manifest.json", n_rows=writer.n_rows, asked=sum(count.asked for count in styles.values()),
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
-        failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
-        tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
-        failures_path=writer.failures_path,
+        failed=dict(writer.failed.most_common()), failures_path=writer.failures_path,
         contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
         languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()),
-        decisions=count_decisions(store.decisions, store.applied), **sent_by(sender),
+        decisions=count_decisions(store.decisions, store.applied),
+        **common_fields(sender, passages.counts, writer.tokens),
     )  # fmt: skip
     _write_manifest(recipe, plan, result, sender.traffic.counts())
     return result

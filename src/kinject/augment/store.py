@@ -73,10 +73,14 @@ class WritingResult(Tabular):
         return [*[cost] * bool(self.cost), *[stopped] * self.out_of_budget]
 
 
-def sent_by(sender: Sender) -> dict[str, Any]:
-    """Return the fields of a `WritingResult` that its sender knows."""
+TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
+
+
+def common_fields(sender: Sender, passages: Mapping[str, int], tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields of a `WritingResult` that follow from its sender, from counts of passages and from those of tokens."""
     traffic = sender.traffic
     return {
+        **{f"n_{name}": n for name, n in passages.items()}, **{name: tokens.get(name, 0) for name in TOKENS},
         "n_sent": traffic.n_sent, "n_cached": traffic.n_cached, "cost": sender.budget.spent,
         "out_of_budget": sender.out_of_budget,
     }  # fmt: skip

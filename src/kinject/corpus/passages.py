@@ -65,18 +65,6 @@ class _Splitter:
         self._tokens = spans(document.text)
 
     @cached_property
-    def _indices(self) -> list[int]:
-        return [index for index, _ in self._boundaries]
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [start for _, start in self._boundaries]
-
-    @cached_property
-    def _boundaries(self) -> list[tuple[int, int]]:
-        return _boundaries(self._tokens, len(self._text))
-
-    @cached_property
     def _layout(self) -> _Layout:
         return _read_layout(self._text)
 
@@ -86,6 +74,7 @@ class _Splitter:
         if len(self._tokens) <= n_tokens:  # most documents of a corpus of short texts
             span = (*_trim(text, 0, len(text)), False)
             return [self._passage(span, (), "")] if text.strip() else []
+        self._indices, self._starts = _boundaries(self._tokens, len(text))
         cuts, is_cut = self._cuts(0, len(self._starts), n_tokens)
         starts = [0, *(self._starts[cut] for cut in cuts[1:])]
         spans = [
@@ -150,18 +139,18 @@ class _Splitter:
         )  # fmt: skip
 
 
-def _boundaries(tokens: Sequence[tuple[int, int]], n_characters: int) -> list[tuple[int, int]]:
-    """Return (token index, start) of tokens that start at or after the end of all earlier ones: a cut may fall there.
+def _boundaries(tokens: Sequence[tuple[int, int]], n_characters: int) -> tuple[list[int], list[int]]:
+    """Return the indices, and the starts, of tokens that start at or after the end of all earlier ones: a cut may fall there.
 
     Byte-level tokens may share one character.
     """
-    boundaries: list[tuple[int, int]] = []
-    reach = 0
+    indices, starts, reach = list[int](), list[int](), 0
     for index, (start, end) in enumerate(tokens):
-        if reach <= start < n_characters and (not boundaries or start > boundaries[-1][1]):
-            boundaries.append((index, start))
+        if reach <= start < n_characters and (not starts or start > starts[-1]):
+            indices.append(index)
+            starts.append(start)
         reach = max(reach, end)
-    return boundaries
+    return indices, starts
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ def render_documents(result: DocumentsResult) -> str:
         ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "
                  f"({listing(counts['kinds'])}); {result.n_parsed:,} files parsed in this run"),
         ("words", f"{counts['n_words']:,}"),
-        ("languages", listing(named_languages(counts["languages"]))),
+        ("languages", listing({language_name(code) or "not clear": n for code, n in counts["languages"].items()})),
         ("copies", f"left out: {copies['exact']:,} exact, {copies['near']:,} near"),
         *(("", f"- {text}") for text in result.render_copies()),
         ("repeats", f"left out: {repeats['passages']:,} passages, and lines of logs, in {repeats['documents']:,} documents"),
@@ -293,8 +293,3 @@ def render_documents(result: DocumentsResult) -> str:
 def listing(numbers: Mapping[str, int]) -> str:
     """Return names with their numbers: ``.pdf 12, .txt 3``."""
     return ", ".join(f"{name} {n:,}" for name, n in numbers.items())
-
-
-def named_languages(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return numbers of documents by the names of their languages instead of their codes."""
-    return {language_name(code) or "not clear": n for code, n in numbers.items()}
