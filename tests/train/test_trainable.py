@@ -106,7 +106,7 @@ def test_lora_with_embeddings_and_head_trains_both(make_recipe: MakeRecipe, unti
 ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": {"r": 4, "target_modules": ["q_proj"], "use_dora": True},
     "ia3": {"target_modules": ["v_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
-    "osf": {"target_modules": ["q_proj", "v_proj"]},
+    "osf": {},
     "randlora": {"r": 4, "target_modules": ["q_proj"]},
 }
 
@@ -117,7 +117,10 @@ def test_an_adapter_of_any_type_trains_resumes_is_read_and_folded_in(
 ) -> None:
     saving = {**FAST, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     recipe = make_recipe(adapter={"type": kind, **ADAPTERS[kind]}, trainer=saving)
-    model_dir = Path(train(recipe).model_dir)
+    result = train(recipe)
+    model_dir = Path(result.model_dir)
+    (note,) = [note for note in result.notes if note.startswith("these train:")]
+    assert note.endswith(".U_low and 13 more") is (kind == "osf")  # of 7 matrices, 3 tensors each
     saved = load_file(model_dir / "adapter_model.safetensors")
     assert ("lora_magnitude_vector" in " ".join(saved)) == (kind == "lora")
     interrupt(recipe.run_dir, 2)
