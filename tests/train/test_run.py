@@ -21,7 +21,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.train import train
-from kinject.train.checkpoints import is_complete, newest_complete
+from kinject.train.checkpoints import is_complete, mark_complete, newest_complete
 from kinject.train.data import Collator, CorpusPacker, RowDataset
 from kinject.train.run import hash_inputs
 from small import interrupt
@@ -100,7 +100,9 @@ def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: Ma
     assert not train(other, overwrite=True).already_done
 
 
-def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save = {"save_strategy": "steps", "save_steps": 2, "max_steps": 8}
     uninterrupted = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer=save))
     broken = tmp_path / "broken"
@@ -113,7 +115,16 @@ def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: Ma
     recipe = make_recipe(run_dir=str(broken), trainer=save)
     with pytest.raises(TrainingError, match="holds an unfinished run"):
         train(recipe)
+    state = json.loads((broken / "checkpoint-4" / "trainer_state.json").read_text())
+    state["stateful_callbacks"]["kinject"]["spent"] = [1000.0, 900.0]
+    (broken / "checkpoint-4" / "trainer_state.json").write_text(json.dumps(state))
+    mark_complete(broken / "checkpoint-4")
+    warned: list[str] = []
+    monkeypatch.setattr("transformers.trainer.logger.warning", lambda message, *_: warned.append(message))
     resumed = train(recipe, resume=True)
+    assert not [message for message in warned if "missing keys" in message]  # of the head, which is the embedding
+    assert 1000 < resumed.seconds < 2000
+    assert 900 < resumed.cost["work_seconds"] < 1900
     assert _losses(broken) == _losses(uninterrupted.run_dir)
     one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (uninterrupted, resumed))
     assert all(torch.equal(one[name], two[name]) for name in one)

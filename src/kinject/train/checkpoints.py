@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from kinject.disk import (
 )
 from kinject.errors import DiskError, TrainingError
 from kinject.models import copy_weights
-from kinject.process import is_first_process
+from kinject.process import is_first_process, work_seconds
 from kinject.train.guards import Guard, check_weights
 from kinject.train.loss import MeanLoss
 
@@ -145,6 +146,16 @@ class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
     learned_tokens: Any
     learned_before: int
     load_weights: Callable[[str], Any]
+    spent_before: tuple[float, float]
+
+    def start_clock(self) -> None:
+        """Count the seconds of training from here on."""
+        self.started = monotonic(), work_seconds(self.args.device.type)
+
+    def spent(self) -> tuple[float, float]:
+        """Return the seconds of training and those of work (`work_seconds`) of this run, those before a resume included."""
+        seconds, work = monotonic() - self.started[0], work_seconds(self.args.device.type) - self.started[1]
+        return self.spent_before[0] + seconds, self.spent_before[1] + work
 
     def _save_state(self) -> None:
         """Add the extra state to that of the next checkpoint. All processes call it."""
@@ -153,6 +164,7 @@ class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
         self.state.stateful_callbacks[_STATE_KEY] = {
             "loss": loss, "tokens": int(self._total_train_tokens), "metrics": metrics, "guard": self.guard.state(),
             "losses": asdict(self.losses), "learned_tokens": self.learned_before + int(self.learned_tokens),
+            "spent": self.spent(),
         }  # fmt: skip
 
     def restore_state(self) -> None:
@@ -165,6 +177,7 @@ class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
         self._globalstep_last_logged = max((row["step"] for row in self.state.log_history if "loss" in row), default=0)
         self._total_train_tokens = saved["tokens"]
         self.learned_before = saved["learned_tokens"]
+        self.spent_before = saved["spent"]
         for name, values in saved["metrics"].items():
             self._metrics["train"][name] = list(values)
         self.guard.restore(saved["guard"])
@@ -220,6 +233,13 @@ class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
 
     def _plain_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of weights that a checkpoint lacks, but not of tied ones."""
+        # transformers 5.23 saves a tied weight once, and then misses its other name
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -28,7 +27,7 @@ from kinject.disk import (
 from kinject.errors import TrainingError
 from kinject.hub import find_source
 from kinject.models import check_files, model_hash
-from kinject.process import is_first_process, made_by_first_process, work_seconds
+from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import ModelSection, TrainRecipe
 from kinject.terminal import rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
@@ -82,7 +81,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
     checkpoint = made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir)) if resume else None
     if checkpoint is not None:
         trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
-    started, began = monotonic(), work_seconds(trainer.args.device.type)
+    trainer.start_clock()
     with disk_faults(recipe.run_dir), numbers_only(checkpoint):
         try:
             output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -90,7 +89,7 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
             for callback in trainer.callback_handler.callbacks:
                 if isinstance(callback, Screen):
                     callback.close()
-        seconds, work = monotonic() - started, work_seconds(trainer.args.device.type) - began
+        seconds, work = trainer.spent()
         check_trained(trainer)
         ended_above = trainer.guard.ended_above()
         merges = recipe.adapter is not None and bool(recipe.adapter.get("merge"))

@@ -329,7 +329,7 @@ class KnowledgeTrainer(PackingMixin, ObjectiveMixin, OptimizerMixin, CheckpointM
         self.load_weights = parts.load_weights
         self.losses, self.notes = MeanLoss(), list[str]()
         self.preparation_cost = parts.cost
-        self.steps_per_epoch, self.learned_before = 1, 0
+        self.steps_per_epoch, self.learned_before, self.spent_before = 1, 0, (0.0, 0.0)
         self.learned_tokens: Any = 0
         """Those in the loss so far, of all processes (a number, or a tensor on a device), since this run began or resumed."""
         self.rounds: Sequence[int] = parts.data.rows.rounds if parts.data.rows.rounds[-1] > 0 else ()
@@ -345,6 +345,7 @@ class KnowledgeTrainer(PackingMixin, ObjectiveMixin, OptimizerMixin, CheckpointM
         self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
         self.add_callback(TrainerState(self))
         self.teacher = None if parts.make_teacher is None else parts.make_teacher(self.model)
+        self.start_clock()
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
