@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kinject.bounds import check_cost
 from kinject.errors import InputError
 from kinject.models import load_tokenizer
+from kinject.models.folder import check_cost
 
 BOMBS = (
     "{{ 'x'|center(3000000000) }}",

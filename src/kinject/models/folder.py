@@ -1,7 +1,8 @@
 """The files of a model folder, checked before a library reads them: their kinds, config.json, the weights' headers.
 
 That reads a few kilobytes, needs no torch and allocates nothing of the model's size; `kinject.models.load.check_model` checks
-the whole folder. `check_buffers` checks what a loaded model has computed from config.json.
+the whole folder. `check_buffers` checks what a loaded model has computed from config.json. Jinja's sandbox keeps a chat
+template from the machine, but not from its memory and time: `check_cost` tries it once in a process that has little of both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import hashlib
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +44,35 @@ _NUMBERS = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p", "nu
 """Of generation_config.json."""
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _FIX = "It must be a folder that save_pretrained wrote; make the model again."
+_LONGEST_CHAT = 2**24
+"""Most characters that a template may write."""
+_CHAT_MEMORY, _CHAT_SECONDS = 2**30, 2
+_CHAT_REFUSED = 3
+_RENDER = """
+import json, re, resource, sys
+source, longest, memory, seconds, refused = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+def refuse(text):
+    raise ValueError(text)
+environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+environment.globals.update(raise_exception=refuse, strftime_now=lambda form: form)
+turns = [dict(role=role, content="Hello.") for role in ("system", "user", "assistant", "user")]
+values = dict(add_generation_prompt=True, bos_token="", eos_token="")
+try:
+    template = environment.from_string(re.sub(r"{%-?\\s*(end)?generation\\s*-?%}", "", source))
+    for messages in (turns, turns[1:]):
+        n = 0
+        for part in template.generate(messages=messages, **values):
+            n += len(part)
+            if n > longest:
+                sys.exit(refused)
+except MemoryError:
+    sys.exit(refused)
+except Exception:
+    pass
+"""
 
 
 class StoredTensor(NamedTuple):
@@ -284,3 +317,29 @@ def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
                 yield name, buffer
+
+
+def check_cost(source: str) -> None:
+    """Raise `InputError` if the Jinja template `source` needs too much time or memory, or writes too much, for a short chat.
+
+    What else is wrong with it shows where it is rendered.
+    """
+    if not _ends_well(source):
+        raise InputError(
+            f"template: takes more than {_CHAT_SECONDS} s, {_CHAT_MEMORY >> 20:,} MiB or {_LONGEST_CHAT:,} characters for a "
+            f"short chat. Shorten it. Source: {source[:120]!r}"
+        )
+
+
+@lru_cache(maxsize=64)
+def _ends_well(source: str) -> bool:
+    """Return whether rendering `source` stays within the limits."""
+    job = json.dumps([source, _LONGEST_CHAT, _CHAT_MEMORY, _CHAT_SECONDS, _CHAT_REFUSED])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _RENDER], input=job, text=True, capture_output=True, timeout=10 * _CHAT_SECONDS,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode != _CHAT_REFUSED and done.returncode >= 0

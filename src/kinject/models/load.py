@@ -10,7 +10,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from kinject.bounds import check_cost
 from kinject.disk import path_exists, verified_hashes
 from kinject.errors import InputError
 from kinject.gguf import converted_folder, gguf_file
@@ -22,6 +21,7 @@ from kinject.models.folder import (
     Header,
     base_of_adapter,
     check_buffers,
+    check_cost,
     check_files,
     check_finite_in,
     first_line,
