@@ -91,6 +91,9 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
             "trainer.optim=adamw_torch and start from its rate: schedule-free tolerates that rate or a higher one."
         )
         recipe.raise_any([Problem("trainer.optim", message)])
+    if recipe.method == "recall":
+        message = "recall has no loss that shows a rate. Start from a twentieth of that which taught the documents."
+        recipe.raise_any([Problem("method", message)])
     from kinject.train.setup import make_trainer
 
     folder = recipe.run_dir / "find-lr"

@@ -312,6 +312,8 @@ def _calibrate(
 
 def time_steps(recipe: TrainRecipe) -> StepTiming | str:
     """Return the timing of real steps, or the reason for having none: they failed, or took too long."""
+    if recipe.method == "recall":
+        return "how long answers will be is not known before they are drawn"
     if recipe.method == "distill":  # the teacher would read the whole corpus first
         raw = {key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")}
         recipe = replace(recipe, method=None, distillation=None, raw=raw)

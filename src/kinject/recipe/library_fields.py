@@ -77,6 +77,28 @@ RENAMED = {
 """Older names of TRL's and transformers' fields -> today's; "" for one without an effect."""
 RENAMED_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 """Older values of `trainer.optim` -> today's: the same arithmetic in torch."""
+RECALL_FIELDS = (
+    "num_generations", "max_completion_length", "temperature", "top_p", "beta", "epsilon", "num_iterations", "scale_rewards",
+)  # fmt: skip
+"""Fields of TRL's GRPOConfig that `method: recall` reads beside those of SFTConfig."""
+
+
+Fields = dict[str, tuple[dataclasses.Field[Any], Any]]
+"""Name -> a library's field and its type."""
+
+
+def fields_of(kind: type) -> Fields:
+    """Return the fields of a library's configuration that can be given."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(kind) if field.init}
+
+
+def trainer_fields() -> Fields:
+    """Return the fields of the trainer section, those that are refused among them."""
+    from trl import GRPOConfig, SFTConfig
+
+    recall = fields_of(GRPOConfig)
+    return {**fields_of(SFTConfig), **{name: recall[name] for name in RECALL_FIELDS}}
 
 
 def renamed(key: str) -> str:
@@ -132,16 +154,13 @@ def _check_ratio(ratio: Any, checker: Checker) -> None:
 
 
 def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], list[str]]:
-    """Return (SFTConfig's keyword arguments, notes), after reporting every unknown name and every value of a wrong type.
+    """Return (the keyword arguments of TRL's config, notes), after reporting unknown names and values of a wrong type.
 
     Imports trl (several seconds), so only verbs that train call it.
     """
-    from trl import SFTConfig
-
     fields, written, notes = rename_old_fields(trainer, checker)
-    hints = typing.get_type_hints(SFTConfig)
-    hints["lr_scheduler_type"] = Literal[tuple(schedule_names())]
-    known = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
+    known = trainer_fields()
+    known["lr_scheduler_type"] = (known["lr_scheduler_type"][0], Literal[tuple(schedule_names())])
     allowed = known.keys() - REFUSED.keys()
     checked: dict[str, Any] = {}
     for name, value in fields.items():
@@ -149,7 +168,7 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
         if name not in allowed:
             checker.report(path, f"unknown key.{suggestion(name, allowed | RENAMED.keys())}")
             continue
-        checked[name] = checker.value(field_hint(known[name], hints[name]), value, path)
+        checked[name] = checker.value(field_hint(*known[name]), value, path)
         if checker.is_in_bounds(checked[name], RANGES.get(name, {}), path) and name in _EVERY:
             _check_whole(checked[name], path, checker)
     check_schedule(fields, written, checker)

@@ -57,10 +57,11 @@ class Sections:
         help="Folder for everything this run writes, for example runs/NAME.", nonempty=True, path="output"
     )
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
-    method: Literal["cpt", "sft", "distill"] | None = option(
+    method: Literal["cpt", "sft", "distill", "recall"] | None = option(
         None,
         help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows. "
-        "distill (context distillation): any rows, learned by the settings of the section distillation.",
+        "distill (context distillation): any rows, learned by the settings of the section distillation. recall: rows with an "
+        "answer, which the model gives itself and is rewarded for (GRPO).",
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(
@@ -73,7 +74,8 @@ class Sections:
     probes: ProbesSection | None = None
     corpus: CorpusSection | None = None
     trainer: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"help": "TRL's SFTConfig: batch, steps, optimizer, schedule."}
+        default_factory=dict,
+        metadata={"help": "TRL's SFTConfig (recall: GRPOConfig): batch, steps, optimizer, schedule."},
     )
     documents: DocumentsSection = DocumentsSection()
     augment: AugmentSection | None = None

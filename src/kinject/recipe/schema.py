@@ -22,10 +22,13 @@ from kinject.recipe.library_fields import (
     REFUSED,
     RENAMED,
     RENAMED_OPTIMIZERS,
+    Fields,
     adapter_types,
     field_hint,
+    fields_of,
     renamed,
     schedule_names,
+    trainer_fields,
 )
 from kinject.recipe.read import NOT_NULL, Sections
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
@@ -172,10 +175,8 @@ def _default(field: dataclasses.Field[Any]) -> Schema:
 
 
 def _trainer() -> Schema:
-    """Return the schema of SFTConfig's fields, with their older names and the refused ones."""
-    from trl import SFTConfig
-
-    properties = _fields_of(SFTConfig)
+    """Return the schema of the trainer's fields, with their older names and the refused ones."""
+    properties = _schemas(trainer_fields())
     properties["lr_scheduler_type"]["enum"] = schedule_names()
     properties["optim"]["enum"] += RENAMED_OPTIMIZERS
     older = {}
@@ -198,7 +199,7 @@ def _trainer() -> Schema:
 def _adapter() -> Schema:
     """Return the schema of an adapter: LoraConfig's fields by name; those of another type are checked when they are read."""
     types = adapter_types()
-    properties = {key: value for key, value in _fields_of(types["lora"]).items() if key not in ADAPTER_REFUSED}
+    properties = {key: value for key, value in _schemas(fields_of(types["lora"])).items() if key not in ADAPTER_REFUSED}
     for shape in properties.values():
         for option in (shape, *shape.get("anyOf", ())):
             if "array" in (option.get("type") or ()):  # a list names at least one
@@ -212,17 +213,16 @@ def _adapter() -> Schema:
     return {"properties": properties, **only}
 
 
-def _fields_of(cls: type) -> dict[str, Schema]:
+def _schemas(fields: Fields) -> dict[str, Schema]:
     """Return the schemas of a library's configuration fields, each with the first sentence of the library's help."""
-    hints = typing.get_type_hints(cls)
     properties: dict[str, Schema] = {}
-    for field in dataclasses.fields(cls):
-        if not field.init or field.name in REFUSED:
+    for field, hint in fields.values():
+        if field.name in REFUSED:
             continue
         text = " ".join(str(field.metadata.get("help") or "").split())
         first = text.partition(". ")[0].rstrip(".")
         about = {"description": first[:_LONGEST_HELP] + "."} if first else {}
-        schema = _bounded(_value(field_hint(field, hints[field.name]), {}), RANGES.get(field.name, {}))
+        schema = _bounded(_value(field_hint(field, hint), {}), RANGES.get(field.name, {}))
         properties[field.name] = {**about, **schema, **_default(field)}
     return properties
 

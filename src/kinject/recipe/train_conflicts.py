@@ -9,8 +9,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from kinject.recipe.check import Conflict, suggestion
-from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, RECALL_FIELDS
 
+_SFT_ONLY = (
+    "packing", "assistant_only_loss", "completion_only_loss", "activation_offloading", "use_liger_kernel",
+)  # fmt: skip
+"""Fields of SFTConfig alone, and one that TRL's GRPO reads otherwise."""
 HISTOGRAM_TRACKERS = ("tensorboard", "wandb")
 """Those of trainer.report_to that take histograms."""
 _ONE_BY_ONE = re.compile(
@@ -140,6 +144,20 @@ def _whole_rows(r: Any, f: Launch) -> list[str]:
     return [*found, *_terms(r, "projection")] if f.splits_rows else []
 
 
+def _not_recalled(r: Any, f: Launch) -> list[str]:
+    """Return the keys of what `method: recall` does not read."""
+    if r.method != "recall":
+        return []
+    parts = [
+        f"corpus.{key}"
+        for key in ("replay", "mix", "validation_corpus", "validation_fraction")
+        if getattr(r.corpus, key)
+    ]
+    given = [f"trainer.{key}" for key in (*_SFT_ONLY, "loss_type", "label_smoothing_factor") if r.trainer.get(key)]
+    sections = _listed(corpus__answers=r.corpus.answers != "given", probes=r.probes)
+    return [*parts, *given, *sections, *_on(r, "hard_example_mining", "row_weights", "sam"), *_terms(r, "kl")]
+
+
 def _gradients(r: Any, f: Launch) -> list[str]:
     return _on(r, "sam", "freeze_base_steps", "histogram_steps")
 
@@ -230,6 +248,11 @@ TRAIN_ROWS = (
              "distill: a new model has nothing to teach. Give model.path."),
     Conflict("method", lambda r, f: r.method == "distill" and f.is_sharded,
              "distill: the teacher's pass needs whole weights on one process. Use DDP or ZeRO-2."),
+    Conflict("trainer.{0}", lambda r, f: [key for key in RECALL_FIELDS if key in r.trainer and r.method != "recall"],
+             "is GRPOConfig's. Set method: recall, or remove the line."),
+    Conflict("{0}", _not_recalled, "belongs to answers that are given; those of method: recall are drawn. Remove it."),
+    Conflict("method", lambda r, f: r.method == "recall" and (r.model.new is not None or f.is_sharded),
+             "recall: answers are drawn from a trained model, whole on each process. Give model.path; use DDP or ZeRO-2."),
     # what trains
     Conflict("{0}", lambda r, f: _terms(r, "l2") if r.adapter is not None else [],
              "an adapter does not change the base weights. Remove the line."),

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
+from transformers import Trainer
 from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
 from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import rotate_checkpoints
-from trl import SFTTrainer
 
 from kinject.disk import (
     check_sha256sums,
@@ -138,7 +138,7 @@ def without_tied(model: Any, state_dict: dict[str, Any] | None) -> dict[str, Any
     return {name: weight for name, weight in (state_dict or {}).items() if name not in tied} or None
 
 
-class CheckpointMixin(SFTTrainer):  # type: ignore[misc]
+class CheckpointMixin(Trainer):  # type: ignore[misc]
     """Checkpoints that are marked when whole, of sharded models too, with the state that Trainer loses with its process."""
 
     guard: Guard

@@ -21,6 +21,7 @@ from kinject.recipe.library_fields import (
     OWN_SCHEDULES,
     TORCH_SCHEDULES,
     adapter_types,
+    fields_of,
 )
 from kinject.recipe.train_conflicts import Launch
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
 _Made = TypeVar("_Made")
+_RECALLED = 32
+"""Longest answer of `method: recall`, in tokens, unless the recipe has trainer.max_completion_length."""
 _NEED_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
 """Optimizers that choose weights by the names of a model's modules -> their package."""
 
@@ -66,7 +69,7 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
 
 
 def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) -> SFTConfig:
-    from trl import SFTConfig
+    from trl import GRPOConfig, SFTConfig
 
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
@@ -82,7 +85,12 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
     schedule = values.get("lr_scheduler_type")
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         values["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only
-    config = SFTConfig(**values)
+    if recipe.method == "recall":
+        given = {"shuffle_dataset": False, "max_completion_length": _RECALLED} | values
+        shared = fields_of(GRPOConfig).keys()
+        config = GRPOConfig(**{key: value for key, value in given.items() if key in shared})
+    else:
+        config = SFTConfig(**values)
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         config.lr_scheduler_type = schedule
     return config

@@ -48,7 +48,7 @@ REPLAY = "replay"
 PROJECTION_TOKENS = 60_000
 """Tokens of the texts to keep, drawn at random, that the inputs of layers are measured on."""
 
-_REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",)}
+_REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",), "recall": ("text",)}
 
 
 _CHAT_NOTE = (
@@ -86,6 +86,14 @@ class Part:
 
     rows: Sequence[CorpusRow]
     fraction: float
+
+
+@dataclass(frozen=True)
+class Practice:
+    """A question to practise: the tokens of its prompt, and its accepted answers; without any it is to be declined."""
+
+    prompt: list[int]
+    accepted: list[str]
 
 
 @dataclass(frozen=True)

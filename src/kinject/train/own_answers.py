@@ -152,7 +152,7 @@ def _last_answer(turns: Sequence[Row]) -> int:
     return max((index for index, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
 
 
-def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, generator: GeneratorSection) -> _Writer:
+def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, generator: GeneratorSection) -> Writer:
     model = recipe.model
     loaded = models.load_model(
         str(model.path), dtype=model.dtype, device=recipe.device, revision=model.revision,
@@ -161,14 +161,14 @@ def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, genera
     set_chat_template(recipe.corpus, recipe.trainer, loaded.tokenizer)
     window = models.window_of(loaded.model.config)
     most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)
-    return _Writer(
+    return Writer(
         loaded.model, loaded.tokenizer, section, dataclasses.replace(generator, max_tokens=most), window,
         begins_with_bos(loaded.tokenizer, recipe.corpus.bos), dict(recipe.corpus.chat_template_kwargs or {}), part,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Writer:
+class Writer:
     """A loaded model that answers rows."""
 
     model: PreTrainedModel

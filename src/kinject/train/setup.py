@@ -22,6 +22,7 @@ from kinject.train.data import (
     REPLAY,
     Collator,
     Corpora,
+    Practice,
     RowDataset,
     TokenizedCorpora,
     TrainingCorpus,
@@ -46,6 +47,7 @@ from kinject.train.objectives import OBJECTIVES, make_loss
 from kinject.train.objectives.distillation import Teacher, make_teacher
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
+from kinject.train.recall import RecallTrainer, choose_practice
 from kinject.train.trainer import KnowledgeTrainer, TrainingParts, check_isolation
 from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_rules
 from kinject.train.updates.rules import summarize_names
@@ -93,7 +95,7 @@ def _check_custom(custom: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 def make_trainer(
     recipe: TrainRecipe, hashes: Mapping[str, str] | None = None, configs: tuple[SFTConfig, Any] | None = None
-) -> KnowledgeTrainer:
+) -> KnowledgeTrainer | RecallTrainer:
     """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings, callbacks and notes.
 
     Nothing is written except the token cache, `corpus.cache_dir`. `hashes` are those of corpora that were just hashed
@@ -111,7 +113,7 @@ def make_trainer(
 def _make_trainer(
     recipe: TrainRecipe, config: SFTConfig, adapter: Any, sharding: models.Sharding | None,
     hashes: Mapping[str, str] | None,
-) -> KnowledgeTrainer:  # fmt: skip
+) -> KnowledgeTrainer | RecallTrainer:  # fmt: skip
     """Return the trainer as `make_trainer` does, of a checked config."""
 
     def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora, Counter[str]]:
@@ -144,8 +146,15 @@ def _make_trainer(
     make = None
     if tokenized.teacher is not None:
         make = functools.partial(_teacher, recipe, tokenized, hashes, cost, bf16=config.bf16)
+    guards, practice, n_rows = recipe.guards, list[Practice](), len(tokenized.train.rows)
+    if recipe.method == "recall":
+        practice, note = choose_practice(recipe, corpora.rows, model, tokenizer, config)
+        notes, n_rows = [*notes, note], len(practice) * config.num_generations
+        guards = dataclasses.replace(
+            guards, nothing_learned="ignore"
+        )  # answers that are all alike in a batch have no loss
     parts = TrainingParts(
-        tokenized.train, train, validation, loss, rules, Guard(recipe.guards), probes, load_weights, make, cost,
+        tokenized.train, train, validation, loss, rules, Guard(guards), probes, load_weights, make, cost, practice,
     )  # fmt: skip
     trainer = _assemble(recipe, config, adapter, model, tokenizer, parts)
     check_trainable(trainer.model, recipe.model.freeze, recipe.adapter)
@@ -153,9 +162,7 @@ def _make_trainer(
         rule.start(trainer)
     trainer.guard.warnings += precision_warnings(recipe.model, config)
     rounds_up = recipe.techniques.stochastic_rounding
-    trainer.guard.warnings += check_start(
-        recipe.guards, trainer.model, len(tokenized.train.rows), config, rounds_up=rounds_up
-    )
+    trainer.guard.warnings += check_start(guards, trainer.model, n_rows, config, rounds_up=rounds_up)
     trainer.notes += [*notes, *_notes(trainer, config, tokenized), *_describe_techniques(inputs, rules)]
     return trainer
 
@@ -217,7 +224,7 @@ def _teacher(
 def _assemble(
     recipe: TrainRecipe, config: SFTConfig, adapter: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     parts: TrainingParts,
-) -> KnowledgeTrainer:  # fmt: skip
+) -> KnowledgeTrainer | RecallTrainer:  # fmt: skip
     """Return the trainer of `parts`. Raises `RecipeError` for faults that only the model shows."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -233,17 +240,22 @@ def _assemble(
         callbacks.append(EarlyStopping(forgetting(recipe.probes), guard.warnings))
     if techniques.patience is not None:
         callbacks.append(EarlyStopping(patience(techniques.patience), guard.warnings))
+    given: dict[str, Any] = {
+        "model": model, "args": config, "processing_class": tokenizer, "peft_config": adapter, "run_dir": recipe.run_dir,
+        "callbacks": callbacks,
+    }  # fmt: skip
     try:
-        trainer = KnowledgeTrainer(
-            parts, model=model, args=config, processing_class=tokenizer, peft_config=adapter, run_dir=recipe.run_dir,
-            data_collator=Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned), callbacks=callbacks,
-        )  # fmt: skip
+        if parts.practice:
+            trainer: KnowledgeTrainer | RecallTrainer = RecallTrainer(parts, **given)
+        else:
+            collator = Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned)
+            trainer = KnowledgeTrainer(parts, data_collator=collator, **given)
+            _check_router_loss(trainer, recipe)
     except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
-        raise fault("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
+        raise fault("trainer", f"TRL refuses it: {' '.join(str(error).split())[:300]}") from error
     guard_trackers(trainer.callback_handler.callbacks)
     if techniques.histogram_steps is not None:
         trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
-    _check_router_loss(trainer, recipe)
     if config.mixed_precision == "fp16" and recipe.model.quantization != "none":
         widen_adapter(trainer.model)
     return trainer

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import SFTTrainer
@@ -26,7 +26,7 @@ from kinject.errors import TrainingError
 from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.callbacks import RunLog, Timing
 from kinject.train.checkpoints import CheckpointMixin
-from kinject.train.data import RoundSampler, RowDataset, TrainingData
+from kinject.train.data import Practice, RoundSampler, RowDataset, TrainingData
 from kinject.train.guards import Guard
 from kinject.train.loss import MeanLoss
 from kinject.train.objectives import TrainingLoss
@@ -76,11 +76,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     router_aux_loss_coef: float
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
-        if "loss" in logs:
-            logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
-        if "train_loss" in logs:
-            logs["train_loss"] = self.losses.mean(self._tr_loss)
+        """Log, with the tokens read so far."""
         if ("loss" in logs or "eval_loss" in logs) and self._computes_loss():  # TRL's own head notes them itself
             n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
             mode = "train" if self.model.training else "eval"
@@ -90,7 +86,6 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batches of one update and the divisor of its loss; count the learned tokens."""
-        self.losses.begin_update(self._tr_loss)
         batches, divisor = super().get_batch_samples(*args, **kwargs)
         n_learned = divisor if self.training_loss.plain else None
         if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
@@ -154,17 +149,35 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         return next(pulls, None)
 
 
-class OptimizerMixin(SFTTrainer):  # type: ignore[misc]
+class OptimizerMixin(Trainer):  # type: ignore[misc]
     """The optimizer, its schedule and its updates, as `rules` change them and the guard allows them."""
 
-    rules: Sequence[UpdateRule]
-    guard: Guard
-    losses: MeanLoss
-    steps_per_epoch: int
     optimizer: Any
     lr_scheduler: Any
     control: Any
     _total_train_tokens: Any
+
+    def take(self, parts: TrainingParts) -> None:
+        """Keep the parts of a run, and begin its counts."""
+        self.training_data, self.rules, self.guard, self.probes = parts.data, parts.rules, parts.guard, parts.probes
+        self.load_weights, self.preparation_cost = parts.load_weights, parts.cost
+        self.losses, self.notes = MeanLoss(), list[str]()
+        self.steps_per_epoch, self.learned_before, self.spent_before = 1, 0, (0.0, 0.0)
+        self.learned_tokens: Any = 0
+        """Those in the loss so far, of all processes (a number, or a tensor on a device), since this run began or resumed."""
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
+        if "loss" in logs:
+            logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
+        if "train_loss" in logs:
+            logs["train_loss"] = self.losses.mean(self._tr_loss)
+        super().log(logs, start_time)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of one update and the divisor of its loss."""
+        self.losses.begin_update(self._tr_loss)
+        return super().get_batch_samples(*args, **kwargs)
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Return the optimizer as the rules change it."""
@@ -314,9 +327,11 @@ class TrainingParts:
     make_teacher: Callable[[Any], Teacher] | None
     cost: Mapping[str, float]
     """Tokens and seconds of the teacher's predictions and of the model's own answers."""
+    practice: Sequence[Practice] = ()
+    """The questions of `method: recall`."""
 
 
-class KnowledgeTrainer(PackingMixin, ObjectiveMixin, OptimizerMixin, CheckpointMixin):
+class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveMixin):
     """TRL's SFTTrainer on kinject's own rows, in four parts: rows, objective, updates and checkpoints.
 
     `guard` decides over each update, `probes` are scored at each evaluation. `notes` are lines for the log about the model,
@@ -324,14 +339,8 @@ class KnowledgeTrainer(PackingMixin, ObjectiveMixin, OptimizerMixin, CheckpointM
     """
 
     def __init__(self, parts: TrainingParts, *, args: Any, run_dir: Path, callbacks: list[Any], **options: Any) -> None:
-        self.training_data, self.training_loss = parts.data, parts.loss
-        self.rules, self.guard, self.probes = parts.rules, parts.guard, parts.probes
-        self.load_weights = parts.load_weights
-        self.losses, self.notes = MeanLoss(), list[str]()
-        self.preparation_cost = parts.cost
-        self.steps_per_epoch, self.learned_before, self.spent_before = 1, 0, (0.0, 0.0)
-        self.learned_tokens: Any = 0
-        """Those in the loss so far, of all processes (a number, or a tensor on a device), since this run began or resumed."""
+        self.take(parts)
+        self.training_loss = parts.loss
         self.rounds: Sequence[int] = parts.data.rows.rounds if parts.data.rows.rounds[-1] > 0 else ()
         first_row = Dataset.from_list([parts.train[0]])  # SFTTrainer needs a Dataset, which would copy every row
         with _strategies_off(args, evaluates=parts.validation is not None, saves=not _is_sharded(options["model"])):
