@@ -35,11 +35,7 @@ BASE: Mapping[str, Any] = {
     "corpus": {"path": "corpus.jsonl", "replay": {"path": "general.jsonl", "fraction": 0.1}},
     "adapter": {"r": 8},
     "trainer": {"max_steps": 1},
-    "augment": {
-        "documents": "d.jsonl",
-        "styles": {"paraphrase": 1},
-        "generator": {"kind": "sandbox", "price": [1, 1]},
-    },
+    "augment": {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": {"kind": "sandbox", "price": [1, 1]}},
     "questions": {"documents": "d.jsonl", "generator": {"kind": "sandbox"}},
     "eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}},
     "probes": {"questions": {"new": "q.jsonl"}},

@@ -150,14 +150,7 @@ def test_the_documented_commands_run_and_the_benchmark_of_the_demo_reads_their_r
             continue
         (checkout / "block.py").write_text(re.sub(r"max_steps=\d+", "max_steps=2", block), encoding="utf-8")
         runpy.run_path(str(checkout / "block.py"), run_name="__main__")
-    assert {words[1] for words in done if len(words) > 1} >= {
-        "recipes",
-        "compare",
-        "find-lr",
-        "plan",
-        "view",
-        "study",
-    }
+    assert {words[1] for words in done if len(words) > 1} >= {"recipes", "compare", "find-lr", "plan", "view", "study"}
 
     monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(checkout)])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")

@@ -52,11 +52,7 @@ def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: 
     assert trained["planned_gib"] > 0
     assert trained["flops_per_token"] == results["train/1B full/bare loop"]["values"]["flops_per_token"]
     page = (tmp_path / "gpu.md").read_text()
-    for text in (
-        "A dry run on a CPU",
-        "| 1B full | kinject | sdpa |",
-        "| attention/flash_attention_2 | RuntimeError",
-    ):
+    for text in ("A dry run on a CPU", "| 1B full | kinject | sdpa |", "| attention/flash_attention_2 | RuntimeError"):
         assert text in page
     assert all(len(line) <= 120 or line.startswith("|") for line in page.splitlines())
     again = _dry_run(tmp_path, "--only", *cases)

@@ -7,15 +7,7 @@ from typing import Any, cast
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.answers import (
-    items_of,
-    line_text,
-    lines_of,
-    name_fully,
-    pairs_of,
-    permute_sentences,
-    plain_text,
-)
+from kinject.augment.answers import items_of, line_text, lines_of, name_fully, pairs_of, permute_sentences, plain_text
 from kinject.augment.prompts import STYLE_FILES, Source, describe, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
@@ -330,8 +322,7 @@ rules: {explain: true}
 
 
 @pytest.mark.parametrize(
-    "template",
-    ["{{ source.__class__ }}", "{{ ''.__class__.__mro__ }}", "{{ source.join(9) }}", "{{ 1 / 0 }}"],
+    "template", ["{{ source.__class__ }}", "{{ ''.__class__.__mro__ }}", "{{ source.join(9) }}", "{{ 1 / 0 }}"]
 )
 def test_a_template_can_reach_nothing_but_its_variables(template: str, tmp_path: Path) -> None:
     path = tmp_path / "style.yaml"

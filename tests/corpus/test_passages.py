@@ -2,11 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus.passages import (
-    sentences,
-    split_passages,
-    word_spans,
-)
+from kinject.corpus.passages import sentences, split_passages, word_spans
 from kinject.types import Document
 
 words = st.lists(

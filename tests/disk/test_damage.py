@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinject.disk import (
-    check_sha256sums,
-    folder_hash,
-    verified_hashes,
-    write_sha256sums,
-)
+from kinject.disk import check_sha256sums, folder_hash, verified_hashes, write_sha256sums
 from kinject.errors import InputError
 
 

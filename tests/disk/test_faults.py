@@ -167,9 +167,6 @@ def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_not
 def test_a_file_is_no_run_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("text")
     folder = Path("/dev/null") if name == "device" else tmp_path / name
-    with (
-        pytest.raises(DiskError, match=f"{folder}: cannot be a run folder: it is a file.*run_dir"),
-        lock_dir(folder),
-    ):
+    with pytest.raises(DiskError, match=f"{folder}: cannot be a run folder: it is a file.*run_dir"), lock_dir(folder):
         pass
     assert (tmp_path / "file").read_text() == "text"

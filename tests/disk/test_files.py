@@ -11,13 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kinject.disk import (
-    content_id,
-    read_jsonl,
-    write_jsonl,
-    write_sha256sums,
-    write_text,
-)
+from kinject.disk import content_id, read_jsonl, write_jsonl, write_sha256sums, write_text
 from kinject.disk.files import atomic_file
 from kinject.errors import DiskError, InputError
 

@@ -185,11 +185,7 @@ def test_a_t4_scores_in_float16_and_says_so_and_refuses_what_it_lacks(tiny_model
     assert re.search(r"float16, sdpa attention, on cuda; Tesla T4 .* only emulates bfloat16", loaded.notes[0])
     for key, value, message in (
         ("dtype", "bfloat16", r"eval\.models\.m\.dtype: Tesla T4 .* Set eval\.models\.m\.dtype: float16"),
-        (
-            "attention",
-            "flash_attention_2",
-            r"eval\.models\.m\.attention: .* 8\.0 or newer, and Tesla T4 has 7\.5",
-        ),
+        ("attention", "flash_attention_2", r"eval\.models\.m\.attention: .* 8\.0 or newer, and Tesla T4 has 7\.5"),
     ):
         table = LocalModelSection(path=str(tiny_model), **{key: value})
         with pytest.raises(InputError, match=message):

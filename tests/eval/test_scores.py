@@ -15,8 +15,7 @@ ANSWER = Answer(
 
 
 @pytest.mark.parametrize(
-    ("score", "expected"),
-    [("sum", (-4, -6)), ("chars", (-1, -0.6)), ("bytes", (-1, -0.5)), ("tokens", (-4, -2))],
+    ("score", "expected"), [("sum", (-4, -6)), ("chars", (-1, -0.6)), ("bytes", (-1, -0.5)), ("tokens", (-4, -2))]
 )
 def test_scores_divide_by_the_length_they_name(score, expected):
     assert scores_of(ANSWER, score) == pytest.approx(expected)

@@ -19,20 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy_llama
-from dependencies import (
-    COMPUTED,
-    DECAY,
-    GRADIENTS,
-    IDS,
-    MERGES,
-    OBSERVED,
-    PLACED,
-    QUERY,
-    RATE,
-    SENTENCES,
-    START,
-    TEXT,
-)
+from dependencies import COMPUTED, DECAY, GRADIENTS, IDS, MERGES, OBSERVED, PLACED, QUERY, RATE, SENTENCES, START, TEXT
 
 
 def _words(text: str) -> list[str]:

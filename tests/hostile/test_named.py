@@ -221,8 +221,7 @@ def test_an_override_that_explodes_is_refused(tmp_path: Path, text: str, expecte
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("010", 10), ("0o17", 15), ("0x1f", 31), ("1_000", 1000), ("+3", 3), ("-0", 0), ("7", 7)],
+    ("text", "value"), [("010", 10), ("0o17", 15), ("0x1f", 31), ("1_000", 1000), ("+3", 3), ("-0", 0), ("7", 7)]
 )
 def test_whole_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: int) -> None:
     assert read_recipe(written(tmp_path / "r.yaml", f"run_dir: a\nseed: {text}\n".encode())).seed == value

@@ -114,10 +114,7 @@ def test_an_older_name_is_read_as_todays_and_said(write: Write, line: str, field
     assert line.split(": ")[line.startswith("optim")] in notes[0]
 
 
-@pytest.mark.parametrize(
-    ("steps", "ratio", "read"),
-    [(10, 0.03, 10), (0.2, 0.03, 0.2), (0, 0.03, 0.03), (0, 0, 0)],
-)
+@pytest.mark.parametrize(("steps", "ratio", "read"), [(10, 0.03, 10), (0.2, 0.03, 0.2), (0, 0.03, 0.03), (0, 0, 0)])
 def test_warmup_steps_above_0_override_warmup_ratio_with_a_note(
     write: Write, steps: float, ratio: float, read: float
 ) -> None:

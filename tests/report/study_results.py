@@ -11,18 +11,7 @@ from typing import Any
 
 from study_samples import write_log
 
-from kinject.results import (
-    ArmInfo,
-    ArmResult,
-    Choice,
-    Claim,
-    Contrast,
-    Cost,
-    Failure,
-    Report,
-    Sweep,
-    SweepPoint,
-)
+from kinject.results import ArmInfo, ArmResult, Choice, Claim, Contrast, Cost, Failure, Report, Sweep, SweepPoint
 
 Right = list[list[bool]]  # [seeds][questions]
 SEEDS = (0, 1, 2)

@@ -14,14 +14,7 @@ from typing import Any
 
 import pytest
 from study_results import make_paper_study, make_study
-from study_samples import (
-    first,
-    log_entries,
-    make_evaluation,
-    make_report,
-    make_result,
-    write_logs,
-)
+from study_samples import first, log_entries, make_evaluation, make_report, make_result, write_logs
 
 import kinject
 from kinject.errors import InputError
@@ -158,12 +151,7 @@ def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     for name in logs:
         manifest = {**MANIFEST, "command": ["kinject", "train", "recipes/my cpt.yaml"]}
         (tmp_path / "train" / name / "manifest.json").write_text(json.dumps(manifest))
-    manifest = {
-        **MANIFEST,
-        "written": "2026-01-02",
-        "command": ["kinject", "eval"],
-        "versions": {"torch": "2.13"},
-    }
+    manifest = {**MANIFEST, "written": "2026-01-02", "command": ["kinject", "eval"], "versions": {"torch": "2.13"}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     text = Elements(write_report(tmp_path, make_report(logs=log_entries(logs))).read_text("utf-8")).text
     assert text.count("kinject train 'recipes/my cpt.yaml'") == 1

@@ -165,10 +165,7 @@ def test_what_went_wrong_is_never_passed_over() -> None:
 def test_limits_tell_of_choices_and_seeds() -> None:
     choice = Choice("sandbox", "trainer.learning_rate", "ft-par", "new", ((1e-4, 0.4, 99), (1e-3, 0.8, 99)), 1e-3, True)
     text = " ".join(limitations(View(make_small(choices=(choice,)))))
-    for words in (
-        "end of its grid",
-        "was tuned for ft-par: where other arms take it over",
-    ):
+    for words in ("end of its grid", "was tuned for ft-par: where other arms take it over"):
         assert words in text
 
 

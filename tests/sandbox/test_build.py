@@ -8,12 +8,7 @@ import pytest
 from kinject.corpus.grading import abstains
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
-from kinject.sandbox.build import (
-    generate_base_corpus,
-    generate_sentence_rows,
-    render_prompt,
-    write_sandbox,
-)
+from kinject.sandbox.build import generate_base_corpus, generate_sentence_rows, render_prompt, write_sandbox
 from kinject.sandbox.grammar import parse_entry
 from kinject.sandbox.people import create_country
 

@@ -1,12 +1,6 @@
 from collections import Counter
 
-from kinject.sandbox.people import (
-    ATTRIBUTES,
-    POOLS,
-    create_country,
-    seeded_random,
-    shuffled,
-)
+from kinject.sandbox.people import ATTRIBUTES, POOLS, create_country, seeded_random, shuffled
 
 
 def test_the_shuffle_is_the_same_on_every_python() -> None:

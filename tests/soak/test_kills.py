@@ -32,17 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "augment"))
 
 from country import write_study
 from faulty_server import FaultySandbox
-from kills import (
-    Case,
-    Moment,
-    System,
-    Undisturbed,
-    json_without,
-    kept_rows,
-    kill_often,
-    moments,
-    run_undisturbed,
-)
+from kills import Case, Moment, System, Undisturbed, json_without, kept_rows, kill_often, moments, run_undisturbed
 
 N_KILLS = int(os.environ.get("KINJECT_KILLS", "200"))
 SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "study": 0.15}

@@ -208,11 +208,7 @@ def test_the_sum_is_that_of_float64_and_chat_comes_from_the_instruct_model(
         assert (tokenizer.chat_template, len(tokenizer)) == (TEMPLATE, len(instruct_tokenizer))
         assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.25
     manifest = json.loads((out[1.0] / "merge.json").read_text())
-    assert manifest["inputs"] == {
-        "model": model_hash(model),
-        "add": model_hash(instruct),
-        "minus": model_hash(base),
-    }
+    assert manifest["inputs"] == {"model": model_hash(model), "add": model_hash(instruct), "minus": model_hash(base)}
 
 
 def test_three_that_do_not_belong_together_are_refused(

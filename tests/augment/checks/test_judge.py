@@ -11,13 +11,7 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.checker import normal_form
-from kinject.augment.checks.judge import (
-    ALL_KINDS,
-    Judge,
-    make_trials,
-    read_verdict,
-    render_judge_score,
-)
+from kinject.augment.checks.judge import ALL_KINDS, Judge, make_trials, read_verdict, render_judge_score
 from kinject.augment.prompts import judge_messages, rewriting_of
 from kinject.augment.sandbox import generate_answer
 from kinject.disk import read_jsonl, read_manifest
@@ -126,10 +120,7 @@ def test_a_verdict_names_the_words_at_fault(answer: str, faithful: bool, fault: 
     assert (verdict.accepted, verdict.detail) == (faithful, fault)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["One. Two.\n\nThree", "  A: b?\nC: d!", "雨が降った。彼は残った。"],
-)
+@pytest.mark.parametrize("text", ["One. Two.\n\nThree", "  A: b?\nC: d!", "雨が降った。彼は残った。"])
 def test_numbers_of_sentences_are_taken_off_again(text: str) -> None:
     messages = judge_messages("", "p", text)
     assert rewriting_of(messages) == text
