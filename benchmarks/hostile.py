@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from kinject.bounds import check_cost
 from kinject.disk import write_text
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError, KinjectError
+from kinject.models.folder import check_cost
 from kinject.terminal import _Text, printable
 
 Try = Callable[[Random], bool]

@@ -92,8 +92,9 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         )
         recipe.raise_any([Problem("trainer.optim", message)])
     if recipe.method == "recall":
-        message = "recall has no loss that shows a rate. Start from a twentieth of that which taught the documents."
-        recipe.raise_any([Problem("method", message)])
+        recipe.raise_any(
+            [Problem("method", "recall has no loss that shows a rate. Take a twentieth of the documents' rate.")]
+        )
     from kinject.train.setup import make_trainer
 
     folder = recipe.run_dir / "find-lr"

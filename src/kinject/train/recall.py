@@ -48,10 +48,8 @@ def choose_practice(
     The model answers each trainer.num_generations times before it is trained. A row whose answer declines ("I do not know")
     is a question without an answer. Raises `InputError` if no question is answered correctly now and then.
     """
-    settings = GeneratorSection(
-        kind="transformers", model=recipe.model.path, temperature=config.temperature,
-        max_tokens=config.max_completion_length,
-    )  # fmt: skip
+    most, path = config.max_completion_length, recipe.model.path
+    settings = GeneratorSection(kind="transformers", model=path, temperature=config.temperature, max_tokens=most)
     bos, kwargs = begins_with_bos(tokenizer, recipe.corpus.bos), dict(recipe.corpus.chat_template_kwargs or {})
     writer = Writer(model, tokenizer, OWN_ANSWERS, settings, window_of(model.config), bos, kwargs, "recall")
     requests = sorted(writer.requests(rows, {}), key=lambda request: len(request.prompt))

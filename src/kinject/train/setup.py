@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import TokenAccount
 from kinject.errors import Problem, RecipeError, fault
 from kinject.process import context_parallel_size, first_process_first, processes_per_row
 from kinject.recipe import TrainRecipe
@@ -150,9 +151,10 @@ def _make_trainer(
     if recipe.method == "recall":
         practice, note = choose_practice(recipe, corpora.rows, model, tokenizer, config)
         notes, n_rows = [*notes, note], len(practice) * config.num_generations
-        guards = dataclasses.replace(
-            guards, nothing_learned="ignore"
-        )  # answers that are all alike in a batch have no loss
+        guards = dataclasses.replace(guards, nothing_learned="ignore")  # a batch of equal answers has no loss
+        account = tokenized.train.account  # none of its tokens is learned
+        data = dataclasses.replace(tokenized.train, account=TokenAccount(account.source, 0, account.source))
+        tokenized = dataclasses.replace(tokenized, train=data, notes=[])
     parts = TrainingParts(
         tokenized.train, train, validation, loss, rules, Guard(guards), probes, load_weights, make, cost, practice,
     )  # fmt: skip
