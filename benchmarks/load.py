@@ -150,8 +150,8 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
         questions = read_questions(folder / "questions.jsonl")
         with AnswerStore(folder / "answers.jsonl") as book:
             assert book.find("base-0") is not None
-        (pair,) = compare_runs([read_run(folder / "answers.jsonl")])
-        assert pair.result.n == len(questions) == n
+        run = read_run(folder / "answers.jsonl")
+        assert {pair.result.n for pair in compare_runs([run, run])} == {len(questions)} == {n}
         return n
 
     return work
@@ -211,7 +211,7 @@ def report(n: int, folder: Path, style: str) -> Work:
         result = Report(
             kind="study", title="Load", seeds=seeds, models=("model",), arms=arm_infos(arms), results=tuple(results), sweeps=(),
             choices=(), claims=(), costs=tuple(costs),
-            failures=(), logs=tuple(logs), notes=(), commands=(), versions={}, seconds=1.0,
+            failures=(), logs=tuple(logs), notes=(), commands=(), versions={},
         )  # fmt: skip
         write_report(folder, result)
         return len(runs)

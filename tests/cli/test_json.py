@@ -31,7 +31,7 @@ VERBS: tuple[tuple[str, str, int], ...] = (
     ("eval eval.yaml --require new>=1", "page requirements report", 1),
     ("eval eval.yaml --show 1", "prompts", 0),
     ("study study.yaml --dry-run", "text", 0),
-    ("compare runs/eval", "pairs", 0),
+    ("compare runs/eval runs/eval", "pairs", 0),
     ("view runs/eval --draw", "page", 0),
     ("view", "url", 130),
     ("chat runs/cpt --max-new-tokens 2", "turns", 0),

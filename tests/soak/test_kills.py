@@ -181,7 +181,7 @@ def train_case(folder: Path, model: Path, **trainer: Any) -> Case:
         return step
 
     argv = ["train", write_yaml(folder / "recipe.yaml", recipe)]
-    log = json_without(*SPEED, "trainer_state.json")
+    log = json_without(*SPEED, "trainer_state.json", "spent")
     return Case(
         argv, [run, tokens], again=[*argv, "--resume"], look=look,
         ignored=frozenset({".lock", "timing.jsonl", "SHA256SUMS"}),  # sums over files that hold times, too

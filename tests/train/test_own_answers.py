@@ -16,7 +16,7 @@ from kinject.models import load_model
 from kinject.models.generate import ends_of, generate
 from kinject.recipe import AnswersSection, GeneratorSection, Recipe
 from kinject.train import train
-from kinject.train.own_answers import _Request, _Writer, write_own_answers
+from kinject.train.own_answers import Writer, _Request, write_own_answers
 
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -151,9 +151,9 @@ def test_answers_are_drawn_again_while_a_quarter_can_be_kept(monkeypatch: pytest
         section, generator = AnswersSection(without_context), GeneratorSection(model="tiny", max_tokens=N)
         model: Any = None
         requests = [_Request(i, f"{i}", [1], [1], "Kelm", False, False) for i in range(n)]
-        return _Writer(model, model, section, generator, None, False, {}, "").answer(requests)
+        return Writer(model, model, section, generator, None, False, {}, "").answer(requests)
 
-    monkeypatch.setattr(_Writer, "_written", written)
+    monkeypatch.setattr(Writer, "_written", written)
     right[:] = [4, 1, 0]
     answers, fates = answer(0.3)
     assert (list(answers), fates) == ([0, 1, 2, 3, 4], {"endless": 1, "wrong": 2, "written_tokens": 30})

@@ -68,7 +68,6 @@ def test_a_pattern_without_a_match_is_refused(make_recipe: MakeRecipe, tiny_mode
     ("sections", "key"),
     [
         ({"model": {"path": "MODEL", "freeze": ["none.*"]}}, "model.freeze"),
-        ({"trainer": {"eos_token": "<none>"}}, "trainer.eos_token"),
         ({"method": "sft"}, "method"),  # shows as the corpus is tokenized
     ],
 )
@@ -185,7 +184,6 @@ def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, fraction:
          ["adapter.type: peft refuses it: This method is not supported", "adapter.merge: peft refuses it"]),
         ({"adapter": {"type": "ia3", "r": 4}}, ["adapter.r: unknown key of peft's IA3Config."]),
         ({"adapter": {"type": "lota"}}, ["adapter.type: found 'lota'. Did you mean lora?"]),
-        ({"trainer": {"eos_token": "</s>"}}, ["trainer.eos_token: '</s>' is no token of this tokenizer. It has <|bos|>"]),
         ({"trainer": {"router_aux_loss_coef": 0.1}}, ["trainer.router_aux_loss_coef: is for mixtures of experts"]),
         ({"trainer": {"optim_args": "betas"}}, ["trainer.optim_args: TRL refuses it"]),
         ({"trainer": {"optim": "galore_adamw"}}, ["trainer.optim: TRL refuses it: You need to install `galore_torch`"]),

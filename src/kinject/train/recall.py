@@ -92,10 +92,8 @@ class RecallTrainer(OptimizerMixin, CheckpointMixin, GRPOTrainer):  # type: igno
             return [float(matches(text, answers)) for text, answers in zip(completions, accepted, strict=True)]
 
         rows = [{"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)]
-        super().__init__(
-            args=args, train_dataset=Dataset.from_list(rows), reward_funcs=[correct],
-            callbacks=[RunLog(run_dir / "log.jsonl"), parts.guard, *callbacks], **options,
-        )  # fmt: skip
+        callbacks, data = [RunLog(run_dir / "log.jsonl"), parts.guard, *callbacks], Dataset.from_list(rows)
+        super().__init__(args=args, train_dataset=data, reward_funcs=[correct], callbacks=callbacks, **options)
         self.remove_callback(PrinterCallback)
         self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
         self.add_callback(TrainerState(self))
