@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import content_id
 from kinject.errors import InputError
 from kinject.recipe import GeneratorSection
 
@@ -67,25 +66,20 @@ def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: st
 
 def generate(
     model: PreTrainedModel, settings: GeneratorSection, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
-    ends: Sequence[int], others: Sequence[Sequence[int]] = (), weight: float = 0.0, *, has_ended: OfStep | None = None,
-    exact: bool = True,
+    ends: Sequence[int], *, has_ended: OfStep | None = None, exact: bool = True,
 ) -> list[list[int]]:  # fmt: skip
     """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
 
-    With `others`, a second prompt of each, every token is drawn with probability `weight` from the model's prediction
-    after that prompt instead: a sample of the mixture of the two predictions (MixSD, arXiv 2605.16865). At temperature
-    0 it is the likeliest token of the one drawn. In float32 neither the size of the batch nor its other rows change a
-    text, unless `exact` is false, for weights that processes share: a row with a tie is then not read alone. `has_ended`
-    returns after each step for each row whether it has ended.
+    At temperature 0 each is the likeliest one. In float32 neither the size of the batch nor its other rows change a text,
+    unless `exact` is false, for weights that processes share: a row with a tie is then not read alone. `has_ended` returns
+    after each step for each row whether it has ended.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-    if others and weight in (0, 1):
-        prompts, others = (others if weight else prompts), ()
-    rows, pad = [*prompts, *others], next(iter(ends), 0)
-    longest = max(map(len, rows))
-    n_pads = [longest - len(row) for row in rows]
+    pad = next(iter(ends), 0)
+    longest = max(map(len, prompts))
+    n_pads = [longest - len(prompt) for prompt in prompts]
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=settings.max_tokens,
@@ -93,10 +87,10 @@ def generate(
         eos_token_id=list(ends) or None,
         use_cache=True,
     )
-    sampler = _Sampler(settings, seeds, str(model.device), weight if others else 0.0)
+    sampler = _Sampler(settings, seeds, str(model.device))
     if exact and model.dtype in (torch.float32, torch.float64):
         sampler.decide_alone(model, n_pads)
-    ids = [[pad] * n + list(row) for n, row in zip(n_pads, rows, strict=True)]
+    ids = [[pad] * n + list(prompt) for n, prompt in zip(n_pads, prompts, strict=True)]
     mask = [[0] * n + [1] * (longest - n) for n in n_pads]
     with torch.inference_mode(), without_defaults(model):
         output = model.generate(
@@ -104,7 +98,7 @@ def generate(
             generation_config=config, logits_processor=LogitsProcessorList([sampler]),
             stopping_criteria=StoppingCriteriaList([has_ended] if has_ended else []),
         )  # fmt: skip
-    return [_until(tokens, ends) for tokens in output[: len(prompts), longest:].tolist()]
+    return [_until(tokens, ends) for tokens in output[:, longest:].tolist()]
 
 
 @contextlib.contextmanager
@@ -125,19 +119,17 @@ def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
 
 
 class _Sampler:
-    """A logits processor after which the argmax is a sample, for rows [seeds], or for two halves of a batch that are mixed.
+    """A logits processor after which the argmax is a sample, for rows [seeds].
 
     Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer. At temperature 0
-    it is the likeliest token; else temperature comes first, then top_k, top_p and min_p, as in transformers. With a `weight`,
-    rows and seeds are half as many: each row is drawn from the second half with that probability, from the first otherwise,
-    and both halves get the same token.
+    it is the likeliest token; else temperature comes first, then top_k, top_p and min_p, as in transformers.
     """
 
-    def __init__(self, settings: GeneratorSection, seeds: Sequence[int], device: str, weight: float) -> None:
+    def __init__(self, settings: GeneratorSection, seeds: Sequence[int], device: str) -> None:
         import torch
         from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-        self.n, self.device, self.weight = len(seeds), device, weight
+        self.device = device
         warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
         temperature, sampling = settings.sampling_temperature, settings.extra_body or {}
         self.filters: list[Any] = []
@@ -145,11 +137,6 @@ class _Sampler:
             self.filters = [TemperatureLogitsWarper(temperature)]
             self.filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
         self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
-        self.coins = [
-            torch.Generator().manual_seed(int(content_id("mixture", seed)[:8], 16) & 0x7FFFFFFF)
-            for seed in seeds
-            if weight
-        ]
         self.model: Any = None
         self.n_pads: Sequence[int] = ()
 
@@ -159,13 +146,7 @@ class _Sampler:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return `scores` [rows, vocabulary] with the noise of this step."""
-        import torch
-
-        rows = torch.arange(self.n, device=scores.device)
-        if self.weight:
-            drawn = torch.stack([torch.rand((), generator=coin, dtype=torch.float64) for coin in self.coins])
-            rows = rows + self.n * (drawn < self.weight).to(rows)
-        scores = scores[rows].float()
+        scores = scores.float()
         noise = self._noise(scores)
         drawn_scores = self._filtered(input_ids, scores) + noise
         if self.model is not None:
@@ -173,11 +154,10 @@ class _Sampler:
             scale = self.filters[0].temperature if self.filters else 1.0
             close = (best[:, 0] - best[:, 1]) * scale < _CLOSE * scores.abs().amax(-1)
             for i in close.nonzero()[:, 0].tolist():
-                row = int(rows[i])
-                text = input_ids[row : row + 1, self.n_pads[row] :]
+                text = input_ids[i : i + 1, self.n_pads[i] :]
                 alone = self.model(input_ids=text, use_cache=False).logits[:, -1].float()
                 drawn_scores[i] = (self._filtered(text, alone) + noise[i : i + 1])[0]
-        return drawn_scores.repeat(2, 1) if self.weight else drawn_scores
+        return drawn_scores
 
     def _filtered(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         for warper in self.filters:

@@ -1,7 +1,6 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
 from kinject.recipe.data_sections import (
-    AnswersSection,
     CorpusSection,
     DistillationSection,
     DocumentsSection,

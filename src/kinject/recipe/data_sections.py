@@ -29,22 +29,6 @@ class DocumentsSection:
     )
 
 
-@dataclass(frozen=True)
-class AnswersSection:
-    """The model writes the answers of rows itself before it is trained; they replace those given (MixSD, arXiv 2605.16865).
-
-    Each token is drawn from the model's prediction behind the document, the row of the main corpus with the same document_id
-    and origin original; or, by the fraction `without_context`, without it. Where the document is shown, only answers that hold
-    the given one are kept.
-    """
-
-    without_context: float = option(
-        0.3, help="Fraction of tokens that are drawn without the context; 1: it is not shown at all.", min=0.0, max=1.0
-    )
-
-
-OWN_ANSWERS = AnswersSection(without_context=1.0)
-"""The meaning of `answers: own`: greedily, to the prompt alone."""
 _ANSWERS_HELP = "own: the model answers the last turn of each row itself before it is trained (self-distillation)"
 
 
@@ -54,7 +38,7 @@ class MixedCorpusSection:
 
     path: str = option(help="Corpus (JSONL).", path="file")
     fraction: float = option(help="Fraction of the mixture's tokens.", min=0.0, max=0.95)
-    answers: Literal["given", "own"] | AnswersSection = option("given", help=f"{_ANSWERS_HELP}; or how it does.")
+    answers: Literal["given", "own"] = option("given", help=_ANSWERS_HELP)
 
 
 @dataclass(frozen=True)
@@ -62,7 +46,7 @@ class CorpusSection:
     """The training corpus: rows with `text`, `messages`, or `prompt` and `completion`."""
 
     path: str = option(help="Corpus (JSONL).", path="file")
-    answers: Literal["given", "own"] | AnswersSection = option("given", help=f"{_ANSWERS_HELP}; or how it does.")
+    answers: Literal["given", "own"] = option("given", help=_ANSWERS_HELP)
     replay: MixedCorpusSection | None = option(None, help="Second corpus, mixed in.")
     mix: Mapping[str, MixedCorpusSection] | None = option(
         None, help="name: path and fraction of a further corpus, mixed in by fraction of tokens."
@@ -104,13 +88,12 @@ class CorpusSection:
         """Return the corpora that are mixed in, by name; replay is called ``replay``."""
         return {**({"replay": self.replay} if self.replay is not None else {}), **(self.mix or {})}
 
-    def own_answers(self) -> dict[str, AnswersSection]:
-        """Return how the model answers rows itself, by the key of each corpus where it does: "", replay, mix.NAME."""
-        configured = {"": self.answers} | {
+    def own_answers(self) -> list[str]:
+        """Return the key of each corpus whose rows the model answers itself: "", replay, mix.NAME."""
+        answers = {"": self.answers} | {
             name if name == "replay" else f"mix.{name}": part.answers for name, part in self.parts().items()
         }
-        sections = {name: OWN_ANSWERS if answers == "own" else answers for name, answers in configured.items()}
-        return {name: answers for name, answers in sections.items() if isinstance(answers, AnswersSection)}
+        return [name for name, value in answers.items() if value == "own"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Answers that the model writes itself before it is trained: alone, behind a document, or a mixture of both (MixSD)."""
+"""Answers that the model writes itself before it is trained: the likeliest ones to the prompts alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
-from kinject.corpus.chat import prepend_context
-from kinject.corpus.grading import matches
-from kinject.corpus.passages import with_passages
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.corpus.tokenize import begins_with_bos
 from kinject.disk import (
@@ -28,16 +25,14 @@ from kinject.disk import (
     write_jsonl,
 )
 from kinject.errors import InputError
-from kinject.llm import request_seed
 from kinject.llm.sender import generator_identity
 from kinject.llm.transformers import read_answer
 from kinject.models.generate import ends_of, generate
 from kinject.process import work_seconds
 from kinject.question_formats import question_prompt
-from kinject.recipe import AnswersSection, GeneratorSection, TrainRecipe
+from kinject.recipe import GeneratorSection, TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.load import set_chat_template
-from kinject.train.objectives.distillation import document_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,18 +41,18 @@ log = logging.getLogger(__name__)
 
 _WINDOW = 1024
 """Tokens of an answer and its prompt for a model without a window of its own."""
-_FORMAT = 3
+_FORMAT = 4
 
 MOST_TOKENS = 512
 """Longest answer; at most half of the model's window."""
 _ENOUGH, _TRIAL = 0.25, 64
-"""Part of the answers that must be of use, and the rows, spread over the corpus, on which a model is tried."""
+"""Part of the answers that must end, and the rows, spread over the corpus, on which a model is tried."""
 _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A row to be answered: its prompts with and without the context (the same if it is not shown), and the corpus's answer.
+    """A row to be answered: its prompt, and the corpus's answer.
 
     `breaks`: a line break ends the answer too, since the corpus's answer has none and the row is no chat.
     """
@@ -65,57 +60,59 @@ class _Request:
     index: int
     row_id: str
     prompt: list[int]
-    alone: list[int]
     corpus_answer: str
     in_chat: bool
     breaks: bool
 
 
-def write_own_answers(recipe: TrainRecipe, part: str, section: AnswersSection) -> tuple[Path, str, dict[str, float]]:
+def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[str, float]]:
     """Return the corpus `part` ("", replay, mix.NAME) with answers of the model itself, a note on them, and their cost.
 
     The cost is written_tokens and written_seconds, those of answers that were left out among them.
 
-    The model answers before it is trained. The file is in corpus.cache_dir, named by the rows, the weights and the section,
-    so it is written once. Rows that cannot be answered keep their answer (texts, tools, no document, no user's message, more
-    tokens than the model reads); answers that do not end, or behind a document do not hold the corpus's answer, are left out.
-    The texts are tokenised again for training. Raises `InputError` if no row can be answered, or few answers can be kept.
+    The model answers before it is trained. The file is in corpus.cache_dir, named by the rows and the weights, so it is
+    written once. Rows that cannot be answered keep their answer (texts, tools, no user's message, more tokens than the model
+    reads); answers that do not end are left out. The texts are tokenised again for training. Raises `InputError` if no row
+    can be answered, or few answers end.
     """
     corpus, path = recipe.corpus, recipe.model.path or ""
     source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
-    rows, main = CorpusFile(Path(source)), CorpusFile(Path(corpus.path))
+    rows = CorpusFile(Path(source))
     generator = GeneratorSection(
         kind="transformers", model=path, temperature=0.0, max_tokens=MOST_TOKENS, concurrency=_BATCH
     )
     identity = content_id(
-        "own answers", _FORMAT, rows.cache_key, main.cache_key, generator_identity(generator),
-        section.without_context, section.without_context < 1,
-        recipe.model.revision, recipe.model.dtype, recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
+        "own answers", _FORMAT, rows.cache_key, generator_identity(generator), recipe.model.revision, recipe.model.dtype,
+        recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
         _hash_of(recipe.trainer.get("chat_template_path")),
     )  # fmt: skip
     out = Path(corpus.cache_dir) / f"own-answers-{identity}.jsonl"
     counts_path = out.with_suffix(".json")
     if not out.exists() or not counts_path.exists():
-        writer = _load_writer(recipe, part, section, generator)
-        documents = document_texts(None, recipe.documents, main) if writer.reads_document else {}
-        requests = list(writer.requests(rows, documents))
+        writer = _load_writer(recipe, part, generator)
+        requests = list(writer.requests(rows))
         if not requests:
             raise InputError(
-                f"{source}: {_key(part)}: no row can be answered. Rows need prompt and completion, or messages without tools; "
-                "with without_context below 1 a document_id whose document is in the corpus (origin: original); and half of the "
-                "model's window for the answer."
+                f"{source}: {_key(part)}: no row can be answered. Rows need prompt and completion, or messages without tools, "
+                "and half of the model's window for the answer."
             )
         device = writer.model.device.type
         began = work_seconds(device)
-        answers, fates = writer.answer(requests)
+        answers, n_tokens = writer.answer(requests)
         seconds = round(work_seconds(device) - began, 2)
         requested = {request.index for request in requests}
         n_rows = write_jsonl(out, _merged(Path(source), requested, answers))
-        write_json(
-            counts_path, {**fates, "given": n_rows - len(answers), "kept": len(answers), "written_seconds": seconds}
-        )
+        counts = {
+            "given": n_rows - len(answers), "kept": len(answers), "endless": len(requests) - len(answers),
+            "written_tokens": n_tokens, "written_seconds": seconds,
+        }  # fmt: skip
+        write_json(counts_path, counts)
     counts = read_json(counts_path, "Delete it; the answers are written again.")
-    return out, _note(path, part, counts, out), {key: counts[key] for key in ("written_tokens", "written_seconds")}
+    note = (
+        f"{_key(part)}: {path} wrote {counts['kept']:,} of {counts['kept'] + counts['endless']:,} answers itself; "
+        f"{counts['endless']:,} that do not end are left out; {counts['given']:,} rows keep theirs ({out})"
+    )
+    return out, note, {key: counts[key] for key in ("written_tokens", "written_seconds")}
 
 
 def _key(part: str) -> str:
@@ -124,15 +121,6 @@ def _key(part: str) -> str:
 
 def _hash_of(path: str | None) -> str | None:
     return file_hash(Path(path)) if path is not None and is_file(Path(path)) else path
-
-
-def _note(path: str, part: str, counts: Mapping[str, Any], out: Path) -> str:
-    n_requested = counts["kept"] + counts["endless"] + counts["wrong"]
-    return (
-        f"{_key(part)}: {path} wrote {counts['kept']:,} of {n_requested:,} answers itself; left out: "
-        f"{counts['endless']:,} that do not end, {counts['wrong']:,} without the given answer; "
-        f"{counts['given']:,} rows keep theirs ({out})"
-    )
 
 
 def _merged(source: Path, requested: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
@@ -152,7 +140,7 @@ def _last_answer(turns: Sequence[Row]) -> int:
     return max((index for index, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
 
 
-def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, generator: GeneratorSection) -> Writer:
+def _load_writer(recipe: TrainRecipe, part: str, generator: GeneratorSection) -> Writer:
     model = recipe.model
     loaded = models.load_model(
         str(model.path), dtype=model.dtype, device=recipe.device, revision=model.revision,
@@ -162,7 +150,7 @@ def _load_writer(recipe: TrainRecipe, part: str, section: AnswersSection, genera
     window = models.window_of(loaded.model.config)
     most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)
     return Writer(
-        loaded.model, loaded.tokenizer, section, dataclasses.replace(generator, max_tokens=most), window,
+        loaded.model, loaded.tokenizer, dataclasses.replace(generator, max_tokens=most), window,
         begins_with_bos(loaded.tokenizer, recipe.corpus.bos), dict(recipe.corpus.chat_template_kwargs or {}), part,
     )  # fmt: skip
 
@@ -173,19 +161,13 @@ class Writer:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    section: AnswersSection
     generator: GeneratorSection
     window: int | None
     bos: bool
     kwargs: Mapping[str, Any]
     part: str
 
-    @property
-    def reads_document(self) -> bool:
-        """Whether a document is shown before the prompt; answers without the given one are then left out."""
-        return self.section.without_context < 1
-
-    def requests(self, rows: Iterable[CorpusRow], documents: Mapping[str, str]) -> Iterator[_Request]:
+    def requests(self, rows: Iterable[CorpusRow]) -> Iterator[_Request]:
         """Yield the rows that can be answered, in their order."""
         for index, row in enumerate(rows):
             if row.shape == "text" or row.tools:
@@ -195,34 +177,20 @@ class Writer:
             if in_chat and (not last or not all(isinstance(turn.get("content"), str) for turn in row.messages)):
                 continue
             corpus_answer = row.messages[last]["content"] if in_chat else row.completion
-            context = self._context(row, documents)
-            if context is None:
-                continue
-            alone = self._encode(row, row.messages[:last], "")
-            turns = prepend_context(row.messages[:last], context) if in_chat and context else row.messages[:last]
-            if turns is None:
-                continue
-            prompt = self._encode(row, turns, context) if context else alone
-            if self.window is not None and max(len(prompt), len(alone)) + self.generator.max_tokens > self.window:
+            prompt = self._encode(row, row.messages[:last])
+            if self.window is not None and len(prompt) + self.generator.max_tokens > self.window:
                 continue
             breaks = not in_chat and "\n" not in corpus_answer.strip()
-            yield _Request(index, row.id, prompt, alone, corpus_answer.strip(), in_chat, breaks)
+            yield _Request(index, row.id, prompt, corpus_answer.strip(), in_chat, breaks)
 
-    def _context(self, row: CorpusRow, documents: Mapping[str, str]) -> str | None:
-        """Return the text before the prompt, "" for none; None if the row needs one that is not there."""
-        if not self.reads_document:
-            return ""
-        text = documents.get(row.document_id)
-        return with_passages([text.strip()], "") if text else None
-
-    def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]], context: str) -> list[int]:
-        """Return the tokens of a row's prompt behind `context`; in a chat those of `turns`, which hold it.
+    def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the tokens of a row's prompt; in a chat those of `turns`.
 
         A bare question gets the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
         """
         if row.shape == "completion":
             question = row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
-            ids = self.tokenizer(context + question, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = self.tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"]
             return [*([self.tokenizer.bos_token_id] if self.bos else []), *ids]
         text = self.tokenizer.apply_chat_template(
             [*turns], add_generation_prompt=True, tokenize=False, **{**self.kwargs, **row.template_kwargs}
@@ -230,42 +198,30 @@ class Writer:
         encoded: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return encoded
 
-    def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], dict[str, int]]:
-        """Return the answers that are kept, by row, how many are not (endless, wrong), and the tokens of all.
+    def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], int]:
+        """Return the answers that end, by row, and the tokens of all.
 
-        Rows without one are asked again, if tokens are drawn, while `_ENOUGH` of the answers can be kept. Raises `InputError`
-        if less can of the rows that are tried first.
+        Raises `InputError` if fewer than `_ENOUGH` of the rows that are tried first have one.
         """
-        answers, waiting, n_tokens = dict[int, str](), list(requests), 0
+        answers, n_tokens = dict[int, str](), 0
+        step = -(-len(requests) // _TRIAL)
+        trial, others = requests[::step], [item for i, item in enumerate(requests) if i % step]
         with Progress(f"{self.part} answers".strip(), len(requests), "rows") as progress:
-            for attempt in count():
-                failed: list[_Request] = []
-                n_endless = n_wrong = 0
-                step = -(-len(waiting) // _TRIAL)
-                trial, others = waiting[::step], [item for i, item in enumerate(waiting) if i % step]
-                written = chain(self._written(trial, attempt), self._written(others, attempt))
-                for n_drawn, (request, text, n_written) in enumerate(written, start=1):
+            for some in (trial, others):
+                for request, text, n_written in self._written(some):
                     n_tokens += n_written
-                    is_wrong = text is not None and self.reads_document and not matches(text, [request.corpus_answer])
-                    if text is None or is_wrong:
-                        failed.append(request)
-                        n_endless, n_wrong = n_endless + (text is None), n_wrong + is_wrong
-                    else:
+                    progress.advance()
+                    if text is not None:
                         answers[request.index] = text
-                        progress.advance()
-                    if attempt == 0 and n_drawn == len(trial) and len(answers) < _ENOUGH * n_drawn:
-                        raise InputError(
-                            f"{self.generator.model}: {_key(self.part)}: of {n_drawn} answers {len(answers)} can be kept, too "
-                            f"few to learn from: {n_endless} do not end within {self.generator.max_tokens} tokens, "
-                            f"{n_wrong} do not hold the given answer. Set answers: given, or take a stronger model."
-                        )
-                is_last = self.section.without_context in (0, 1) or len(failed) > (1 - _ENOUGH) * len(waiting)
-                waiting = failed
-                if not waiting or is_last:
-                    break
-        return answers, {"endless": n_endless, "wrong": n_wrong, "written_tokens": n_tokens}
+                if len(answers) < _ENOUGH * len(trial):
+                    raise InputError(
+                        f"{self.generator.model}: {_key(self.part)}: of {len(trial)} answers {len(answers)} end within "
+                        f"{self.generator.max_tokens} tokens, too few to learn from. Set answers: given, or take a stronger "
+                        "model."
+                    )
+        return answers, n_tokens
 
-    def _written(self, requests: Sequence[_Request], attempt: int) -> Iterator[tuple[_Request, str | None, int]]:
+    def _written(self, requests: Sequence[_Request]) -> Iterator[tuple[_Request, str | None, int]]:
         """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts of similar length."""
         ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
         order = sorted(requests, key=lambda request: (request.breaks, -len(request.prompt)))
@@ -274,11 +230,8 @@ class Writer:
             some = list(group)
             for start in range(0, len(some), _BATCH):
                 batch = some[start : start + _BATCH]
-                seeds = [request_seed("own answers", 0, request.row_id, attempt) for request in batch]
-                tokens = generate(
-                    self.model, self.generator, [request.prompt for request in batch], seeds, stops,
-                    [request.alone for request in batch], self.section.without_context,
-                )  # fmt: skip
+                prompts, seeds = [request.prompt for request in batch], [0] * len(batch)  # nothing is drawn
+                tokens = generate(self.model, self.generator, prompts, seeds, stops)
                 yield from (
                     (request, self._text(request, ids, stops), len(ids))
                     for request, ids in zip(batch, tokens, strict=True)
@@ -297,8 +250,8 @@ class Writer:
         if request.in_chat:
             text = read_answer(self.tokenizer, tokens)[1]
         else:  # what follows the prompt: a decoder may drop the space before the first word
-            before = str(self.tokenizer.decode(request.alone, skip_special_tokens=True))
-            full_text = str(self.tokenizer.decode([*request.alone, *tokens], skip_special_tokens=True))
+            before = str(self.tokenizer.decode(request.prompt, skip_special_tokens=True))
+            full_text = str(self.tokenizer.decode([*request.prompt, *tokens], skip_special_tokens=True))
             text = full_text[len(before) :]
             text = text.split("\n")[0] if request.breaks else text
         return text if text.strip() else None

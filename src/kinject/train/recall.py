@@ -22,7 +22,6 @@ from kinject.llm import request_seed
 from kinject.models import window_of
 from kinject.models.generate import end_tokens, generate
 from kinject.recipe import GeneratorSection, TrainRecipe
-from kinject.recipe.data_sections import OWN_ANSWERS
 from kinject.terminal import Progress
 from kinject.train.callbacks import RunLog, Timing
 from kinject.train.checkpoints import CheckpointMixin
@@ -51,8 +50,8 @@ def choose_practice(
     most, path = config.max_completion_length, recipe.model.path
     settings = GeneratorSection(kind="transformers", model=path, temperature=config.temperature, max_tokens=most)
     bos, kwargs = begins_with_bos(tokenizer, recipe.corpus.bos), dict(recipe.corpus.chat_template_kwargs or {})
-    writer = Writer(model, tokenizer, OWN_ANSWERS, settings, window_of(model.config), bos, kwargs, "recall")
-    requests = sorted(writer.requests(rows, {}), key=lambda request: len(request.prompt))
+    writer = Writer(model, tokenizer, settings, window_of(model.config), bos, kwargs, "recall")
+    requests = sorted(writer.requests(rows), key=lambda request: len(request.prompt))
     ends, n, known = end_tokens(model, tokenizer), config.num_generations, list[tuple[int, Practice]]()
     size = max(1, _BATCH // n)
     with Progress("questions before training", len(requests), "questions") as progress:

@@ -188,8 +188,8 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
 def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str], Counter[str]]:
     """Return the corpora with the answers that the model is to write itself, a note on each, and the cost of all."""
     notes, costs = [], Counter[str]()
-    for part, section in recipe.corpus.own_answers().items():
-        path, note, cost = write_own_answers(recipe, part, section)
+    for part in recipe.corpus.own_answers():
+        path, note, cost = write_own_answers(recipe, part)
         notes.append(note)
         costs.update(cost)
         if part:

@@ -68,7 +68,7 @@ def test_an_answer_depends_on_messages_and_seed_and_on_nothing_else_in_its_batch
 )
 def test_draws_follow_the_softmax_of_the_kept_tokens(options: dict[str, Any], kept: int) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(20_000, 1)
-    draw = _Sampler(section(Path("model"), temperature=0.5, extra_body=options), range(20_000), "cpu", 0.0)
+    draw = _Sampler(section(Path("model"), temperature=0.5, extra_body=options), range(20_000), "cpu")
     drawn = draw(torch.empty(0), logits).argmax(-1)
     fractions = torch.bincount(drawn, minlength=4) / len(drawn)
     expected = torch.softmax(logits[0] / 0.5, -1)  # .002, .016, .117, .865
