@@ -58,7 +58,7 @@ def measure(shape: argparse.Namespace, name: str, queue: Any) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    from kinject.train.updates.rules import OneByOne
+    from kinject.train.updates.rules import StochasticRounding
 
     dtype, optim, _ = ROWS[name]
     torch.manual_seed(0)
@@ -71,9 +71,10 @@ def measure(shape: argparse.Namespace, name: str, queue: Any) -> None:
     before = resident()
     model = LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype))
     arguments = TrainingArguments("runs/bytes", optim=optim, use_cpu=True, report_to="none", learning_rate=1e-4)
-    optimizer = Trainer(model, arguments).create_optimizer()
+    trainer = Trainer(model, arguments)
+    optimizer = trainer.create_optimizer()
     if dtype == "bfloat16":
-        OneByOne(optimizer, lambda: 0, 0)
+        StochasticRounding(True).change_optimizer(optimizer, trainer)
     ids = torch.randint(shape.vocabulary, (1, 16))
     largest = 0
     for number in (1, 2):

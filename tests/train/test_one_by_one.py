@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from kinject.models.hardware import quantization_config
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.updates.rules import OneByOne, round_stochastically
+from kinject.train.updates.rules import StochasticRounding, round_stochastically
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
@@ -69,9 +70,9 @@ def test_many_small_updates_move_bfloat16_weights_as_float32_ones_on_average() -
     for seed in range(runs):
         weight = torch.nn.Parameter(start.clone())
         optimizer = torch.optim.AdamW([weight], lr=rate, weight_decay=0.0)
-        updates = [0]
-        OneByOne(optimizer, lambda updates=updates: updates[0], seed)
-        for updates[0], gradient in enumerate(gradients):
+        trainer = SimpleNamespace(args=SimpleNamespace(seed=seed), state=SimpleNamespace(global_step=0))
+        StochasticRounding(True).change_optimizer(optimizer, trainer)
+        for trainer.state.global_step, gradient in enumerate(gradients):
             weight.grad = gradient.clone()
             optimizer.step()
         assert weight.dtype == torch.bfloat16

@@ -102,10 +102,6 @@ class TokenAccount:
         """Tokens that the trainer never sees."""
         return self.truncated + self.dropped
 
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Tokenization:

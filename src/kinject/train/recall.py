@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
-from transformers.trainer_callback import PrinterCallback
 from trl import GRPOTrainer
 
 from kinject.corpus.grading import abstains, matches
@@ -23,11 +22,11 @@ from kinject.models import window_of
 from kinject.models.generate import end_tokens, generate
 from kinject.recipe import GeneratorSection, TrainRecipe
 from kinject.terminal import Progress
-from kinject.train.callbacks import RunLog, Timing
+from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
 from kinject.train.data import Practice
 from kinject.train.own_answers import Writer
-from kinject.train.trainer import OptimizerMixin, TrainerState, TrainingParts
+from kinject.train.trainer import OptimizerMixin, TrainingParts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -93,9 +92,7 @@ class RecallTrainer(OptimizerMixin, CheckpointMixin, GRPOTrainer):  # type: igno
         rows = [{"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)]
         callbacks, data = [RunLog(run_dir / "log.jsonl"), parts.guard, *callbacks], Dataset.from_list(rows)
         super().__init__(args=args, train_dataset=data, reward_funcs=[correct], callbacks=callbacks, **options)
-        self.remove_callback(PrinterCallback)
-        self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
-        self.add_callback(TrainerState(self))
+        self.watch(run_dir)
 
     def _tokenize_prompts(self, prompts: list[str]) -> Any:
         """Return the tokens of each prompt, which is the number of a question."""

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +77,11 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
             log.info(note)
         text = yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True)
         write_text(recipe.run_dir / "recipe.yaml", text)
-    tokens = trainer.training_data.account.as_dict()
+    tokens = asdict(trainer.training_data.account)
     _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
     checkpoint = made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir)) if resume else None
     if checkpoint is not None:
         trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
-    trainer.start_clock()
     with disk_faults(recipe.run_dir), numbers_only(checkpoint):
         try:
             output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

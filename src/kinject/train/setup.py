@@ -14,7 +14,7 @@ from kinject import models
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import TokenAccount
 from kinject.errors import Problem, RecipeError, fault
-from kinject.process import context_parallel_size, first_process_first, processes_per_row
+from kinject.process import context_parallel_size, first_process_first, made_by_first_process, processes_per_row
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
 from kinject.train.callbacks import EarlyStopping, Histograms, Screen, forgetting, guard_trackers, patience
@@ -149,7 +149,7 @@ def _make_trainer(
         make = functools.partial(_teacher, recipe, tokenized, hashes, cost, bf16=config.bf16)
     guards, practice, n_rows = recipe.guards, list[Practice](), len(tokenized.train.rows)
     if recipe.method == "recall":
-        practice, note = choose_practice(recipe, corpora.rows, model, tokenizer, config)
+        practice, note = made_by_first_process(lambda: choose_practice(recipe, corpora.rows, model, tokenizer, config))
         notes, n_rows = [*notes, note], len(practice) * config.num_generations
         guards = dataclasses.replace(guards, nothing_learned="ignore")  # a batch of equal answers has no loss
         account = tokenized.train.account  # none of its tokens is learned

@@ -166,6 +166,12 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         self.learned_tokens: Any = 0
         """Those in the loss so far, of all processes (a number, or a tensor on a device), since this run began or resumed."""
 
+    def watch(self, run_dir: Path) -> None:
+        """Add the callbacks that every training has to a trainer that is made."""
+        self.remove_callback(PrinterCallback)
+        self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
+        self.add_callback(TrainerState(self))
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
         if "loss" in logs:
@@ -290,8 +296,9 @@ class TrainerState(TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the state, if training resumes."""
+        """Restore the state, if training resumes; start the clock."""
         self.trainer.restore_state()
+        self.trainer.start_clock()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the rules read the weights."""
@@ -350,11 +357,8 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
             )  # fmt: skip
         self.train_dataset, self.eval_dataset = parts.train, parts.validation
         self.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
-        self.remove_callback(PrinterCallback)
-        self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
-        self.add_callback(TrainerState(self))
+        self.watch(run_dir)
         self.teacher = None if parts.make_teacher is None else parts.make_teacher(self.model)
-        self.start_clock()
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

@@ -253,22 +253,6 @@ class SharpnessAware(UpdateRule):
         self._weights = []
 
 
-class StochasticRounding(UpdateRule):
-    """techniques.stochastic_rounding: the optimizer updates one parameter at a time and rounds it at random."""
-
-    def __init__(self, rounds: bool) -> None:
-        assert rounds
-
-    def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
-        """Return the optimizer, whose step is another."""
-        OneByOne(optimizer, lambda: trainer.state.global_step, trainer.args.seed)
-        return optimizer
-
-    def note(self) -> str:
-        """Return how weights are rounded."""
-        return "techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random"
-
-
 _SLICE = 2**24
 """Numbers that are rounded at a time."""
 
@@ -287,26 +271,34 @@ def round_stochastically(values: torch.Tensor, rounded: torch.Tensor, generator:
         out[start : start + _SLICE] = part.view(torch.float32)
 
 
-class OneByOne:
-    """Makes a new optimizer update one parameter at a time, with stochastic rounding (arXiv 2010.06192).
+class StochasticRounding(UpdateRule):
+    """techniques.stochastic_rounding: one parameter is updated at a time, and rounded at random (arXiv 2010.06192).
 
     bfloat16 weights are updated in float32 and rounded stochastically, so that updates below half of the distance to the next
-    number count on average. Their state is that of float32 weights. The random bits follow from `seed`, the number of the
-    update (`step`) and the parameter: the same in every process, and after resuming. Beside the model, the float32 copies of
-    one parameter and its gradient are in memory.
+    number count on average. Their state is that of float32 weights. The random bits follow from the seed, the number of the
+    update and the parameter: the same in every process, and after resuming. Beside the model, the float32 copies of one
+    parameter and its gradient are in memory.
     """
 
-    def __init__(self, optimizer: Any, step: Callable[[], int], seed: int) -> None:
+    def __init__(self, rounds: bool) -> None:
+        assert rounds
+
+    def note(self) -> str:
+        """Return how weights are rounded."""
+        return "techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random"
+
+    def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
+        """Return the optimizer, whose step is another."""
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.seed, self.step = seed, step
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._positions = [(g["params"], index) for g in optimizer.param_groups for index in range(len(g["params"]))]
-        self.optimizer, self._update_all = optimizer, optimizer.step
+        self.trainer, self.optimizer, self._update_all = trainer, optimizer, optimizer.step
         self._update_all()  # without gradients: bitsandbytes finds its settings by parameter in its first step
         # a method, since torch's schedulers wrap it as one
         optimizer.step = types.MethodType(lambda _, closure=None: self._step(), optimizer)
         optimizer.register_load_state_dict_pre_hook(self._keep)
         optimizer.register_load_state_dict_post_hook(self._restore_precision)
+        return optimizer
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -341,7 +333,7 @@ class OneByOne:
         positions[index] = parameter
         state[parameter] = state.pop(copy)
         generator = torch.Generator(parameter.device)
-        generator.manual_seed(hash((self.seed, self.step(), number)) % 2**63)
+        generator.manual_seed(hash((self.trainer.args.seed, self.trainer.state.global_step, number)) % 2**63)
         round_stochastically(copy.detach(), parameter.detach(), generator)
 
     def _keep(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
