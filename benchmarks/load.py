@@ -95,7 +95,7 @@ def packing(n: int, folder: Path, style: str) -> Work:
     def work() -> object:
         packed, account = pack(
             cached_tokens(folder, "entry", rows, "original"),
-            PackingConfig(256, "bfd_split", order="interleaved"),
+            PackingConfig(256, "bfd_split"),
             0,
         )
         assert sum(len(row.input_ids) for row in packed) == account.source

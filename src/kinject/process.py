@@ -100,20 +100,6 @@ def what_shards() -> str:
     return "FSDP" if is_fsdp_launch() else "DeepSpeed" if is_yes("ACCELERATE_USE_DEEPSPEED") else ""
 
 
-def single_process_notes() -> list[str]:
-    """Return a note if `accelerate launch` was to start several processes but started only this one.
-
-    It does so for a configuration of type MULTI_CPU, and without GPUs unless it gets ``--multi_gpu`` (then gloo joins the
-    processes) or MPI. The port that it sets for several processes shows it.
-    """
-    if is_launched() or not ("ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ):
-        return []
-    return [
-        "accelerate launch started one process only; without GPUs it starts several with --multi_gpu, or "
-        "--config_file recipes/distributed/ddp-cpu.yaml"
-    ]
-
-
 def rank() -> int:
     """Return the number of this process among those of its launcher, from 0; 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus.packing import Order, PackingConfig, pack
+from kinject.corpus.packing import PackingConfig, pack
 from kinject.corpus.tokenize import IGNORED, TokenRow
 
 ROWS = st.lists(
@@ -89,24 +89,22 @@ def test_a_prompt_that_fills_the_block_leaves_nothing_to_learn_and_is_counted_as
     assert (account.truncated, account.dropped) == (6, 4)
 
 
-@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
 @pytest.mark.parametrize("named", [False, True])
-def test_best_fit_fills_rows_as_the_textbook_example(order: Order, named: bool) -> None:
+def test_best_fit_fills_rows_as_the_textbook_example(named: bool) -> None:
     # best-fit decreasing of 7 5 5 4 3 2 2 2 into bins of 10: [7 3] [5 5] [4 2 2 2]
     rows = _rows([(n, 0) for n in (2, 5, 4, 7, 2, 5, 3, 2)])
     if not named:
         rows = [TokenRow(row.row_id, "", row.origin, row.input_ids, row.learned) for row in rows]
-    packed, _ = pack(rows, PackingConfig(10, "bfd_split", order), seed=0)
+    packed, _ = pack(rows, PackingConfig(10, "bfd_split"), seed=0)
     sizes = [[b - a for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True)]
               for row in packed if (starts := [i for i, p in enumerate(row.position_ids) if p == 0])]  # fmt: skip
     assert sorted(map(sorted, sizes)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
 
 
-@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
-def test_the_order_depends_on_the_seed_only(order: Order) -> None:
+def test_the_order_depends_on_the_seed_only() -> None:
     named, nameless = _paraphrases(6, 9), _rows([(5, 0)] * 9)
     rows = [*named, *(TokenRow("", "", "", row.input_ids, row.learned) for row in nameless)]
-    first, again, other = (list(pack(rows, PackingConfig(8, "bfd_split", order), seed)[0]) for seed in (3, 3, 4))
+    first, again, other = (list(pack(rows, PackingConfig(8, "bfd_split"), seed)[0]) for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
@@ -114,11 +112,8 @@ def test_the_order_depends_on_the_seed_only(order: Order) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=20),
     st.integers(2, 12),
-    st.sampled_from(["shuffled", "interleaved"]),
 )
-def test_wrapped_is_one_text_cut_every_block_in_whatever_order(
-    shapes: list[tuple[int, int]], block: int, order: Order
-) -> None:
+def test_wrapped_is_one_text_cut_every_block_in_whatever_order(shapes: list[tuple[int, int]], block: int) -> None:
     rows = _rows(shapes)
     order = list(range(len(rows)))
     random.Random(5).shuffle(order)
@@ -131,7 +126,7 @@ def test_wrapped_is_one_text_cut_every_block_in_whatever_order(
         ]
         if set(labels) - {IGNORED}:
             wanted.append((ids, labels))
-    packed, account = pack(rows, PackingConfig(block, "wrapped", order), seed=5)
+    packed, account = pack(rows, PackingConfig(block, "wrapped"), seed=5)
     assert [(row.input_ids, row.labels) for row in packed] == wanted
     assert {row.round for row in packed} <= {0}
     assert account.source == len(text)
@@ -153,7 +148,7 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     n_documents: int, n_each: int, block: int, seed: int
 ) -> None:
     rows = _paraphrases(n_documents, n_each)
-    packed, account = pack(rows, PackingConfig(block, "bfd_split", order="interleaved"), seed)
+    packed, account = pack(rows, PackingConfig(block, "bfd_split"), seed)
     for row in packed:
         texts = [
             token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
@@ -166,7 +161,7 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
 
 
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
-    packed, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", order="interleaved"), 1)
+    packed, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split"), 1)
     n_rounds = 1 + max(row.round for row in packed)
     assert n_rounds == 8
     assert [row.round for row in packed] == sorted(row.round for row in packed)

@@ -136,7 +136,7 @@ class Words:
 corpus, cache = Path(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None
 held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (held + 24 * 2**20,) * 2)
-data = CorpusPacker(Words(), Tokenization(), PackingConfig(512, "bfd_split", True), 0, cache).pack(CorpusFile(corpus))
+data = CorpusPacker(Words(), Tokenization(), PackingConfig(512, "bfd_split"), 0, cache).pack(CorpusFile(corpus))
 n = sum(len(data.rows[i].input_ids) for i in range(0, len(data.rows), 50))
 print(data.account.source, data.account.lost, n > 0)
 """

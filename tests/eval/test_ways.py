@@ -195,13 +195,6 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].result.n == 4
 
 
-def test_a_launcher_that_started_one_process_of_several_is_told(recipe, monkeypatch):
-    assert not any("accelerate" in note for note in run(recipe()).notes)
-    for name, value in {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    assert any("without GPUs it starts several with --multi_gpu" in note for note in run(recipe()).notes)
-
-
 def test_show_prints_prompts_as_tokenised_and_stores_nothing(recipe, tmp_path, capsys):
     assert main(["eval", str(recipe()), "--show", "1"]) == 0
     shown = capsys.readouterr().out

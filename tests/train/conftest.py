@@ -128,7 +128,7 @@ def by_hand(tiny_model: Path) -> Callable[[Recipe, int], ByHand]:
         assert recipe.corpus is not None
         loaded = load_model(str(tiny_model))
         packing = "bfd_split" if recipe.trainer.get("packing") else None
-        layout = PackingConfig(recipe.trainer["max_length"], packing, recipe.corpus.order)
+        layout = PackingConfig(recipe.trainer["max_length"], packing)
         packer = CorpusPacker(loaded.tokenizer, Tokenization(), layout, recipe.seed)
         rows = list(packer.pack(list(CorpusFile(Path(recipe.corpus.path)))).rows)
         return ByHand(loaded.model.double(), rows, batch)

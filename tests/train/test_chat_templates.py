@@ -155,9 +155,9 @@ def test_turns_rendered_one_by_one_are_those_between_the_tags_of_trls_template(n
             False,
             "message 2: its tool call look_up; tools: the name of tool 1; tools: the description of tool 1",
         ),
-        ("qwen2_5", False, True, "message 2: its thinking. It shows no thinking"),
+        ("qwen2_5", False, True, "message 2: its thinking. Many show the thinking of the last turn only"),
         ("deepseekv3", True, False, "tools: the name of tool 1; tools: the description of tool 1"),
-        ("smolvlm", False, False, "message 1: its content; .* A template for images may need content as"),
+        ("smolvlm", False, False, "message 1: its content; "),
     ],
 )
 def test_text_that_a_template_leaves_out_is_refused_or_counted(

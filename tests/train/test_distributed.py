@@ -264,25 +264,6 @@ def test_context_parallelism_is_seen_in_the_environment(
         make_configs(make_recipe())
 
 
-def test_a_run_that_was_to_have_more_processes_is_warned_of(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The environment is what accelerate's simple launcher sets for a configuration of several processes."""
-    for name, value in {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    result = train(make_recipe(trainer={"max_steps": 1}))
-    (warning,) = [
-        record.message for record in caplog.records if record.levelname == "WARNING" and "one process" in record.message
-    ]
-    assert warning == (
-        "accelerate launch started one process only; without GPUs it starts several with --multi_gpu, or --config_file "
-        "recipes/distributed/ddp-cpu.yaml. The global batch is that of this process."
-    )
-    manifest = read_manifest(Path(result.run_dir) / "manifest.json")
-    assert manifest is not None
-    assert warning in manifest["counts"]["warnings"]
-
-
 def test_weights_stay_off_the_gpu_until_fsdp_has_sharded_them(
     make_recipe: MakeRecipe, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def _n_tokens(rows: Any, tokenizer: Any) -> dict[str, int]:
 def test_the_rows_of_an_epoch_hold_the_stated_shares_of_tokens(
     files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, fractions: dict[str, float]
 ) -> None:
-    packer = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(256, "bfd_split", True), 0, tmp_path / "tokens")
+    packer = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(256, "bfd_split"), 0, tmp_path / "tokens")
     parts = {name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f) for name, f in fractions.items()}
     data = packer.pack(CorpusFile(files["corpus"]), parts)
     counted = _n_tokens(data.rows, tiny_tokenizer)

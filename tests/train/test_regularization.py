@@ -41,7 +41,7 @@ def _rows(recipe: Recipe, tokenizer: Any) -> list[TrainingRow]:
     assert corpus is not None
     assert corpus.replay is not None
     replay = Part(list(CorpusFile(Path(corpus.replay.path), origin="replay")), corpus.replay.fraction)
-    packer = CorpusPacker(tokenizer, Tokenization(), PackingConfig(64, "bfd_split", recipe.corpus.order), recipe.seed)
+    packer = CorpusPacker(tokenizer, Tokenization(), PackingConfig(64, "bfd_split"), recipe.seed)
     return list(packer.pack(list(CorpusFile(Path(corpus.path))), {"replay": replay}).rows)
 
 

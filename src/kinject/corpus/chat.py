@@ -104,7 +104,7 @@ def encode_conversation(
     text = _render(tokenizer, row.messages, options, False)
     lost = _left_out(row, text)
     if lost and not chat.allow_dropped:
-        raise InputError(_describe_lost(lost, row, template))
+        raise InputError(_describe_lost(lost))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     ids: list[int] = encoded["input_ids"]
     learned = [True] * len(ids)
@@ -229,16 +229,12 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(item)
 
 
-def _describe_lost(lost: Sequence[tuple[str, str]], row: CorpusRow, template: str) -> str:
+def _describe_lost(lost: Sequence[tuple[str, str]]) -> str:
     """Return what the template leaves out of a row, and the ways to mend it."""
     names = list(dict.fromkeys(name for name, _ in lost))
     hint = ""
     if any(name.endswith("thinking") for name in names):
-        shows = any("think" in word for word in _words(template))
-        hint = " It drops the thinking of earlier turns: end a row with the turn whose thinking it teaches."
-        hint = hint if shows else " It shows no thinking."
-    elif any(name.endswith("content") for name in names) and "type" in _words(template):
-        hint = ' A template for images may need content as [{"type": "text", "text": ...}].'
+        hint = " Many show the thinking of the last turn only: end a row with the turn whose thinking it teaches."
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
         f"the chat template leaves out {'; '.join(names[:3])}{more}.{hint} Remove it from the row, set another "

@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,25 +32,16 @@ _WINDOW = 1 << 18
 """Token rows that are packed together at most: a larger window fills rows no better."""
 
 
-Order = Literal["shuffled", "interleaved"]
-
-
 @dataclass(frozen=True)
 class PackingConfig:
     """Settings by which token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
 
-    `order` is that of an epoch: ``shuffled``, or ``interleaved``, which spreads the rows of one document evenly and
-    lets no packed row hold two of them (paraphrases in one row would be learned as one text).
+    Unless texts are ``wrapped``, the rows of one document are spread evenly over an epoch, and no packed row holds two of
+    them (paraphrases in one row would be learned as one text).
     """
 
     block: int | None
     strategy: str | None = None
-    order: Order = "shuffled"
-
-    @property
-    def apart(self) -> bool:
-        """Whether no packed row may hold two rows of one document."""
-        return self.order == "interleaved" and self.strategy != "wrapped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +49,7 @@ class TrainingRow:
     """One row of a batch, unpadded: ids, labels (`IGNORED` for tokens without loss) and positions, of equal length.
 
     `replayed` marks the learned tokens that come from replay. `documents` are the ids of the documents in it, and
-    `round` is the part of the epoch in which it is read (always 0 in a shuffled order).
+    `round` is the part of the epoch in which it is read (0 if ``wrapped``).
     """
 
     input_ids: list[int]
@@ -187,7 +178,7 @@ def pack(rows: Sequence[TokenRow], config: PackingConfig, seed: int) -> tuple[Pa
     joined = config.strategy == "wrapped"
     packed = PackedRows(rows, joined=joined)
     for number, part in enumerate(_rounds(rows, order, config, seed)):
-        for segments in _chunks(rows, part, config, account) if joined else _windows(rows, part, config, account):
+        for segments in (_chunks if joined else _windows)(rows, part, config, account):
             packed.append([(segment.row, segment.start, segment.end) for segment in segments], number)
     account.masked = account.source - account.trained - account.lost
     return packed, account
@@ -207,17 +198,17 @@ def _bins(
     segments = [segment for index in part for segment in cut(rows[index], index, config, account)]
     if config.strategy is None or config.block is None:
         return [[segment] for segment in segments]
-    return _best_fit(segments, config.block, config.apart)
+    return _best_fit(segments, config.block)
 
 
 def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int) -> list[Sequence[int]]:
-    """Deal rows to the rounds of an epoch by `config.order`.
+    """Deal rows to the rounds of an epoch; ``wrapped`` texts have one.
 
-    Interleaved: there are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks;
-    the k-th of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document. Rows
-    without a document go anywhere.
+    There are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks; the k-th of a
+    document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document. Rows without a document
+    go anywhere.
     """
-    if config.order != "interleaved" or config.strategy == "wrapped":
+    if config.strategy == "wrapped":
         return [order]
     numbers: dict[str, int] = {}
     documents, counts = array("q"), array("q")  # each row's document by number, -1 for none; rows of each document
@@ -302,10 +293,10 @@ def _chunks(
     account.dropped += ends[-1] - n_kept
 
 
-def _best_fit(segments: Sequence[Segment], block: int, apart: bool) -> list[list[Segment]]:
+def _best_fit(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
     """Group segments into bins of `block` tokens: longest first, each into the fullest bin that still has room.
 
-    `apart`: no bin holds two segments of one document. Ties keep the order of `segments`.
+    No bin holds two segments of one document. Ties keep the order of `segments`.
     There is one stack of bins for each size of free room, so a step costs O(log block).
     """
     bins: list[list[Segment]] = []
@@ -313,7 +304,7 @@ def _best_fit(segments: Sequence[Segment], block: int, apart: bool) -> list[list
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
     for segment in sorted(segments, key=lambda segment: -segment.size):
-        document = segment.document if apart else ""
+        document = segment.document
         match = next(
             (
                 (i, j)

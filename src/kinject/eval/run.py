@@ -40,7 +40,7 @@ from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScor
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
 from kinject.models import check_model
-from kinject.process import single_process_notes, world_size
+from kinject.process import world_size
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
@@ -105,7 +105,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
-        notes = [*plan.notes, *single_process_notes()]
+        notes = [*plan.notes]
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
         run = _Run(recipe, section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():

@@ -67,10 +67,6 @@ class CorpusSection:
         help="Begin each document with the BOS token; default: if the tokenizer begins its texts with it by itself.",
     )
     eos: bool = option(True, help="End each document with the EOS token.")
-    order: Literal["interleaved", "shuffled"] = option(
-        "interleaved",
-        help="interleaved: the texts of a document far apart, no packed row holds two of them; shuffled: at random.",
-    )
     allow_dropped_tokens: bool = option(False, help="Train although max_length truncates or drops text.")
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None, help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}."

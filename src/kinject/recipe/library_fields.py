@@ -35,7 +35,7 @@ REFUSED = {
     "resume_from_checkpoint": "is the command line's: kinject train RECIPE --resume.",
     "padding_free": "is TRL's collator's. Set packing: true with packing_strategy: bfd_split, which pads nothing.",
     "eval_packing": "has no effect: validation texts are read as rows of their own. Remove the line.",
-    "shuffle_dataset": "has no effect: the order of rows is corpus.order's (interleaved or shuffled).",
+    "shuffle_dataset": "has no effect: the order of rows spreads the texts of a document over an epoch. Remove the line.",
     "dataset_num_proc": "has no effect: a corpus is tokenised in one process, and once. Remove the line.",
     "dataset_kwargs": "is for TRL's own preparation of a data set. Remove the line.",
     "length_column_name": "has no effect: kinject knows the length of each row. Remove the line.",

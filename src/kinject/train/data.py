@@ -251,7 +251,7 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     """
     corpus, trainer = recipe.corpus, recipe.trainer
     strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
-    packing = PackingConfig(trainer_field(trainer, "max_length"), strategy, corpus.order)
+    packing = PackingConfig(trainer_field(trainer, "max_length"), strategy)
     chat, chat_note = set_chat_template(corpus, trainer, tokenizer)
     second_part = recipe.distills is not None and recipe.distills.context == "beginning"
     bos = begins_with_bos(tokenizer, corpus.bos)

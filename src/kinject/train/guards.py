@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from kinject import models
 from kinject.errors import TrainingError
-from kinject.process import processes_per_row, single_process_notes
+from kinject.process import processes_per_row
 from kinject.recipe import GuardsSection
 from kinject.train.updates.rules import summarize_names
 
@@ -243,8 +243,6 @@ def check_start(
     `n_rows` are the training rows of one epoch and `config` the SFTConfig; `rounds_up`: weights are rounded stochastically.
     """
     warnings: list[str] = []
-    for note in single_process_notes():
-        warnings += react("warn", f"{note}. The global batch is that of this process.")
     n_devices = config.world_size // processes_per_row()
     n_read = config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
     if 0 < n_read < n_rows:

@@ -75,7 +75,27 @@ def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
     return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED) if shifted is None else shifted
 
 
-class Objective:
+class Technique:
+    """An objective or an update rule, as a line of its table has it."""
+
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()
+    """Rows for the table of conflicts: the keys that it excludes or needs."""
+
+    # the whole recipe: any of its keys may switch a row of the table on (method, regularization, techniques)
+    @classmethod
+    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
+        """Return whether the recipe asks for what the table calls `name`: by a key of techniques, or of custom."""
+        return name in recipe.techniques.custom or bool(getattr(recipe.techniques, name, None))
+
+    @classmethod
+    def configured(cls, name: str, recipe: TrainRecipe) -> Self:
+        """Return it with the recipe's settings."""
+        techniques, make = recipe.techniques, cast("Any", cls)
+        made: Self = make(**techniques.custom[name]) if name in techniques.custom else make(getattr(techniques, name))
+        return made
+
+
+class Objective(Technique):
     """Changes the loss of a run; each kind is one file, and one line of `kinject.train.objectives.OBJECTIVES`.
 
     An objective of your own is a frozen dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a
@@ -86,23 +106,6 @@ class Objective:
 
     is_mean: ClassVar[bool] = True
     """Whether the loss is the mean over the learned tokens; if not, `count` and `total` say of what."""
-    conflicts: ClassVar[tuple[Conflict, ...]] = ()
-    """Rows for the table of conflicts: the keys that it excludes or needs."""
-
-    # the whole recipe: any of its keys may switch a row of the table on (method, regularization, techniques)
-    @classmethod
-    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
-        """Return whether the recipe asks for the objective that the table calls `name`: by a key of techniques, or of custom."""
-        return name in recipe.techniques.custom or bool(getattr(recipe.techniques, name, None))
-
-    @classmethod
-    def make(cls, name: str, recipe: TrainRecipe) -> Self:
-        """Return the objective with the recipe's settings."""
-        techniques, made = recipe.techniques, cast("Any", cls)
-        objective: Self = (
-            made(**techniques.custom[name]) if name in techniques.custom else made(getattr(techniques, name))
-        )
-        return objective
 
     def by_token(
         self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None

@@ -294,7 +294,7 @@ def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str
     return (
         f"trains {sum(map(models.size_of, trained)):,} of {sum(map(models.size_of, parameters)):,} parameters "
         f"({weights} weights, {arithmetic} arithmetic), {len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
-        f"{', paraphrases separated' if packing.apart else ''}"
+        f"{'' if packing.strategy == 'wrapped' else ', paraphrases separated'}"
     )
 
 

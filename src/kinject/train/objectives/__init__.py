@@ -147,5 +147,5 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 def make_loss(recipe: TrainRecipe, smoothing: float) -> TrainingLoss:
     """Return the loss of a run; `smoothing` is trainer.label_smoothing_factor."""
-    chosen = (kind.make(name, recipe) for name, kind in OBJECTIVES.items() if kind.is_on(name, recipe))
+    chosen = (kind.configured(name, recipe) for name, kind in OBJECTIVES.items() if kind.is_on(name, recipe))
     return TrainingLoss(smoothing, tuple(chosen))

@@ -309,7 +309,7 @@ class Distillation(Objective):
         return recipe.distills is not None
 
     @classmethod
-    def make(cls, name: str, recipe: TrainRecipe) -> Distillation:
+    def configured(cls, name: str, recipe: TrainRecipe) -> Distillation:
         """Return the objective with the recipe's section."""
         assert recipe.distills is not None
         return cls(recipe.distills)

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from kinject.corpus.packing import TrainingRow
 from kinject.errors import InputError, fault
 from kinject.models import full_tensor, has_fast_bf16, own_part
-from kinject.recipe.check import Conflict
+from kinject.train.loss import Technique
 
 if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
@@ -44,7 +44,7 @@ class UpdateInputs:
     kept: Sequence[TrainingRow] = field(default=())
 
 
-class UpdateRule:
+class UpdateRule(Technique):
     """Changes the updates of a run; each kind is one file, and one line of `kinject.train.updates.UPDATE_RULES`.
 
     A rule of your own is a dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a recipe sets
@@ -52,22 +52,13 @@ class UpdateRule:
     of the table. Randomness must follow from the seed and the step, and state from the optimizer's: then `--resume` is exact.
     """
 
-    conflicts: ClassVar[tuple[Conflict, ...]] = ()
-    """Rows for the table of conflicts: the keys that it excludes or needs."""
     copies: ClassVar[int] = 0
     """Copies of the trained weights that it keeps in float32, for the estimate of memory."""
 
     @classmethod
-    def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
-        """Return whether the recipe asks for the rule that the table calls `name`: by a key of techniques, or of custom."""
-        return name in recipe.techniques.custom or bool(getattr(recipe.techniques, name, None))
-
-    @classmethod
     def make(cls, name: str, inputs: UpdateInputs) -> Self:
         """Return the rule with the recipe's settings."""
-        techniques, made = inputs.recipe.techniques, cast("Any", cls)
-        rule: Self = made(**techniques.custom[name]) if name in techniques.custom else made(getattr(techniques, name))
-        return rule
+        return cls.configured(name, inputs.recipe)
 
     def start(self, trainer: Any) -> None:
         """Measure what is needed; the model is wrapped, has its adapter, and has not been trained."""
@@ -106,8 +97,19 @@ class LayerwiseRates(UpdateRule):
         return recipe.techniques.layerwise_lr_decay < 1.0
 
     def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
-        """Return the optimizer, its groups split by layer."""
-        split_by_layer(optimizer, trainer.model, self.decay)
+        """Return the optimizer, its groups split so that each holds the parameters of one rate factor, in order."""
+        model, groups = trainer.model, list[dict[str, Any]]()
+        n_layers = model.config.get_text_config().num_hidden_layers
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for group in optimizer.param_groups:
+            by_factor: dict[float, list[Any]] = {}
+            for parameter in group["params"]:
+                by_factor.setdefault(rate_factor(names[id(parameter)], n_layers, self.decay), []).append(parameter)
+            groups += [
+                {**group, "params": parameters, "lr": group["lr"] * factor}
+                for factor, parameters in sorted(by_factor.items())
+            ]
+        optimizer.param_groups[:] = groups
         return optimizer
 
 
@@ -170,22 +172,6 @@ def rate_factor(name: str, n_layers: int, decay: float) -> float:
     if layer is not None:
         return float(decay ** (n_layers - 1 - layer))
     return float(decay**n_layers) if _EMBEDDING.search(name) else 1.0
-
-
-def split_by_layer(optimizer: Any, model: Any, decay: float) -> None:
-    """Split the groups of a new `optimizer` so that each holds the parameters of one rate factor, in order."""
-    n_layers = model.config.get_text_config().num_hidden_layers
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = []
-    for group in optimizer.param_groups:
-        by_factor: dict[float, list[Any]] = {}
-        for parameter in group["params"]:
-            by_factor.setdefault(rate_factor(names[id(parameter)], n_layers, decay), []).append(parameter)
-        groups += [
-            {**group, "params": parameters, "lr": group["lr"] * factor}
-            for factor, parameters in sorted(by_factor.items())
-        ]
-    optimizer.param_groups[:] = groups
 
 
 def summarize_names(names: Sequence[str]) -> list[str]:
