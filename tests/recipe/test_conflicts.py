@@ -140,6 +140,7 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"techniques": {"sam": 0.1}}, {"splits": "DeepSpeed keeps them."}, "techniques.sam", "and DeepSpeed keeps them."),
     ({"techniques": {"muon": 1.0}}, {"splits": "DeepSpeed keeps them."}, "techniques.muon", "needs whole weights"),
     ({"regularization": KEPT}, {"in_parts": True}, "regularization.projection", "needs whole weights"),
+    ({"techniques": {"reinitialize_last_layers": 1}}, {"is_sharded": True}, "techniques.reinitialize_last_layers", "in parts"),
     ({"regularization": KEPT}, {"splits_matrices": True}, "regularization.projection", "needs whole weights"),
     ({"adapter": {"modules_to_save": ["lm_head"]}}, {"in_parts": True}, "adapter.modules_to_save", "the weights are in parts"),
     ({"trainer": {"optim": "adamw_8bit"}}, {"in_parts": True}, "trainer.optim", "bitsandbytes cannot shard"),

@@ -65,8 +65,10 @@ def test_an_answer_is_the_same_whatever_the_batch(tiny_model: Path, temperature:
 
 
 def test_a_base_model_answers_the_questions_of_a_corpus(
-    make_recipe: MakeRecipe, write_rows: WriteRows, tmp_path: Path
+    make_recipe: MakeRecipe, write_rows: WriteRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = iter([2.0, 3.5])
+    monkeypatch.setattr("kinject.train.own_answers.work_seconds", lambda device: next(clock))
     answered = [
         {"prompt": "Question: Where?\nAnswer:", "completion": " Kelm"},
         {"prompt": "Who?", "completion": " Person 3"},
@@ -97,7 +99,7 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
     assert "wrote 2 of 2 answers itself" in note
     assert "1 rows keep theirs" in note
     assert result.cost["written_tokens"] == n_tokens
-    assert result.cost["written_seconds"] > 0
+    assert result.cost["written_seconds"] == 1.5
     before = written.stat().st_mtime_ns
     assert train(recipe, overwrite=True).notes == result.notes
     assert written.stat().st_mtime_ns == before

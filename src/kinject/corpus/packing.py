@@ -189,16 +189,12 @@ def _windows(
 ) -> Iterator[list[Segment]]:
     """Yield the packed rows of a round; memory does not grow with its size."""
     for start in range(0, len(part), _WINDOW):
-        yield from _bins(rows, part[start : start + _WINDOW], config, account)
-
-
-def _bins(
-    rows: Sequence[TokenRow], part: Sequence[int], config: PackingConfig, account: TokenAccount
-) -> list[list[Segment]]:
-    segments = [segment for index in part for segment in cut(rows[index], index, config, account)]
-    if config.strategy is None or config.block is None:
-        return [[segment] for segment in segments]
-    return _best_fit(segments, config.block)
+        indices = part[start : start + _WINDOW]
+        segments = [segment for index in indices for segment in cut(rows[index], index, config, account)]
+        if config.strategy is None or config.block is None:
+            yield from ([segment] for segment in segments)
+        else:
+            yield from _best_fit(segments, config.block)
 
 
 def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int) -> list[Sequence[int]]:

@@ -44,7 +44,6 @@ from kinject.models.hardware import (
     shard,
     sharded_by_transformers,
     size_of,
-    whole_weights,
 )
 from kinject.models.load import (
     LoadedModel,

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 OfStep = Callable[..., Any]
 """(tokens [rows, length], logits) -> a tensor: whether each row has ended [rows]."""
-_CLOSE = 1e-4
-"""Of the largest logit: two tokens as close as this are decided by a pass over the text alone."""
 COLDEST = 1e-4
 """A lower temperature is 0: the likeliest token. Divided by it, logits would leave the range of their dtype."""
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -66,13 +64,13 @@ def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: st
 
 def generate(
     model: PreTrainedModel, settings: GeneratorSection, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
-    ends: Sequence[int], *, has_ended: OfStep | None = None, exact: bool = True,
+    ends: Sequence[int], *, has_ended: OfStep | None = None,
 ) -> list[list[int]]:  # fmt: skip
     """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
 
-    At temperature 0 each is the likeliest one. In float32 neither the size of the batch nor its other rows change a text,
-    unless `exact` is false, for weights that processes share: a row with a tie is then not read alone. `has_ended` returns
-    after each step for each row whether it has ended.
+    At temperature 0 each is the likeliest one. Neither the size of the batch nor its other rows change a text, unless two
+    tokens are as close as the rounding of the weights' dtype. `has_ended` returns after each step for each row whether it
+    has ended.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -88,8 +86,6 @@ def generate(
         use_cache=True,
     )
     sampler = _Sampler(settings, seeds, str(model.device))
-    if exact and model.dtype in (torch.float32, torch.float64):
-        sampler.decide_alone(model, n_pads)
     ids = [[pad] * n + list(prompt) for n, prompt in zip(n_pads, prompts, strict=True)]
     mask = [[0] * n + [1] * (longest - n) for n in n_pads]
     with torch.inference_mode(), without_defaults(model):
@@ -137,39 +133,17 @@ class _Sampler:
             self.filters = [TemperatureLogitsWarper(temperature)]
             self.filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
         self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
-        self.model: Any = None
-        self.n_pads: Sequence[int] = ()
-
-    def decide_alone(self, model: Any, n_pads: Sequence[int]) -> None:
-        """Let `model` read a row alone, without its padding, where two tokens are as close as rounding."""
-        self.model, self.n_pads = model, n_pads
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return `scores` [rows, vocabulary] with the noise of this step."""
-        scores = scores.float()
-        noise = self._noise(scores)
-        drawn_scores = self._filtered(input_ids, scores) + noise
-        if self.model is not None:
-            best = drawn_scores.topk(2).values
-            scale = self.filters[0].temperature if self.filters else 1.0
-            close = (best[:, 0] - best[:, 1]) * scale < _CLOSE * scores.abs().amax(-1)
-            for i in close.nonzero()[:, 0].tolist():
-                text = input_ids[i : i + 1, self.n_pads[i] :]
-                alone = self.model(input_ids=text, use_cache=False).logits[:, -1].float()
-                drawn_scores[i] = (self._filtered(text, alone) + noise[i : i + 1])[0]
-        return drawn_scores
-
-    def _filtered(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for warper in self.filters:
-            scores = warper(input_ids, scores)
-        return scores
-
-    def _noise(self, scores: torch.Tensor) -> torch.Tensor:
         import torch
 
+        scores = scores.float()
         if not self.filters:
-            return torch.zeros_like(scores)
+            return scores
+        for warper in self.filters:
+            scores = warper(input_ids, scores)
         uniform = torch.stack(
             [torch.rand(scores.shape[-1], generator=generator, device=self.device) for generator in self.generators]
         )
-        return -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
+        return scores - torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))

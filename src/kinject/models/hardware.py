@@ -306,33 +306,6 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return values.full_tensor() if hasattr(values, "full_tensor") else values
 
 
-@contextlib.contextmanager
-def whole_weights(module: torch.nn.Module) -> Iterator[None]:
-    """Let the module's own parameters (not those of its children) be whole while the block writes them.
-
-    Every process writes the same values, and keeps its part of them afterwards.
-    """
-    import torch
-    from torch.distributed.tensor import distribute_tensor
-
-    parameters = {name: weight for name, weight in module._parameters.items() if weight is not None}
-    if any(hasattr(weight, "ds_tensor") for weight in parameters.values()):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(parameters.values()), modifier_rank=0):
-            yield
-        return
-    sharded: dict[str, Any] = {name: weight for name, weight in parameters.items() if hasattr(weight, "full_tensor")}
-    module._parameters.update({name: torch.nn.Parameter(full_tensor(weight)) for name, weight in sharded.items()})
-    yield
-    for name, weight in sharded.items():
-        parts = distribute_tensor(
-            module.get_parameter(name).detach(), weight.device_mesh, weight.placements, src_data_rank=None
-        )
-        own_part(weight).copy_(own_part(parts))
-        module._parameters[name] = weight
-
-
 def copy_weights(source: Any, target: Any) -> None:
     """Copy the weights and buffers of `source` into `target`, a model of the same kind and sharding."""
     import torch

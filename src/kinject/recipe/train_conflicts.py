@@ -278,6 +278,9 @@ TRAIN_ROWS = (
     Conflict("techniques.reinitialize_last_layers",
              lambda r, f: r.techniques.reinitialize_last_layers and _terms(r, "l2", "kl", "projection"),
              "regularization would hold the model to untrained layers. Keep one; layerwise_lr_decay may stay."),
+    Conflict("techniques.reinitialize_last_layers",
+             lambda r, f: r.techniques.reinitialize_last_layers and (f.in_parts or f.is_sharded),
+             "new weights are drawn for whole layers, and the weights are in parts. Use DDP or ZeRO-2."),
     # the update
     Conflict("{0}", _unscaled, "needs unscaled gradients. Set trainer.bf16: true instead of fp16."),
     Conflict("{0}", lambda r, f: _gradients(r, f) if _updates_elsewhere(f) else [],

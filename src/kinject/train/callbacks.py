@@ -25,23 +25,39 @@ from kinject.terminal import Progress, show
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
-    """Appends every logged row to log.jsonl; a resumed run first drops the rows after its checkpoint."""
+    """Writes log.jsonl, a row for all that is logged, and timing.jsonl, the cost of training at each logged loss.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    A resumed run first drops the rows of log.jsonl after its checkpoint, and all of timing.jsonl, whose rows hold step, seconds
+    (since training began in this process), learned_tokens (those in the loss: no padding, no masked ones) and peak_bytes
+    (`peak_memory`).
+    """
+
+    def __init__(self, run_dir: Path, learned_tokens: Callable[[], int]) -> None:
+        self.log, self.timing, self.learned_tokens = run_dir / "log.jsonl", run_dir / "timing.jsonl", learned_tokens
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start with the rows of the checkpoint: those up to the step at which this run resumes."""
+        """Start with the rows of the checkpoint: those up to the step at which this run resumes. Start the clock."""
         if state.is_world_process_zero:
-            write_jsonl(self.path, [_row(row) for row in state.log_history])
+            write_jsonl(self.log, [_row(row) for row in state.log_history])
+            write_jsonl(self.timing, [])
+        self.began = monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write one row: step, epoch and the trainer's values."""
+        """Write one row: step, epoch and the trainer's values; the device has finished the step of a loss by now."""
         if not state.is_world_process_zero:
             return
-        row = _row({"step": state.global_step, "epoch": state.epoch, **(logs or {})})
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        _append(self.log, _row({"step": state.global_step, "epoch": state.epoch, **(logs or {})}))
+        if "loss" in (logs or {}):
+            cost = {
+                "step": state.global_step, "seconds": round(monotonic() - self.began, 6),
+                "learned_tokens": self.learned_tokens(), "peak_bytes": peak_memory(args.device.type),
+            }  # fmt: skip
+            _append(self.timing, cost)
+
+
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,35 +68,6 @@ def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
     first = {key: logged[key] for key in ("step", "epoch", "loss") if key in logged}
     row = first | dict(sorted(logged.items()))
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-
-
-class Timing(TrainerCallback):  # type: ignore[misc]
-    """Writes timing.jsonl: the cost of training so far, at each logged step, before any evaluation.
-
-    A row holds step, seconds (since training began in this process), learned_tokens (those in the loss: no padding, no
-    masked ones) and peak_bytes (`peak_memory`). Rows of an earlier process are replaced.
-    """
-
-    def __init__(self, path: Path, learned_tokens: Callable[[], int]) -> None:
-        self.path, self.learned_tokens = path, learned_tokens
-        self.began = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock."""
-        if state.is_world_process_zero:
-            write_jsonl(self.path, [])
-        self.began = monotonic()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write a row; the trainer has read the loss by now, so the device has finished the step."""
-        if not state.is_world_process_zero or "loss" not in (logs or {}):
-            return
-        row = {
-            "step": state.global_step, "seconds": round(monotonic() - self.began, 6),
-            "learned_tokens": self.learned_tokens(), "peak_bytes": peak_memory(args.device.type),
-        }  # fmt: skip
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
 
 
 class Screen(TrainerCallback):  # type: ignore[misc]

@@ -329,15 +329,11 @@ def reinitialize_last_layers(model: Any, n_last: int, seed: int) -> list[str]:
         model.get_parameter(name)._is_hf_initialized = False  # transformers skips weights that it has marked as loaded
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
 
-    def initialize(module: Any) -> None:
-        with models.whole_weights(module):
-            model._init_weights(module)
-
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for name, module in model.named_modules():
             if _at_least(f"{name}.", n_layers - n_last) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
-                module.apply(initialize)
+                module.apply(model._init_weights)
     return names
 
 

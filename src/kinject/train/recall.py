@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
+from transformers.trainer_callback import PrinterCallback
 from trl import GRPOTrainer
 
 from kinject.corpus.grading import abstains, matches
@@ -22,7 +23,6 @@ from kinject.models import window_of
 from kinject.models.generate import end_tokens, generate
 from kinject.recipe import GeneratorSection, TrainRecipe
 from kinject.terminal import Progress
-from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
 from kinject.train.data import Practice
 from kinject.train.own_answers import Writer
@@ -90,9 +90,9 @@ class RecallTrainer(OptimizerMixin, CheckpointMixin, GRPOTrainer):  # type: igno
             return [float(matches(text, answers)) for text, answers in zip(completions, accepted, strict=True)]
 
         rows = [{"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)]
-        callbacks, data = [RunLog(run_dir / "log.jsonl"), parts.guard, *callbacks], Dataset.from_list(rows)
+        callbacks, data = self.watchers(run_dir, callbacks), Dataset.from_list(rows)
         super().__init__(args=args, train_dataset=data, reward_funcs=[correct], callbacks=callbacks, **options)
-        self.watch(run_dir)
+        self.remove_callback(PrinterCallback)
 
     def _tokenize_prompts(self, prompts: list[str]) -> Any:
         """Return the tokens of each prompt, which is the number of a question."""

@@ -24,7 +24,7 @@ from trl import SFTTrainer
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.process import processes_per_row, tensor_parallel_size
-from kinject.train.callbacks import RunLog, Timing
+from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
 from kinject.train.data import Practice, RoundSampler, RowDataset, TrainingData
 from kinject.train.guards import Guard
@@ -166,11 +166,9 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         self.learned_tokens: Any = 0
         """Those in the loss so far, of all processes (a number, or a tensor on a device), since this run began or resumed."""
 
-    def watch(self, run_dir: Path) -> None:
-        """Add the callbacks that every training has to a trainer that is made."""
-        self.remove_callback(PrinterCallback)
-        self.add_callback(Timing(run_dir / "timing.jsonl", lambda: int(self.learned_tokens)))
-        self.add_callback(TrainerState(self))
+    def watchers(self, run_dir: Path, callbacks: Sequence[Any]) -> list[Any]:
+        """Return the callbacks of a trainer that is to be made: `callbacks`, after those that every training has."""
+        return [RunLog(run_dir, lambda: int(self.learned_tokens)), self.guard, *callbacks, TrainerState(self)]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
@@ -353,11 +351,11 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
         with _strategies_off(args, evaluates=parts.validation is not None, saves=not _is_sharded(options["model"])):
             super().__init__(
                 args=args, train_dataset=first_row, eval_dataset=first_row if parts.validation is not None else None,
-                callbacks=[RunLog(run_dir / "log.jsonl"), parts.guard, *callbacks], **options,
+                callbacks=self.watchers(run_dir, callbacks), **options,
             )  # fmt: skip
         self.train_dataset, self.eval_dataset = parts.train, parts.validation
         self.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
-        self.watch(run_dir)
+        self.remove_callback(PrinterCallback)
         self.teacher = None if parts.make_teacher is None else parts.make_teacher(self.model)
 
     def evaluate(

@@ -155,7 +155,6 @@ class AnswerGenerator:
                 greedy = GeneratorSection(max_tokens=generation.max_new_tokens, temperature=0.0)
                 written = generate(
                     self.forward.model, greedy, contexts, [0] * len(batch), sorted(self.ends), has_ended=_Ended(answers),
-                    exact=False,
                 )  # fmt: skip
                 self.n_read += sum(length + len(tokens) for tokens in written)
                 yield from zip(batch, (answer.result() for answer in answers), strict=True)
