@@ -4,9 +4,11 @@ Importing this package imports no torch; its functions do.
 """
 
 from kinject.models.attention import (
+    CARTRIDGE,
     causal_fault,
     check_causal,
     is_runnable,
+    new_cartridge,
     text_start,
     try_attention,
     window_of,

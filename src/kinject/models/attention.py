@@ -1,4 +1,4 @@
-"""What a causal language model attends to: its window, the test that it reads no later tokens, a try of other kernels.
+"""What a causal language model attends to: its window, a cartridge, the test that it reads no later tokens, other kernels.
 
 A model that reads later tokens learns to copy them, and has none to copy when it writes: its training loss and its log-probs
 mean nothing.
@@ -14,8 +14,12 @@ from kinject.models.hardware import choose_precision
 from kinject.process import is_fsdp_launch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
+CARTRIDGE = "cartridge"
+"""The attention of a model with a cartridge; peft's type of adapter, in small letters."""
 _SEPARATOR = "<|endoftext|>"
 _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
@@ -142,3 +146,76 @@ def try_attention(model: Any, name: str) -> str:
     if reason:
         model.set_attn_implementation(before)
     return reason
+
+
+def new_cartridge(model: Any, config: Any, ids: Sequence[int]) -> Any:
+    """Return `model` with a new cartridge of a peft `config`: the keys and values of the first tokens of `ids`.
+
+    Raises `InputError` if these are fewer than the cartridge has.
+    """
+    import torch
+    from peft import get_peft_model
+    from peft.tuners.cartridge.utils import initialize_kv_prefix_from_past_key_values
+
+    n = config.num_virtual_tokens or 0
+    if not 0 < n <= len(ids):
+        raise InputError(f"found {n:,}, allowed: 1 to the {len(ids):,} tokens of the corpus, where a cartridge begins.")
+    with torch.no_grad():
+        cache = model(input_ids=torch.tensor([list(ids[:n])], device=model.device), use_cache=True).past_key_values
+    tuned = get_peft_model(model, config)
+    initialize_kv_prefix_from_past_key_values(tuned, past_key_values=[(x.keys, x.values) for x in cache.layers])
+    attend_to_cartridge(tuned)
+    return tuned
+
+
+def attend_to_cartridge(tuned: Any) -> None:
+    """Let the layers of a peft model read its cartridge themselves, so that rows may be packed and trees of tokens read.
+
+    A cartridge (arXiv 2506.06266) holds keys and values that every token sees. peft passes them on as a cache, which fits
+    one text a row alone. As in peft they are at positions 0 to n - 1, so a row's positions begin at n. Raises `InputError`
+    if the model's attention cannot be extended so.
+    """
+    import torch
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    encoder, base = tuned.prompt_encoder[tuned.active_adapter], tuned.get_base_model()
+    layers = [module for module in base.modules() if hasattr(module, "layer_idx") and hasattr(module, "head_dim")]
+    rotary = [module for name, module in base.named_modules() if name.rpartition(".")[2] == "rotary_emb"]
+    n, n_layers = tuned.active_peft_config.num_virtual_tokens, tuned.active_peft_config.num_layers
+    if len(rotary) != 1 or len(layers) != n_layers or getattr(base.config, "sliding_window", None):
+        raise InputError(
+            f"{base.config.model_type}: a cartridge needs rotary positions and full attention in every layer."
+        )
+    held: list[Any] = []  # of the pass under way, a pair of each layer; none while the adapter is switched off
+
+    def begin(_: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        held.clear()
+        if tuned._adapters_disabled:
+            return arguments, options
+        states = encoder.weight.view(n, n_layers, 2, -1, layers[0].head_dim).permute(1, 2, 3, 0, 4)
+        held.extend(states.unbind())
+        if "position_ids" in options:
+            return arguments, options | {"position_ids": options["position_ids"] + n}
+        return (arguments[0], arguments[1] + n, *arguments[2:]), options
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        if not module.cartridge:
+            return sdpa_attention_forward(module, query, key, value, mask, **options)
+        before = module.cartridge[module.layer_idx].to(key.dtype)[:, None].expand(-1, len(key), -1, -1, -1)
+        key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
+        if mask is None:
+            shape = query.shape[2], key.shape[2]
+            mask = torch.ones(shape, dtype=torch.bool, device=key.device).tril(shape[1] - shape[0])[None, None]
+        else:
+            mask = torch.nn.functional.pad(mask, (before.shape[3], 0), value=mask.dtype == torch.bool)
+        return sdpa_attention_forward(module, query, key, value, mask, **{**options, "is_causal": False})
+
+    rotary[0].register_forward_pre_hook(begin, with_kwargs=True)
+    for layer in layers:
+        layer.cartridge = held
+    AttentionInterface.register(CARTRIDGE, attend)
+    AttentionMaskInterface.register(CARTRIDGE, sdpa_mask)
+    base.set_attn_implementation(CARTRIDGE)
+    tuned.forward, tuned.generate = base.forward, base.generate

@@ -15,6 +15,7 @@ from kinject.errors import InputError
 from kinject.gguf import converted_folder, gguf_file
 from kinject.hub import find_source, local_folder
 from kinject.models import hardware
+from kinject.models.attention import CARTRIDGE, attend_to_cartridge
 from kinject.models.folder import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -314,6 +315,8 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
         warnings.simplefilter("ignore", UserWarning)  # of missing weights, which the next lines refuse
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
         needed = get_peft_model_state_dict(tuned, save_embedding_layers=False).keys()
+        if tuned.active_peft_config.peft_type.value.lower() == CARTRIDGE:
+            attend_to_cartridge(tuned)
     lacking = sorted(needed - stored) or sorted(name for name in stored - needed if "lora_" in name)
     if lacking:
         raise InputError(f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts it. "

@@ -21,6 +21,7 @@ import torch
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import is_file, is_folder
 from kinject.errors import InputError, KinjectError, fault
+from kinject.gguf import gguf_file
 from kinject.models import choose_device, choose_precision, load_tokenizer, new_config, window_of
 from kinject.plan.estimate import (
     PARTS,
@@ -301,7 +302,9 @@ def _calibrate(
         "the devices are not this machine's": not devices.here,
         "the step does not fit": not fits,
         "the corpus cannot be read": length is None,
-        f"{path} holds no weights": path is not None and is_folder(path) and not any(Path(path).glob("*.safetensors")),
+        f"{path} holds no weights": path
+        and is_folder(path)
+        and not (gguf_file(path) or any(Path(path).glob("*.safetensors"))),
     }
     timing = next((reason for reason, applies in impossible.items() if applies), "") or time_steps(recipe)
     if isinstance(timing, str):
@@ -342,7 +345,8 @@ def render_plan(plan: Plan) -> str:
 
 def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     shapes, step, devices = plan.shapes, plan.step, plan.devices
-    kind = "full" if step.adapter is None else "LoRA" if step.quantization == "none" else f"QLoRA, {step.quantization}"
+    kind = "full" if step.adapter is None else step.adapter.get("type", "LoRA")
+    kind += f" in {step.quantization}" if step.quantization != "none" else ""
     dtype, mixed = (str(kind).removeprefix("torch.") for kind in (step.dtype, step.mixed))
     in_dtype = f"{dtype}, multiplied in {mixed}" if step.mixed is not None else dtype
     per_node = devices.count // devices.nodes

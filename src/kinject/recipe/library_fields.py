@@ -420,13 +420,13 @@ ADAPTER_TYPES_REFUSED = {
 
 
 def adapter_types() -> dict[str, Any]:
-    """Return the config class of each type of adapter: those of peft that change weights. Imports peft (some seconds)."""
+    """Return the config class of each type of adapter: cartridges, and those of peft that change weights. Imports peft."""
     from peft import PromptLearningConfig
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     names = {kind.value.lower(): made for kind, made in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-    return {name: made for name, made in names.items()
-            if name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig)}  # fmt: skip
+    return {name: made for name, made in names.items() if name == "cartridge" or
+            (name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig))}  # fmt: skip
 
 
 def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:

@@ -60,6 +60,10 @@ def _terms(recipe: Any, *names: str) -> list[str]:
     return [f"regularization.{name}" for name in names if getattr(recipe.regularization, name, None)]
 
 
+def _is_cartridge(recipe: Any) -> bool:
+    return (recipe.adapter or {}).get("type") == "cartridge"
+
+
 def _listed(**found: object) -> list[str]:
     """Return the keys of what is on; a double underscore is a dot."""
     return [key.replace("__", ".") for key, is_on in found.items() if is_on]
@@ -260,6 +264,12 @@ TRAIN_ROWS = (
              "a new model has nothing to keep. Remove it."),
     Conflict("regularization.projection", lambda r, f: _terms(r, "projection") and (r.adapter or {}).get("use_dora"),
              "DoRA scales the whole weight. Remove adapter.use_dora."),
+    Conflict("{0}", lambda r, f: [*_terms(r, "projection"), *_on(r, "muon")] if _is_cartridge(r) else [],
+             "is for weights, and a cartridge changes none. Remove the line."),
+    Conflict("adapter.type", lambda r, f: _is_cartridge(r) and f.is_sharded,
+             "a cartridge begins as what the model reads, whole on each process. Use DDP."),
+    Conflict("adapter.merge", lambda r, f: _is_cartridge(r) and r.adapter.get("merge"),
+             "a cartridge is no part of the weights. Remove the line."),
     Conflict("techniques.freeze_base_steps", lambda r, f: r.techniques.freeze_base_steps and r.adapter is not None,
              "an adapter's base is frozen to the end. Remove the line."),
     Conflict("techniques.freeze_base_except",

@@ -133,6 +133,21 @@ def _keep_gradients(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
+def begin_cartridge(
+    model: PreTrainedModel, adapter: Any, tokenizer: PreTrainedTokenizerBase, rows: Iterable[CorpusRow]
+) -> tuple[Any, Any]:
+    """Return `model` and `adapter`, peft's config; a cartridge is in the model, and begins as the corpus, originals first."""
+    if adapter is None or adapter.peft_type.value.lower() != models.CARTRIDGE:
+        return model, adapter
+    texts = [text for row in sorted(rows, key=lambda row: row.origin != "original") for text in _texts(row)]
+    start = models.text_start(tokenizer)
+    ids = [token for text in texts for token in tokenizer(f"{text}\n\n", add_special_tokens=False)["input_ids"]]
+    try:
+        return models.new_cartridge(model, adapter, [*([] if start is None else [start]), *ids]), None
+    except InputError as error:
+        raise fault("adapter.num_virtual_tokens", str(error)) from error
+
+
 def widen_adapter(model: Any) -> None:
     """Make the weights that train float32, for fp16: TRL has the adapters of quantised models in bfloat16.
 

@@ -34,6 +34,7 @@ from kinject.train.data import (
 )
 from kinject.train.guards import Guard, check_start
 from kinject.train.load import (
+    begin_cartridge,
     check_model,
     check_trainable,
     freeze,
@@ -136,6 +137,7 @@ def _make_trainer(
             return load(path)[0]
 
     freeze(model, recipe.model.freeze)
+    model, adapter = begin_cartridge(model, adapter, tokenizer, corpora.rows)
     inputs = UpdateInputs(
         recipe, model, functools.partial(load_weights, "") if sharding is not None else None,
         reinitialize_last_layers(model, recipe.techniques.reinitialize_last_layers, recipe.seed),

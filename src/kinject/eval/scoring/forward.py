@@ -15,12 +15,13 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from kinject.errors import InputError
 from kinject.eval.scoring.tree import Node, Row
+from kinject.models import CARTRIDGE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Indices = npt.NDArray[np.int64]
-_MASKED = ("sdpa", "eager")  # attention that takes any mask
+_MASKED = ("sdpa", "eager", CARTRIDGE)  # attention that takes any mask
 _HEAD_ELEMENTS = (2**26, 2**20)  # logits in one softmax: on a GPU, on the CPU
 
 
@@ -246,9 +247,12 @@ def _unwrapped(model: Any) -> Any:
     """Return the transformers model inside a peft model; its adapters stay in it."""
     if not hasattr(model, "get_base_model"):
         return model
-    if model.active_peft_config.is_prompt_learning:
-        raise InputError("An adapter that learns prompts cannot be scored. Use one that changes weights (LoRA).")
-    return model.get_base_model()
+    base = model.get_base_model()
+    if model.active_peft_config.is_prompt_learning and base.config._attn_implementation != CARTRIDGE:
+        raise InputError(
+            "An adapter that learns prompts cannot be scored. Use a cartridge, or one that changes weights (LoRA)."
+        )
+    return base
 
 
 def _reaches(config: Any) -> Mapping[str, _Reach]:
