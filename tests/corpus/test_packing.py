@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -128,7 +129,7 @@ def test_wrapped_is_one_text_cut_every_block_in_whatever_order(shapes: list[tupl
             wanted.append((ids, labels))
     packed, account = pack(rows, PackingConfig(block, "wrapped"), seed=5)
     assert [(row.input_ids, row.labels) for row in packed] == wanted
-    assert {row.round for row in packed} <= {0}
+    assert set(packed.rounds) <= {0}
     assert account.source == len(text)
     assert account.trained == sum(label != IGNORED for _, labels in wanted for label in labels)
     assert account.dropped == len(text) - len({token for ids, _ in wanted for token in ids})
@@ -154,7 +155,6 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
             token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
         ]
         assert len(texts) == len(set(texts))
-        assert row.documents == tuple(str(text) for text in texts)
         assert len(row.input_ids) <= block
     assert Counter(token for row in packed for token in row.input_ids) == Counter(t for r in rows for t in r.input_ids)
     assert (account.lost, account.trained) == (0, 4 * len(rows))
@@ -162,12 +162,13 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
 
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
     packed, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split"), 1)
-    n_rounds = 1 + max(row.round for row in packed)
+    n_rounds = 1 + max(packed.rounds)
     assert n_rounds == 8
-    assert [row.round for row in packed] == sorted(row.round for row in packed)
+    assert [*packed.rounds] == sorted(packed.rounds)
     for number in range(n_rounds):
-        counts = Counter(document for row in packed if row.round == number for document in row.documents)
-        assert counts == {str(document): 1 for document in range(40)}
+        rows = [row for row, of_row in zip(packed, packed.rounds, strict=True) if of_row == number]
+        texts = ({token // 1000 for token in row.input_ids} for row in rows)
+        assert Counter(chain.from_iterable(texts)) == dict.fromkeys(range(40), 1)
 
 
 def test_replayed_tokens_are_marked_where_they_are_learned() -> None:

@@ -48,16 +48,13 @@ class PackingConfig:
 class TrainingRow:
     """One row of a batch, unpadded: ids, labels (`IGNORED` for tokens without loss) and positions, of equal length.
 
-    `replayed` marks the learned tokens that come from replay. `documents` are the ids of the documents in it, and
-    `round` is the part of the epoch in which it is read (0 if ``wrapped``).
+    `replayed` marks the learned tokens that come from replay.
     """
 
     input_ids: list[int]
     labels: list[int]
     position_ids: list[int]
     replayed: list[bool]
-    documents: tuple[str, ...] = ()
-    round: int = 0
 
 
 class Segment(NamedTuple):
@@ -108,7 +105,8 @@ class PackedRows(LazyRows[TrainingRow]):
     """The training rows of an epoch. A row is made when it is read.
 
     In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a row are one text
-    (``wrapped``): positions continue through it. `rounds` has the round of each row.
+    (``wrapped``): positions continue through it. `rounds` has the round of each row: the part of the epoch
+    in which it is read.
     """
 
     def __init__(self, source: Sequence[TokenRow], *, joined: bool) -> None:
@@ -151,8 +149,7 @@ class PackedRows(LazyRows[TrainingRow]):
         """Return the row with this number."""
         segments = self.segments(index)
         texts = [self.source[number] for number, _, _ in segments]
-        documents = tuple(dict.fromkeys(text.document_id for text in texts))
-        row = TrainingRow([], [], [], [], documents, self.rounds[index])
+        row = TrainingRow([], [], [], [])
         for text, (_, start, end) in zip(texts, segments, strict=True):
             ids = np.asarray(text.input_ids[start:end]).tolist()
             learned = np.asarray(text.learned[start:end]).tolist()

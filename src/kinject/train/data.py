@@ -415,7 +415,7 @@ class Collator:
     """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into the padding.
 
     No attention mask is made: padding follows a row, and earlier tokens cannot attend to it. `flatten` joins the batch
-    into one row [1, tokens], in which flash attention separates documents by position. `masked_batch` is the
+    into one row [1, tokens], in which flash attention separates documents by position. `nothing_learned` is the
     reaction to a batch without a token in the loss.
     """
 
