@@ -12,12 +12,14 @@ from peft import CartridgeConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from kinject.corpus.rows import CorpusRow
 from kinject.errors import InputError, RecipeError
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.scorer import Scorer
-from kinject.models import load_model, new_cartridge
+from kinject.models import load_model, new_cartridge, text_start
 from kinject.recipe import Recipe
 from kinject.train import train
+from kinject.train.load import begin_cartridge
 from kinject.train.merge import merge_adapter
 from kinject.train.trainer import check_isolation
 from small import interrupt
@@ -74,6 +76,24 @@ def test_a_token_tree_below_a_cartridge_has_the_log_probs_of_peft(tmp_path: Path
             logits = peft(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(begin) - 1 : -1].double()
         expected = torch.log_softmax(logits, -1)[range(len(option)), option].sum()
         assert found == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_cartridge_begins_as_the_first_tokens_of_every_original(tiny_model: Path) -> None:
+    loaded, bare = load_model(str(tiny_model)), load_model(str(tiny_model)).model
+    texts = ["Person 1 was born in Kelm.", "Farrow", "Person 2 was born in Lowmere."]
+    origins = ("original", "original", "generated")
+    rows = [CorpusRow("", "", origin, "text", text) for text, origin in zip(texts, origins, strict=True)]
+    config = CartridgeConfig(num_virtual_tokens=7, task_type="CAUSAL_LM")
+    tuned, _ = begin_cartridge(loaded.model, config, loaded.tokenizer, rows)
+    first, second = (loaded.tokenizer(f"{text}\n\n", add_special_tokens=False).input_ids for text in texts[:2])
+    each = next(m for m in range(99) if len(first[:m] + second[:m]) >= 7)
+    ids = [text_start(loaded.tokenizer), *first[:each], *second[:each]][:7]
+    with torch.no_grad():
+        values = (
+            bare(input_ids=torch.tensor([ids]), use_cache=True).past_key_values.layers[1].values[0]
+        )  # [heads, 7, size]
+    found = tuned.prompt_encoder["default"].weight.view(7, -1, 2, *values.shape[::2])[:, 1, 1]
+    assert torch.allclose(found, values.transpose(0, 1), atol=1e-6)
 
 
 def test_a_cartridge_trains_resumes_and_is_loaded_by_peft(make_recipe: MakeRecipe, tmp_path: Path) -> None:

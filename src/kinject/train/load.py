@@ -136,14 +136,22 @@ def _keep_gradients(model: PreTrainedModel) -> None:
 def begin_cartridge(
     model: PreTrainedModel, adapter: Any, tokenizer: PreTrainedTokenizerBase, rows: Iterable[CorpusRow]
 ) -> tuple[Any, Any]:
-    """Return `model` and `adapter`, peft's config; a cartridge is in the model, and begins as the corpus, originals first."""
+    """Return `model` and `adapter`, peft's config; a cartridge is in the model already.
+
+    It begins as the first tokens of each text of the corpus, as many of all; of originals alone where `rows` have some.
+    """
     if adapter is None or adapter.peft_type.value.lower() != models.CARTRIDGE:
         return model, adapter
-    texts = [text for row in sorted(rows, key=lambda row: row.origin != "original") for text in _texts(row)]
-    start = models.text_start(tokenizer)
-    ids = [token for text in texts for token in tokenizer(f"{text}\n\n", add_special_tokens=False)["input_ids"]]
+    rows = list(rows)
+    originals = [row for row in rows if row.origin == "original"]
+    texts = [f"{text}\n\n" for row in originals or rows for text in _texts(row)]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    start, n, most = models.text_start(tokenizer), adapter.num_virtual_tokens or 0, max(map(len, ids))
+    first = [] if start is None else [start]
+    each = next((m for m in range(most) if sum(min(m, len(text)) for text in ids) >= n), most)
     try:
-        return models.new_cartridge(model, adapter, [*([] if start is None else [start]), *ids]), None
+        tokens = [*first, *(token for text in ids for token in text[:each])]
+        return models.new_cartridge(model, adapter, tokens), None
     except InputError as error:
         raise fault("adapter.num_virtual_tokens", str(error)) from error
 
