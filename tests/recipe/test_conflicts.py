@@ -46,6 +46,7 @@ BASES: dict[str, dict[str, Any]] = {
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(SFTConfig)}
 HARD = {"hard_example_mining": {"fraction": 0.5}}
 WEIGHTS = {"row_weights": {"column": "w"}}
+CARTRIDGE = {"type": "cartridge", "num_virtual_tokens": 4}
 KEPT = {"projection": {"path": "kept.jsonl"}}
 NEW = {"new": {"model_type": "llama"}, "tokenizer": {"vocab_size": 300}}
 PROBES = {"questions": {"new": "q.jsonl"}}
@@ -116,6 +117,9 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"regularization": {"l2": 1.0}, "adapter": {"r": 2}}, {}, "regularization.l2", "an adapter does not change"),
     ({"regularization": KEPT, "model": NEW}, {}, "regularization.projection", "nothing to keep"),
     ({"regularization": KEPT, "adapter": {"use_dora": True}}, {}, "regularization.projection", "Remove adapter.use_dora"),
+    ({"regularization": KEPT, "adapter": CARTRIDGE}, {}, "regularization.projection", "a cartridge changes none"),
+    ({"adapter": CARTRIDGE}, {"is_sharded": True}, "adapter.type", "whole on each process"),
+    ({"adapter": {**CARTRIDGE, "merge": True}}, {}, "adapter.merge", "no part of the weights"),
     ({"techniques": {"freeze_base_steps": 2}, "adapter": {"r": 2}}, {}, "techniques.freeze_base_steps", "frozen to the end"),
     ({"techniques": {"freeze_base_steps": 2}}, {}, "techniques.freeze_base_except", "Name the parameters that train first"),
     ({"techniques": {"freeze_base_except": ["lm_head.*"]}}, {}, "techniques.freeze_base_steps", "freeze_base_except needs it"),
