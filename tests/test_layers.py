@@ -236,11 +236,11 @@ def test_what_one_function_knows_is_written_nowhere_else() -> None:
 
 
 BUDGETS = {
-    "lines of src": 44_482,
+    "lines of src": 44_388,
     "files of src": 174,
     "lines of tests": 32_361,
     "verbs": 17,
-    "recipe keys": 226,
+    "recipe keys": 223,
     "words of docs": 43_480,
 }
 """The size of the house: a number may only be lowered, with the commit that shrinks it.
