@@ -105,7 +105,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
-        notes = [*plan.notes]
+        notes = list(plan.notes)
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
         run = _Run(recipe, section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():

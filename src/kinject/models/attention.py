@@ -151,17 +151,15 @@ def try_attention(model: Any, name: str) -> str:
 def new_cartridge(model: Any, config: Any, ids: Sequence[int]) -> Any:
     """Return `model` with a new cartridge of a peft `config`: the keys and values of the first tokens of `ids`.
 
-    Raises `InputError` if these are fewer than the cartridge has.
+    Raises `InputError` as `attend_to_cartridge` does.
     """
     import torch
     from peft import get_peft_model
     from peft.tuners.cartridge.utils import initialize_kv_prefix_from_past_key_values
 
-    n = config.num_virtual_tokens or 0
-    if not 0 < n <= len(ids):
-        raise InputError(f"found {n:,}, allowed: 1 to the {len(ids):,} tokens of the corpus, where a cartridge begins.")
+    first = torch.tensor([list(ids[: config.num_virtual_tokens])], device=model.device)
     with torch.no_grad():
-        cache = model(input_ids=torch.tensor([list(ids[:n])], device=model.device), use_cache=True).past_key_values
+        cache = model(input_ids=first, use_cache=True).past_key_values
     tuned = get_peft_model(model, config)
     initialize_kv_prefix_from_past_key_values(tuned, past_key_values=[(x.keys, x.values) for x in cache.layers])
     attend_to_cartridge(tuned)
@@ -175,9 +173,7 @@ def attend_to_cartridge(tuned: Any) -> None:
     one text a row alone. As in peft they are at positions 0 to n - 1, so a row's positions begin at n. Raises `InputError`
     if the model's attention cannot be extended so.
     """
-    import torch
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
     encoder, base = tuned.prompt_encoder[tuned.active_adapter], tuned.get_base_model()
@@ -200,22 +196,27 @@ def attend_to_cartridge(tuned: Any) -> None:
             return arguments, options | {"position_ids": options["position_ids"] + n}
         return (arguments[0], arguments[1] + n, *arguments[2:]), options
 
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-        if not module.cartridge:
-            return sdpa_attention_forward(module, query, key, value, mask, **options)
-        before = module.cartridge[module.layer_idx].to(key.dtype)[:, None].expand(-1, len(key), -1, -1, -1)
-        key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
-        if mask is None:
-            shape = query.shape[2], key.shape[2]
-            mask = torch.ones(shape, dtype=torch.bool, device=key.device).tril(shape[1] - shape[0])[None, None]
-        else:
-            mask = torch.nn.functional.pad(mask, (before.shape[3], 0), value=mask.dtype == torch.bool)
-        return sdpa_attention_forward(module, query, key, value, mask, **{**options, "is_causal": False})
-
     rotary[0].register_forward_pre_hook(begin, with_kwargs=True)
     for layer in layers:
         layer.cartridge = held
-    AttentionInterface.register(CARTRIDGE, attend)
+    AttentionInterface.register(CARTRIDGE, _attend)
     AttentionMaskInterface.register(CARTRIDGE, sdpa_mask)
     base.set_attn_implementation(CARTRIDGE)
     tuned.forward, tuned.generate = base.forward, base.generate
+
+
+def _attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    """Return the attention of a layer, sdpa's, to its cartridge and to the row."""
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if not module.cartridge:
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    before = module.cartridge[module.layer_idx].to(key.dtype)[:, None].expand(-1, len(key), -1, -1, -1)
+    key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
+    if mask is None:
+        shape = query.shape[2], key.shape[2]
+        mask = torch.ones(shape, dtype=torch.bool, device=key.device).tril(shape[1] - shape[0])[None, None]
+    else:
+        mask = torch.nn.functional.pad(mask, (before.shape[3], 0), value=mask.dtype == torch.bool)
+    return sdpa_attention_forward(module, query, key, value, mask, **{**options, "is_causal": False})

@@ -147,13 +147,12 @@ def begin_cartridge(
     texts = [f"{text}\n\n" for row in originals or rows for text in _texts(row)]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     start, n, most = models.text_start(tokenizer), adapter.num_virtual_tokens or 0, max(map(len, ids))
-    first = [] if start is None else [start]
     each = next((m for m in range(most) if sum(min(m, len(text)) for text in ids) >= n), most)
-    try:
-        tokens = [*first, *(token for text in ids for token in text[:each])]
-        return models.new_cartridge(model, adapter, tokens), None
-    except InputError as error:
-        raise fault("adapter.num_virtual_tokens", str(error)) from error
+    tokens = [*([] if start is None else [start]), *(token for text in ids for token in text[:each])]
+    if not 0 < n <= len(tokens):
+        allowed = f"allowed: 1 to the {len(tokens):,} tokens of the corpus, where a cartridge begins."
+        raise fault("adapter.num_virtual_tokens", f"found {n:,}, {allowed}")
+    return models.new_cartridge(model, adapter, tokens), None
 
 
 def widen_adapter(model: Any) -> None:
