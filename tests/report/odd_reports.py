@@ -52,7 +52,7 @@ def odd_reports() -> dict[str, View]:
     seeds = make_study()
     diverged = UnscoredResult("sandbox", "ft-par", "new", "learning", "texts", 0, 0, 300, seed=2)
     twenty = _arms([f"arm {i}" for i in range(1, 21)], [30, *range(31, 91, 3)])
-    perplexities = (Perplexity("base", "general", 9, 900, 20.0, 1.5), Perplexity("cpt", "general", 9, 900, 23.0, 1.6))
+    perplexities = (Perplexity("base", "general", 9, 900, 20.0, 1.5), Perplexity("cpt", "general", 9, 900, 17.0, 1.4))
     letters = [replace(result, format="letters", mass=0.31) for result in one]
     sixty = {"n_clusters": 60, "n_effective": 60, "p": 0.31, "low": -0.06, "high": 0.14}
     low = [

@@ -60,7 +60,7 @@ def perplexity_change(item: Perplexity, base: Perplexity) -> str:
     if item is base or item.per_token is None or base.per_token is None:
         return ""
     ratio = item.per_token / base.per_token
-    return f"x {ratio:,.0f}" if ratio >= 10 else f"{ratio - 1:+.1%}"
+    return f"x {ratio:,.0f}" if ratio >= 10 else f"{ratio - 1:+.1%}".replace("-", "−")
 
 
 def format_points(difference: float) -> str:

@@ -332,7 +332,7 @@ def small_tables(view: View) -> Iterator[TableBlock]:
     for label, items in view.perplexities():
         lines = tuple(
             line(format_name(item.arm), f"{item.n_tokens:,}", format_finite(item.per_token, 3),
-                 "base" if item is items[0] else perplexity_change(item, items[0]).replace("-", "−"),
+                 "base" if item is items[0] else perplexity_change(item, items[0]),
                  format_finite(item.bits_per_byte, 4))
             for item in items
         )  # fmt: skip
