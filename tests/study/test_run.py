@@ -47,7 +47,7 @@ def write_whole(folder: Path, model: Path) -> Path:
     return write_study(
         folder, model, seeds=[0, 1], validation={"new": 0.5},
         arms={
-            "ft": {"description": "trained"},
+            "ft": {"description": "tuned on the country"},
             "rep": {"overrides": {"augment.styles": {}, "trainer.max_steps": 9}, "match": {"steps": "ft"}, "rag": False,
                     "seeds": [0]},
             "half": {"alpha": 0.5, "rag": False, "seeds": [0]},
@@ -105,8 +105,8 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
     assert all(cost.seconds > 0 for cost in result.costs if cost.stage == "train")
     assert {cost.arm for cost in result.costs if cost.stage == "train"} >= {"ft", "rep"}
     text = render_summary(finished.folder / "study", result)
-    assert "A small study" in text
-    assert "training helps" in text
+    assert all(words in text for words in ("A small study", "training helps"))
+    assert "trained: tuned on the country; paraphrases" in (finished.folder / "study/report.html").read_text()
 
 
 def test_accuracies_are_those_of_the_stored_answers(finished):

@@ -146,8 +146,10 @@ class View:
     def reading(self, model: str, arm: str) -> str:
         """Return in words what a trained arm read, "" where neither its manifest nor the study describes it."""
         training = self.trainings.get((model, arm))
-        if training is not None and training.reading:
-            return training.reading
+        return training.reading if training is not None and training.reading else self.about(model, arm)
+
+    def about(self, model: str, arm: str) -> str:
+        """Return the study's own words for an arm, "" where it has none but its name."""
         about = format_name(self.arms[model, arm].description) if self.is_study else ""
         return "" if about == format_name(arm) else about
 

@@ -205,18 +205,16 @@ def names_table(view: View) -> TableBlock:
     lines = []
     for model in view.report.models:
         for arm in view.own_arms(model):
-            reading = view.reading(model, arm.name)
-            what = f"trained: {reading}" if arm.trained and reading else "trained" if arm.trained else (
-                "not trained: the model that the others are compared with" if arm.name == view.base(model)
-                else f"not trained: {format_name(arm.description)}")  # fmt: skip
-            what += f"; base model {format_name(model)}" if view.several_models else ""
-            lines.append(line(format_name(arm.name), what))
+            is_base = arm.name == view.base(model)
+            about = "the model that the others are compared with" if is_base else view.about(model, arm.name)
+            told = [about, view.reading(model, arm.name) if arm.trained else ""]
+            told += [f"base model {format_name(model)}"] if view.several_models else []
+            what = "; ".join(dict.fromkeys(filter(None, told)))
+            lines.append(line(format_name(arm.name), f"{'' if arm.trained else 'not '}trained{what and f': {what}'}"))
     ks = sorted({result.k for result in view.set_results if result.k})
     if ks:
         passages = f"{ks[0]} to {ks[-1]} passages" if len(ks) > 1 else format_count(ks[0], "passage")
-        lines.append(
-            line("… with passages", f"the same model, with {passages} before each question, found by the retriever")
-        )
+        lines.append(line("… with passages", f"the same model, shown {passages} that the retriever found"))
     for name in view.sets():
         first = view.first(name)
         documents = (
