@@ -257,7 +257,9 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Valu
     """Add the dates with one name of a month. An abbreviation is a month beside a day only."""
     language = grammar.language
     number = language.months[month]
-    for found in re.finditer(rf"(?<!\w){re.escape(month)}(?!\w)", lower):
+    is_verb = language.code == "en" and month in ("march", "may")  # "the 14 may learn": a verb has no capital
+    name = f"M(?i:{month[1:]})" if is_verb else re.escape(month)
+    for found in re.finditer(rf"(?<!\w){name}(?!\w)", text if is_verb else lower):
         start, end = found.span()
         match = grammar.day_before.search(text[max(0, start - 40) : start]) or grammar.day_after.match(text, end)
         if match:
@@ -266,8 +268,7 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Valu
                 values.add_day(number, int(day))
         elif language.code == "en" and not text[start].isupper():
             continue
-        elif month not in language.month_names or (language.code == "en" and month in ("march", "may")):
-            # March and May are also other words.
+        elif month not in language.month_names or is_verb:
             sure = _YEAR_AFTER.match(text, end) or _BEFORE_MONTH.search(text[max(0, start - 8) : start])
             (values.months if sure and month in language.month_names else values.possible_months).add(number)
         else:
