@@ -207,9 +207,9 @@ def names_table(view: View) -> TableBlock:
         for arm in view.own_arms(model):
             is_base = arm.name == view.base(model)
             about = "the model that the others are compared with" if is_base else view.about(model, arm.name)
-            told = [about, view.reading(model, arm.name) if arm.trained else ""]
-            told += [f"base model {format_name(model)}"] if view.several_models else []
-            what = "; ".join(dict.fromkeys(filter(None, told)))
+            parts = [about, view.reading(model, arm.name) if arm.trained else ""]
+            parts += [f"base model {format_name(model)}"] if view.several_models else []
+            what = "; ".join(dict.fromkeys(filter(None, parts)))
             lines.append(line(format_name(arm.name), f"{'' if arm.trained else 'not '}trained{what and f': {what}'}"))
     ks = sorted({result.k for result in view.set_results if result.k})
     if ks:
