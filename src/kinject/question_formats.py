@@ -26,7 +26,8 @@ class QuestionFormat:
     """A format, `label` in reports. Its answers are scored by log-prob, or with `generates` written by the model.
 
     `shows_question`, `shows_options`: the parts of the prompt. `letters`: an answer is the letter of an option. `rotates`: the
-    question is asked once for each rotation of its options. A subclass may write `header`, `prompt` and `answers` otherwise.
+    question is asked once for each rotation of its options. `control` names the format that compares the same answers without
+    the question, "" where there is none. A subclass may write `header`, `prompt` and `answers` otherwise.
     """
 
     label: str
@@ -35,6 +36,7 @@ class QuestionFormat:
     letters: bool = False
     rotates: bool = False
     generates: bool = False
+    control: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -80,15 +82,27 @@ class Continuation(QuestionFormat):
 
 
 FORMATS: dict[str, QuestionFormat] = {
-    "letters": QuestionFormat("letters", shows_options=True, letters=True),
-    "texts": QuestionFormat("option texts"),
-    "hybrid": QuestionFormat("option texts with the options shown", shows_options=True),
-    "rotations": QuestionFormat("letters, options rotated", shows_options=True, letters=True, rotates=True),
-    "continuation": Continuation("option texts that continue the question"),
+    "letters": QuestionFormat("letters", shows_options=True, letters=True, control="letters-no-question"),
+    "texts": QuestionFormat("option texts", control="texts-no-question"),
+    "hybrid": QuestionFormat("option texts with the options shown", shows_options=True, control="hybrid-no-question"),
+    "rotations": QuestionFormat(
+        "letters, options rotated", shows_options=True, letters=True, rotates=True, control="rotations-no-question"
+    ),
+    "continuation": Continuation("option texts that continue the question", control="texts-no-question"),
     "letters-no-question": QuestionFormat(
         "letters without the question", shows_question=False, shows_options=True, letters=True
     ),
     "texts-no-question": QuestionFormat("option texts without the question", shows_question=False),
+    "hybrid-no-question": QuestionFormat(
+        "option texts with the options shown, without the question", shows_question=False, shows_options=True
+    ),
+    "rotations-no-question": QuestionFormat(
+        "letters, options rotated, without the question",
+        shows_question=False,
+        shows_options=True,
+        letters=True,
+        rotates=True,
+    ),
     "letters-written": QuestionFormat("letters, written", shows_options=True, letters=True, generates=True),
     "generate": QuestionFormat("written answers", generates=True),
 }

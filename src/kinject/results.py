@@ -140,6 +140,24 @@ class OutcomeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """An arm's accuracy on the same choices without the question, in the format `format`: what they give away by themselves.
+
+    Questions with the same choices cannot be told apart without the question, so each counts with the mean of all of them.
+    `to_base` compares this accuracy with the base's. `net` is the arm's gain over the base with the question less the gain
+    without it, paired by question: what is called learned. Both are None for the base itself.
+    """
+
+    format: str
+    by_seed: tuple[Fraction, ...]
+    accuracy: Fraction
+    low: Fraction
+    high: Fraction
+    to_base: Contrast | None = None
+    net: Contrast | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _AskedArm:
     """One arm asked the `n` questions of one set in one prompt format."""
 
@@ -196,6 +214,21 @@ class ArmResult(_AskedArm):
     written: Written | None = None
     outcomes: tuple[OutcomeResult, ...] = ()
     """Of answers that the model wrote, the outcomes beside right; () for choices, and for one subject alone."""
+    control: Control | None = None
+    """The same choices without the question; None with passages, for written answers, and where `eval.control` is off."""
+
+    @property
+    def gain(self) -> Contrast | None:
+        """The comparison with the base that tells what was learned: beyond the control's, where there is one."""
+        return self.to_base if self.control is None else self.control.net
+
+    @property
+    def without_question(self) -> float:
+        """The part of the gain over the base that the choices alone give, from 0 to 1; 0 where nothing was gained."""
+        rise = None if self.control is None else self.control.to_base
+        if rise is None or self.to_base is None or rise.delta <= 0 or self.to_base.delta <= 0:
+            return 0.0
+        return min(1.0, rise.delta / self.to_base.delta)
 
     @property
     def too_few(self) -> bool:
@@ -426,6 +459,7 @@ class Report(Tabular):
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
     ROWS: ClassVar = (
         "results: model arm question_set subject role format shots k n accuracy low high to_base.delta to_base.deciding_p "
+        "control.accuracy control.net.delta control.net.low control.net.high control.net.deciding_p "
         "wrong.rate wrong.to_base.delta wrong.to_base.deciding_p abstained.rate abstained.to_base.delta "
         "abstained.to_base.deciding_p answered.rate answered.to_base.delta answered.to_base.deciding_p"
     )

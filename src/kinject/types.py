@@ -194,6 +194,7 @@ class Answer:
     it was to write a text. `n_thinking` counts the tokens of thinking before it, and `thinking_cut` marks thinking that did not
     end by itself. `correct` is its score (`kinject.eval.scores.rescored`); it is not stored.
     `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in grades.jsonl.
+    `choice_set` identifies the choices, whatever their order, of an answer without the question; "" with the question.
     """
 
     question_id: str
@@ -221,6 +222,7 @@ class Answer:
     thinking_cut: bool = False
     correct: bool | None = None
     grade: str = ""
+    choice_set: str = ""
 
     @property
     def n_choices(self) -> int:

@@ -32,7 +32,7 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Recipe:
         "questions": {"new": str(questions)},
         "formats": ["letters", "texts"],
     }
-    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
+    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **section}}))
     return read_recipe(path, verb="eval")
 
 

@@ -45,7 +45,9 @@ def run(tmp_path: Path) -> Run:
         models = {arm: nested(table) if isinstance(table, dict) else table for arm, table in models.items()}
         section = {"models": models, "questions": {"new": str(tmp_path / "q.jsonl")}, **section}
         path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / name), "eval": section}, sort_keys=False))
+        path.write_text(
+            yaml.safe_dump({"run_dir": str(tmp_path / name), "eval": {"control": False, **section}}, sort_keys=False)
+        )
         return evaluate(read_recipe(path, (), "eval"))
 
     return _run

@@ -96,7 +96,7 @@ def test_mmlu_files_give_the_harness_own_numbers(format: str, shared: Path, tmp_
         "questions": {"mmlu": {"path": str(tmp_path / "test.jsonl"), "shots_from": str(mmlu / "anatomy.dev.jsonl")}},
     }  # fmt: skip
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
+    recipe.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **section}}))
     report = evaluate(read_recipe(recipe, (), "eval"))
     scored = {answer.question_id: answer.log_probs for answer in read_answers(tmp_path / "run" / "answers.jsonl")}
     assert scored.keys() == GOLD[format]["log_probs"].keys()

@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Run:
     def _run(models: dict[str, Any], root: dict[str, Any] | None = None, overrides: Any = (), **section: Any) -> Report:
         path = tmp_path / "recipe.yaml"
         section = {"models": models, "questions": {"new": str(tmp_path / "q.jsonl")}, **section}
-        recipe = {"run_dir": str(tmp_path / "run"), "eval": section, **(root or {})}
+        recipe = {"run_dir": str(tmp_path / "run"), "eval": {"control": False, **section}, **(root or {})}
         path.write_text(yaml.safe_dump(recipe, sort_keys=False))
         return evaluate(read_recipe(path, overrides, "eval"))
 

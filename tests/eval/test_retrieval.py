@@ -254,7 +254,11 @@ def test_retention_sets_get_passages_only_where_the_recipe_asks():
         "without": QuestionSetSection(path="q", retrieval=False),
     }  # fmt: skip
     section = EvalSection(
-        models={"base": "m"}, questions=sets, formats=("texts",), retrieval=RetrievalSection(documents=("d",), k=(2,))
+        models={"base": "m"},
+        control=False,
+        questions=sets,
+        formats=("texts",),
+        retrieval=RetrievalSection(documents=("d",), k=(2,)),
     )
     ks = {name: [arm.k for arm in expand_arms(section, item)] for name, item in sets.items()}
     assert ks == {"new": [0, 2], "known": [0], "asked": [0, 2], "without": [0]}

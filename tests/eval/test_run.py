@@ -50,7 +50,9 @@ def run(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]) -> Ev
     def _run(**section: Any) -> Report:
         whole = {"models": {"base": str(tiny_model)}, "questions": {"new": str(questions)}, **section}
         path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": whole}, sort_keys=False))
+        path.write_text(
+            yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **whole}}, sort_keys=False)
+        )
         return evaluate(read_recipe(path, (), "eval"))
 
     return _run
@@ -288,7 +290,7 @@ def test_faults_of_the_recipe_come_together_with_their_lines(run, tmp_path):
         run(shots=[0, 2], budget=1.0)
     faults = {fault.key: str(fault) for fault in error.value.problems}
     assert set(faults) == {"eval.questions.new", "eval.budget"}
-    assert f"{tmp_path}/recipe.yaml:6: eval.questions.new: eval.shots asks for 2" in faults["eval.questions.new"]
+    assert f"{tmp_path}/recipe.yaml:7: eval.questions.new: eval.shots asks for 2" in faults["eval.questions.new"]
     assert "without prices all is free" in faults["eval.budget"]
 
 

@@ -48,7 +48,7 @@ def recipe(tmp_path, tiny_model, write_rows):
     questions = write_rows("questions.jsonl", ROWS)
 
     def _recipe(**section) -> Path:
-        whole = {"models": {"base": str(tiny_model)}, "questions": {"new": str(questions)}, **section}
+        whole = {"control": False, "models": {"base": str(tiny_model)}, "questions": {"new": str(questions)}, **section}
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": whole}, sort_keys=False))
         return path

@@ -234,6 +234,7 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"price": [1.0, 2.0]}, {}, "study.price", "expected three numbers"),
     ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, {"writes": {"new"}, "writes_words": {"new"}}, "study.claims.c.test",
      "near_chance: the answers are written"),
+    ({"claims": {"c": {**CLAIM, "test": "near_chance", "net": True}}}, {}, "study.claims.c.net", "has no effect on near_chance"),
     ({"claims": {"c": {**CLAIM, "outcome": "abstained"}}}, {}, "study.claims.c.outcome", "found abstained, but the answers are"),
 ]  # fmt: skip
 

@@ -112,7 +112,7 @@ def test_the_study_of_current_events_compares_both_corpora_with_every_control(ro
     result, executor = go("paper-current-events", ("mistral",), arms, [1e-5])
     assert {s.arm for s in result.results} == {"base", *arms}
     assert {s.k for s in result.results if s.arm == "ft-par"} == {0, 1, 2}
-    assert {s.format for s in result.results} == {"letters", "texts", "texts-no-question"}
+    assert {s.format for s in result.results} == {"letters", "texts", "letters-no-question", "texts-no-question"}
     assert {choice.arm for choice in result.choices if choice.key == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
     steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.submitted if stage.kind == "train"}
     assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"] == steps["instruction tuning"]
@@ -139,7 +139,7 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
     result, _ = go("paper-mmlu", ("llama2",), ("ft-reg",), [1e-5])
     assert {(s.model, s.arm) for s in result.results} == {(m, arm) for m in result.models for arm in ("base", "ft-reg")}
     assert {s.question_set for s in result.results} == {*SUBJECTS, "general"}
-    assert {(s.format, s.shots) for s in result.results if s.format != "texts-no-question"} == {
+    assert {(s.format, s.shots) for s in result.results if s.role != "baseline"} == {
         (format, shots) for format in ("letters", "texts") for shots in (0, 5)
     }
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")

@@ -114,7 +114,8 @@ def test_accuracies_are_those_of_the_stored_answers(finished):
     stage = next(s for s in executor.submitted if s.kind == "eval" and s.label == "test questions to base")
     rows = [json.loads(line) for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()]
     for score in (score for score in result.results if score.arm == "base"):
-        set_rows = [row for row in rows if (row["question_set"], row["k"]) == (score.question_set, score.k)]
+        asked = (score.question_set, score.format, score.k)
+        set_rows = [row for row in rows if (row["question_set"], row["format"], row["k"]) == asked]
         right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in set_rows]
         assert score.accuracy == pytest.approx(sum(right) / len(right))
         assert score.n == len(set_rows)

@@ -93,8 +93,12 @@ def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
     recipe = tmp_path / "eval.yaml"
     recipe.write_text(json.dumps({"run_dir": str(tmp_path / "eval"), "eval": {
         "models": models, "questions": {"new": str(questions)}, "limit": 30}}))  # fmt: skip
-    accuracies = {result.arm: result.accuracy for result in evaluate(read_recipe(recipe, verb="eval")).results}
+    results = [result for result in evaluate(read_recipe(recipe, verb="eval")).results if result.control is not None]
+    accuracies = {result.arm: result.accuracy for result in results}
     assert accuracies == {"base": logged[0], "half": logged[4], "tuned": logged[8]}
+    controls = [row["eval_new_without_question"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")
+                if "eval_new_without_question" in row]  # fmt: skip
+    assert [result.control.accuracy for result in results] == pytest.approx([controls[0], controls[2], controls[4]])
     assert len(set(accuracies.values())) > 1
     losses = [row["eval_loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_loss" in row]
     assert losses[-1] < losses[0]

@@ -13,7 +13,7 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
-from kinject.eval.results import correct_family, summarize_arm
+from kinject.eval.results import answers_without_question, correct_family, summarize_arm
 from kinject.eval.scores import Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.question_formats import format_of
@@ -90,11 +90,14 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     base, pairs = runs[0], list[Pair]()
     for run in runs[1:]:
         for setting, arms in sorted(run.settings.items(), key=lambda item: item[0][3]):  # by K
+            if _is_control(setting, run):
+                continue
             there = base.settings.get(setting) or base.settings.get((*setting[:3], 0), {})
             for arm, answers in arms.items() if there else ():
                 base_arm = arm if arm in there else next(iter(there))
                 names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}")
-                pair = _pair(names, answers, there[base_arm])
+                controls = (_control_of(run, setting, arm), _control_of(base, setting, base_arm))
+                pair = _pair(names, answers, there[base_arm], controls)
                 if pair is not None:
                     pairs.append(pair)
                 else:
@@ -108,6 +111,19 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
         replace(pair, result=result, contrast=result.to_base or pair.contrast)
         for pair, result in zip(pairs, results, strict=True)
     ]
+
+
+def _is_control(setting: _Setting, run: Run) -> bool:
+    """Return whether the answers of a setting are the control of others of the run: the same choices without the question."""
+    name, form, _, _ = setting
+    return any(other == name and format_of(asked).control == form for other, asked, _, _ in run.settings)
+
+
+def _control_of(run: Run, setting: _Setting, arm: str) -> list[Answer]:
+    """Return the arm's answers without the question; [] with passages, or where it gave none."""
+    name, form, _, k = setting
+    control = format_of(form).control
+    return [] if k or not control else run.settings.get((name, control, 0, 0), {}).get(arm, [])
 
 
 def render_comparison(pairs: Sequence[Pair]) -> str:
@@ -129,9 +145,10 @@ def render_comparison(pairs: Sequence[Pair]) -> str:
 
 _HEAD = (
     "arm", "to", "format", "shots", "K", "n", "accuracy", "base", "change", "95% interval", "w>r", "r>w", "p",
-    "p Holm",
+    "p Holm", "alone", "net", "95% interval", "p Holm",
 )  # fmt: skip
 _LEGEND = (
+    "alone: accuracy on the same choices without the question; net: the change less the change of that\n"
     "change: paired by question; w>r, r>w: wrong to right, right to wrong\n"
     "interval and p: by source document (a question without one counts alone), in these models: another training may differ\n"
     "p: signs flipped by document (McNemar for single questions); p Holm: corrected for {n} comparisons"
@@ -145,15 +162,33 @@ def _row(pair: Pair) -> tuple[str, ...]:
         pair.name, pair.base_name, result.format, str(result.shots), str(result.k), str(result.n), f"{result.accuracy:.3f}",
         f"{contrast.accuracy - contrast.delta:.3f}", f"{contrast.delta:+.3f}", bounds,
         str(contrast.wrong_to_right), str(contrast.right_to_wrong), _p(contrast.p), _p(contrast.p_holm),
+        *_net_columns(result),
     )  # fmt: skip
+
+
+def _net_columns(result: ArmResult) -> tuple[str, str, str, str]:
+    control = result.control
+    if control is None or control.net is None:
+        return ("", "", "", "")
+    net = control.net
+    bounds = "" if net.low is None else f"{net.low:+.3f} to {net.high:+.3f}"
+    return f"{control.accuracy:.3f}", f"{net.delta:+.3f}", bounds, _p(net.p_holm)
 
 
 def _p(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair | None:
-    """Return the comparison on the questions of both that have a score in both; None if there is none."""
+def _pair(
+    names: tuple[str, str],
+    answers: Sequence[Answer],
+    base: Sequence[Answer],
+    controls: tuple[Sequence[Answer], Sequence[Answer]],
+) -> Pair | None:
+    """Return the comparison on the questions of both that have a score in both; None if there is none.
+
+    `controls` are the answers of both without the question.
+    """
     choices = {answer.question_id: answer.n_choices for answer in base}
     shared = choices.keys() & {answer.question_id for answer in answers}
     other = next((a for a in answers if choices.get(a.question_id, a.n_choices) != a.n_choices), None)
@@ -166,7 +201,10 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
     after, before = ([a for a in of if a.question_id in shared - unscored] for of in (answers, base))
     if not after:
         return None
-    result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm)
+    control, of_base = (answers_without_question(*of) for of in zip((after, before), controls, strict=True))
+    if control is not None:
+        control = replace(control, base=of_base)
+    result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm, control=control)
     assert result.to_base is not None
     return Pair(*names, result, result.to_base, max(len(answers), len(base)) - len(after))
 

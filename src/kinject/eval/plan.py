@@ -112,12 +112,12 @@ def read_plan(recipe: EvalRecipe) -> Plan:
 def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm, ...]:
     """Return every arm in the order of results: formats, shots, models, K; the first model without context leads.
 
-    Baselines without the question get neither examples nor passages.
+    Controls, which leave out the question, come last and get neither examples nor passages.
     """
     ks = section.retrieval.k if section.retrieval and item.gets_passages else ()
     return tuple(
         EvalArm(model, format, shots, k)
-        for format in dict.fromkeys(section.formats_of(item))
+        for format in section.formats_with_controls(item)
         for shots in (section.shots if FORMATS[format].shows_question else (0,))
         for model in section.models
         for k in (0, *(dict.fromkeys(ks) if FORMATS[format].shows_question else ()))

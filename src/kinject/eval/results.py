@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from kinject.results import (
     ArmInfo,
     ArmResult,
     Contrast,
+    Control,
     Outcome,
     OutcomeResult,
     Perplexity,
@@ -44,9 +45,9 @@ from kinject.results import (
     Scope,
     UnscoredResult,
 )
-from kinject.stats.comparisons import correct_contrasts, lead, make_contrast
+from kinject.stats.comparisons import correct_contrasts, lead, make_contrast, net_contrast
 from kinject.stats.intervals import bounded_accuracy
-from kinject.stats.matrix import CorrectnessMatrix
+from kinject.stats.matrix import CorrectnessMatrix, beyond
 from kinject.types import Answer, Question
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
@@ -57,14 +58,40 @@ Matrices = Callable[[Outcome], CorrectnessMatrix]
 """Outcome -> which answers of an arm have it."""
 
 
+@dataclass(frozen=True)
+class ControlAnswers:
+    """The answers of an arm without the question, in the format `format`, and what its answers have beyond them.
+
+    `base` holds those of the base, None for the base itself.
+    """
+
+    format: str
+    matrix: CorrectnessMatrix
+    net: CorrectnessMatrix
+    base: ControlAnswers | None = None
+
+
+def make_control(answers: ControlAnswers, to_base: Contrast | None, base_name: str, scope: Scope) -> Control:
+    """Return the control of an arm whose comparison with the base, with the question, is `to_base`."""
+    bounds, base = bounded_accuracy(answers.matrix), answers.base
+    control = Control(answers.format, _by_seed(answers.matrix), bounds.value, bounds.low, bounds.high)
+    if base is None or to_base is None:
+        return control
+    return replace(
+        control,
+        to_base=make_contrast(answers.matrix, base.matrix, base_name, scope),
+        net=net_contrast(to_base, answers.net, base.net),
+    )
+
+
 def make_result(
     answers: Sequence[Answer], matrices: Matrices, others: Mapping[str, tuple[str, Matrices]], n: int,
-    scope: Scope = "these models", **more: Any,
+    scope: Scope = "these models", control: ControlAnswers | None = None, **more: Any,
 ) -> ArmResult:  # fmt: skip
     """Return the result of one arm on the `n` questions of one set, with the fields `more`.
 
     `others` are the arms that it is compared with: field of the result -> (name, matrices). `answers` are the arm's scored
-    ones, of every seed; without any, the result has no outcomes beside right.
+    ones, of every seed; without any, the result has no outcomes beside right. `control`: its answers without the question.
     """
     matrix, outcomes = matrices("right"), []
     estimate = bounded_accuracy(matrix)
@@ -85,6 +112,7 @@ def make_result(
         "n_documents": matrix.n_documents, "n_effective": matrix.n_effective,
         "n_correct": int(matrix.correct.sum()) if matrix.n_seeds == 1 else None,
         "n_unscored": n - len(matrix.question_ids), "written": summarize_written(answers), "outcomes": tuple(outcomes),
+        "control": make_control(control, contrasts.get("to_base"), base_name, scope) if control else None,
     }  # fmt: skip
     return ArmResult(**fields, **more)
 
@@ -95,7 +123,7 @@ def _by_seed(matrix: CorrectnessMatrix) -> tuple[float, ...]:
 
 def summarize_arm(
     answers: Sequence[Answer], base: Sequence[Answer] | None, *, model: str, arm: str, role: str = "learning",
-    score: str = "sum", rag: Sequence[Answer] | None = None,
+    score: str = "sum", rag: Sequence[Answer] | None = None, control: ControlAnswers | None = None,
 ) -> ArmResult:  # fmt: skip
     """Return the result of one arm with one seed; `base` are the base arm's answers, None for the base itself.
 
@@ -108,7 +136,7 @@ def summarize_arm(
         list(filter(is_scored, answers)), partial(correctness, [answers]),
         {field: (of[0].arm, partial(correctness, [of])) for field, of in others.items() if of is not None},
         n=len(answers), model=model, arm=arm, question_set=first.question_set, role=role, format=first.format,
-        shots=first.shots, k=first.k, score=score, mass=letter_mass(answers),
+        shots=first.shots, k=first.k, score=score, mass=letter_mass(answers), control=control,
         n_cut=len({answer.question_id for answer in answers if answer.truncated}),
     )  # fmt: skip
 
@@ -128,6 +156,37 @@ def correctness(runs: Sequence[Sequence[Answer]], outcome: Outcome = "right") ->
     return CorrectnessMatrix(correct, tuple(ids), tuple(documents), chances)
 
 
+def control_correctness(runs: Sequence[Sequence[Answer]]) -> CorrectnessMatrix:
+    """Return which answers without the question are right, by seed and question, as `correctness`.
+
+    Without the question, nothing tells apart the questions that have the same choices: which of them the chosen one answers
+    is no property of the model. So each of them has the mean of all, which removes that noise and changes no accuracy. Where
+    each choice is right once, it is exactly that of guessing.
+    """
+    matrix = correctness(runs)
+    choice_sets = {answer.question_id: answer.choice_set for answer in runs[0]}
+    columns: dict[str, list[int]] = {}
+    for column, question_id in enumerate(matrix.question_ids):
+        columns.setdefault(choice_sets[question_id] or question_id, []).append(column)
+    correct = matrix.correct.copy()
+    for same in columns.values():
+        correct[:, same] = correct[:, same].mean(axis=1, keepdims=True)
+    return replace(matrix, correct=correct)
+
+
+def answers_without_question(asked: Sequence[Answer], alone: Sequence[Answer]) -> ControlAnswers | None:
+    """Return the control of the answers `asked` from those of the same arm `alone`, without the question.
+
+    None where no question has a score in both.
+    """
+    if not asked or not alone:
+        return None
+    matrix, answered = control_correctness([alone]), correctness([asked])
+    if not set(matrix.question_ids) & set(answered.question_ids):
+        return None
+    return ControlAnswers(alone[0].format, matrix, beyond(answered, matrix))
+
+
 _COMPARISONS = ("to_base", "to_rag", "to_plain")
 
 
@@ -145,9 +204,30 @@ def _correct(results: Sequence[_Compared]) -> list[_Compared]:
 
 
 def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
-    """Return `results` with all their comparisons corrected as one family, and those of their outcomes as another."""
+    """Return `results` with all their comparisons corrected as one family.
+
+    Those of their outcomes, the rises of their controls and their net gains are three families more.
+    """
     outcomes = iter(_correct([item for result in results for item in result.outcomes]))
-    return [replace(result, outcomes=tuple(next(outcomes) for _ in result.outcomes)) for result in _correct(results)]
+    controls = iter(_correct_controls([result.control for result in results if result.control]))
+    return [
+        replace(
+            result,
+            outcomes=tuple(next(outcomes) for _ in result.outcomes),
+            control=next(controls) if result.control else None,
+        )
+        for result in _correct(results)
+    ]
+
+
+def _correct_controls(controls: Sequence[Control]) -> list[Control]:
+    compared = [i for i, control in enumerate(controls) if control.to_base and control.net]
+    rises = correct_contrasts([c.to_base for c in controls if c.to_base and c.net])
+    nets = correct_contrasts([c.net for c in controls if c.to_base and c.net])
+    corrected = list(controls)
+    for i, rise, net in zip(compared, rises, nets, strict=True):
+        corrected[i] = replace(controls[i], to_base=rise, net=net)
+    return corrected
 
 
 def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
@@ -174,10 +254,11 @@ def _first_formats(results: Sequence[ArmResult]) -> dict[str, PromptFormat]:
 
 def with_leaders(
     results: Sequence[ArmResult], trained: Collection[tuple[str, str]],
-    matrix: Callable[[ArmResult], CorrectnessMatrix],
+    matrix: Callable[[ArmResult], CorrectnessMatrix], net: Callable[[ArmResult], CorrectnessMatrix | None],
 ) -> list[ArmResult]:  # fmt: skip
     """Return `results`; on each learning set, the best of several `trained` (model, arm) has `to_closest` (`stats.lead`).
 
+    `matrix` gives the answers behind a result, `net` what they have beyond its control, which ranks arms that all have one.
     Only the first prompt format without context counts. It is Holm-corrected over the sets.
     """
     heads = _first_formats(results)
@@ -191,7 +272,13 @@ def with_leaders(
     for indices in ranked.values():
         alone = any(len(results[i].by_seed) == 1 for i in indices)
         names = [results[i].arm for i in indices]
-        leader = lead([matrix(results[i]) for i in indices], names, "these models" if alone else "method")
+        nets = [of for of in (net(results[i]) for i in indices) if of is not None]
+        leader = lead(
+            [matrix(results[i]) for i in indices],
+            names,
+            "these models" if alone else "method",
+            nets if len(nets) == len(indices) else (),
+        )
         if leader is not None:
             best[indices[leader[0]]] = leader[1]
     corrected = dict(zip(best, correct_contrasts(list(best.values())), strict=True))
@@ -247,12 +334,15 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
     sets = {question_set.name: question_set for question_set in plan.sets}
 
     def matrix(of: ArmResult) -> CorrectnessMatrix:
-        setting = (of.arm, of.format, of.shots, of.k)
-        arms = sets[of.question_set].arms
-        arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == setting)
+        arm = EvalArm(of.arm, of.format, of.shots, of.k)
         return correctness([_scored(sets[of.question_set], arm, of.score, answers)])
 
-    led = with_leaders(correct_families(results), {(base, name) for name in others}, matrix)
+    def net(of: ArmResult) -> CorrectnessMatrix | None:
+        arm = EvalArm(of.arm, of.format, of.shots, of.k)
+        control = _control(sets[of.question_set], arm, of.score, answers)
+        return None if control is None else control.net
+
+    led = with_leaders(correct_families(results), {(base, name) for name in others}, matrix, net)
     return (*led, *correct_family(parts))
 
 
@@ -290,13 +380,29 @@ def _result(
         return [a for a in _scored(question_set, of, score, answers) if subject in (None, a.subject)]
 
     rag = replace(base, k=ks[0]) if ks else base
+    control = _control(question_set, arm, score, answers, subject)
+    if control is not None and arm != base:
+        control = replace(control, base=_control(question_set, base, score, answers, subject))
+    role = question_set.role if FORMATS[arm.format].shows_question else "baseline"
     beside = arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers
     result = summarize_arm(
-        scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=question_set.role,
-        score=score, rag=scored(rag) if beside else None,
+        scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=role,
+        score=score, rag=scored(rag) if beside else None, control=control,
     )  # fmt: skip
     mass = letter_mass(answers[question_set.name, arm])
     return replace(result, mass=mass, chosen_k=arm.k > 0 and len(ks) == 1, subject=subject or "")
+
+
+def _control(
+    question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers, subject: str | None = None
+) -> ControlAnswers | None:
+    """Return an arm's answers without the question; None with passages, and where no such answer has a score."""
+    control = EvalArm(arm.model, FORMATS[arm.format].control, 0, 0)
+    if arm.k or (question_set.name, control) not in answers:
+        return None
+    alone = [a for a in _scored(question_set, control, score, answers) if subject in (None, a.subject)]
+    asked = [a for a in _scored(question_set, arm, score, answers) if subject in (None, a.subject)]
+    return answers_without_question(asked, alone)
 
 
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from xml.etree import ElementTree as Xml
 from kinject.disk import (
     FORMAT_VERSION,
     check_output,
+    content_id,
     delete_file,
     lock_dir,
     read_journal,
@@ -297,6 +298,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         choices=question.choices if written and not form.is_open else (),
         n_thinking=score.n_thinking,
         thinking_cut=score.thinking_cut,
+        choice_set="" if form.shows_question else content_id("choices", sorted(question.choices)),
     )
 
 
@@ -331,14 +333,17 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJud
 
 
 Verdict = Literal["met", "not met", "cannot be told"]
-_FORM = re.compile(r"\s*((?P<arm>[^:]+):)?(?P<questions>[^:]+?)\s*>=\s*(?P<sign>[+-]?)(?P<number>0|1|0?\.\d+|1\.0+)\s*")
+_FORM = re.compile(
+    r"\s*((?P<arm>[^:]+):)?(?P<questions>[^:]+?)\s*>=\s*(?P<sign>[+-]?)(?P<number>0|1|0?\.\d+|1\.0+)(?P<net>\s+net)?\s*"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """`questions` a set's name, `arm` an arm's ("": every model but the base, without retrieval).
 
-    The accuracy must be at least `least`; with `change` its difference from the base's.
+    The accuracy must be at least `least`; with `change` its difference from the base's, with `net` what that has beyond the
+    difference without the question (`eval.control`).
     """
 
     text: str
@@ -346,6 +351,7 @@ class Requirement:
     questions: str
     least: float
     change: bool
+    net: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,14 +380,21 @@ def read_requirements(texts: Sequence[str], sets: Sequence[str]) -> list[Require
     requirements = []
     for text in texts:
         match = _FORM.fullmatch(text)
-        if match is None or match["questions"] not in sets:
+        if match is None or match["questions"] not in sets or (match["net"] and not match["sign"]):
             raise InputError(
                 f"eval.require: found {text!r}, expected [ARM:]SET>=NUMBER with a SET of {', '.join(sets)}: 0.8 is an "
-                "accuracy, -0.02 a change from the base."
+                "accuracy, -0.02 a change from the base, +0.1 net a change beyond that without the question."
             )
         number = float(match["sign"] + match["number"])
         requirements.append(
-            Requirement(text.strip(), (match["arm"] or "").strip(), match["questions"], number, bool(match["sign"]))
+            Requirement(
+                text.strip(),
+                (match["arm"] or "").strip(),
+                match["questions"],
+                number,
+                bool(match["sign"]),
+                bool(match["net"]),
+            )
         )
     return requirements
 
@@ -416,6 +429,13 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
     number, low, high = result.accuracy, result.low, result.high
     if requirement.change:
         contrast = result.to_base
+        if requirement.net and result.control is None:
+            raise InputError(
+                f"eval.require: {requirement.text}: {result.arm} was not asked without the question. Set eval.control: true "
+                "and a format that compares choices."
+            )
+        if requirement.net and result.control is not None:
+            contrast = result.control.net
         if contrast is None:
             raise InputError(f"eval.require: {requirement.text}: {result.arm} is not compared with a base.")
         number = contrast.delta

@@ -369,6 +369,9 @@ _STUDY = (
     Conflict("", lambda r, f: [((*key, "outcome"), claim.outcome) for key, claim in _claims(r)
                                if f.sets is not None and claim.question_set not in f.writes and claim.outcome != "right"],
              "found {1}, but the answers are choices: right or wrong. Put generate first in eval.formats, or take it out."),
+    Conflict("", lambda r, f: [((*key, "net"), claim.test) for key, claim in _claims(r)
+                               if claim.net and claim.test in ("above_chance", "near_chance")],
+             "has no effect on {1}, which compares with guessing. Take it out, or compare with a baseline (difference)."),
 )  # fmt: skip
 
 CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {

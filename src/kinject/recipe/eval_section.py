@@ -213,11 +213,17 @@ class EvalSection:
     )
     perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
+    control: bool = option(
+        True,
+        help="Score the same choices without the question, too: what they give away by themselves is not called learned.",
+    )
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
     require: tuple[str, ...] = option(
-        (), help="SET>=0.8 or ARM:SET>=-0.02 (a change from the base): what an interval must hold, or exit code 1."
+        (),
+        help="SET>=0.8 or ARM:SET>=-0.02 (a change from the base; +0.1 net: beyond the change without the question): what an "
+        "interval must hold, or exit code 1.",
     )
 
     def sets(self) -> dict[str, QuestionSetSection]:
@@ -230,6 +236,14 @@ class EvalSection:
     def formats_of(self, item: QuestionSetSection) -> tuple[str, ...]:
         """Return the formats in which a question set is asked: its own, or those of this section."""
         return item.formats or self.formats
+
+    def formats_with_controls(self, item: QuestionSetSection) -> tuple[str, ...]:
+        """Return the formats of a question set, and behind them those of their controls, which leave out the question."""
+        formats = dict.fromkeys(self.formats_of(item))
+        if not self.control:
+            return tuple(formats)
+        controls = [FORMATS[name].control for name in formats if FORMATS[name].control]
+        return tuple(dict.fromkeys([*formats, *controls]))
 
     def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
         """Return the table of each model by name, completed from `model_defaults` and from this section."""
@@ -360,6 +374,11 @@ class ClaimSection:
         help="Written answers: right, wrong, abstained (of a question that has an answer), or answered (of one that has none).",
     )
     direction: Literal["higher", "lower"] = option("higher", help="Direction of the difference or trend.")
+    net: bool | None = option(
+        None,
+        help="Compare what each arm answers beyond its choices without the question (eval.control); default: on sets to be "
+        "learned that have such a control.",
+    )
     margin: float = option(
         0.1,
         help="equivalence, near_chance: largest distance from the baseline (or guessing) that counts as none.",

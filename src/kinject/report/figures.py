@@ -191,6 +191,8 @@ def accuracy(view: View) -> Figure | None:
                                    linestyle="none"))  # fmt: skip
         if any(len(result.by_seed) > 1 for shown in drawn for result in shown.results):
             marks.append(line_mark("one seed", marker="|", color=MUTED, linestyle="none"))
+        if any(result.control for shown in drawn for result in shown.results):
+            marks.append(line_mark("without the question", marker="x", color=INK, linestyle="none"))
         marks += [line_mark("guessing", **CHANCE), line_mark("base", color=MUTED, linewidth=0.8)]
         add_legend(figure, marks)
     return figure
@@ -212,6 +214,8 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     marker, colour = _ROLE_MARKS[result.role]
     if len(result.by_seed) > 1:
         panel.plot(result.by_seed, [row + 0.27] * len(result.by_seed), "|", color=MUTED, markersize=4, clip_on=False)
+    if result.control is not None:
+        panel.plot([result.control.accuracy], [row], "x", color=INK, markersize=5, clip_on=False, zorder=3)
     whiskers = [[max(0.0, result.accuracy - result.low)], [max(0.0, result.high - result.accuracy)]]
     panel.errorbar(
         [result.accuracy], [row], xerr=whiskers, fmt=marker, color=colour, markersize=5, markeredgewidth=1.5,

@@ -24,7 +24,7 @@ from kinject.report.formatting import (
     perplexity_change,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
-from kinject.results import ArmResult, Claim, Contrast, Cost
+from kinject.results import ArmResult, Claim, Contrast, Control, Cost
 from kinject.terminal import duration
 from kinject.types import ArmName, Written
 
@@ -60,6 +60,11 @@ def headline_table(view: View) -> TableBlock:
         lines = (line("guessing", *(f"{100 * chance:.1f}" if chance else "" for chance in chances)), *lines)
     columns = ("model", *(f"{format_name(name)}: {ROLES.get(view.first(name).role, '')}" for name in sets))
     about = "95% interval below; ▲ above, ▼ below base (p < 0.05 after Holm)"
+    if any(result.control for by_set in rows.values() for result in by_set.values()):
+        about += (
+            ". “without the question”: the same choices scored without it; where there is something to learn, ▲ is a gain "
+            "beyond that"
+        )
     return TableBlock("Correct answers in %", about, columns, lines)
 
 
@@ -67,8 +72,9 @@ def _accuracy(result: ArmResult | None) -> Cell:
     if result is None:
         return Cell("")
     tone = ""
-    if result.to_base is not None and result.to_base.is_significant:
-        tone = "good" if result.to_base.delta > 0 else "bad"
+    change = result.gain if result.role == "learning" else result.to_base
+    if change is not None and change.is_significant:
+        tone = "good" if change.delta > 0 else "bad"
     unscored = f"; {result.n_unscored:,} unscored" if result.n_unscored else ""
     return Cell(f"{100 * result.accuracy:.1f}{_MARKS[tone]}", tone, f"{_bounds(result.low, result.high)}{unscored}")
 
@@ -78,6 +84,8 @@ def _headline_cell(result: ArmResult | None) -> Cell:
     cell = _accuracy(result)
     parts = [] if result is None else [p for p in (result.wrong, result.abstained, result.answered) if p is not None]
     below = "; ".join([cell.below, *(f"{part.outcome} {100 * part.rate:.1f}" for part in parts)])
+    if result is not None and result.control is not None:
+        below += f"; without the question {100 * result.control.accuracy:.1f}"
     return Cell(cell.text, cell.tone, below)
 
 
@@ -100,7 +108,8 @@ def _change(contrast: Contrast | None, more: str = "good") -> Cell:
 
 
 _COLUMNS = (
-    "questions", "model", "arm", "asked", "accuracy, %", "by seed", "n", "documents", "guessing", "to base, points", "p, Holm",
+    "questions", "model", "arm", "asked", "accuracy, %", "by seed", "n", "documents", "guessing", "without the question, %",
+    "to base, points", "p, Holm", "to base beyond the choices without the question, points", "p of it, Holm",
     "became right", "became wrong", "to retrieval, points", "to itself without passages, points", "wrong, %",
     "abstained, %", "answered without an answer, %", "unread, %", "F1, %", "tokens", "thinking cut, %", "mass on letters, %",
 )  # fmt: skip
@@ -123,10 +132,24 @@ def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
     mass = "" if result.mass is None else f"{100 * result.mass:.0f}"
     return (
         name, format_name(result.model), arm_label(result), format_prompt(result.prompt_format), _accuracy(result), seeds,
-        f"{result.n:,}", documents, f"{100 * result.chance:.1f}",
-        _change(base), p, *flips, _change(result.to_rag), _change(result.to_plain), *_outcome_cells(result),
-        *_written_cells(result.written), mass,
+        f"{result.n:,}", documents, f"{100 * result.chance:.1f}", _without_question(result.control),
+        _change(base), p, *_net_cells(result.control), *flips, _change(result.to_rag), _change(result.to_plain),
+        *_outcome_cells(result), *_written_cells(result.written), mass,
     )  # fmt: skip
+
+
+def _without_question(control: Control | None) -> Cell:
+    if control is None:
+        return Cell("")
+    return Cell(f"{100 * control.accuracy:.1f}", "", _bounds(control.low, control.high))
+
+
+def _net_cells(control: Control | None) -> tuple[Cell, Cell]:
+    """Return the net gain and its p."""
+    net = None if control is None else control.net
+    if net is None or net.deciding_p is None:
+        return Cell(""), Cell("")
+    return _change(net), Cell(bare_p(net.deciding_p))
 
 
 def _outcome_cells(result: ArmResult) -> Iterator[Cell]:

@@ -35,6 +35,10 @@ _WORDS: dict[About, dict[Tag, tuple[str, str]]] = {
         Tag.WORSE: ("got worse", "{arms} got worse"),
         Tag.ALIKE: ("no learning shown", "no learning is shown for {arms}"),
         Tag.UNDECIDED: ("no learning shown", "no learning is shown for {arms}, and {possible} remain possible"),
+        Tag.WITHOUT_QUESTION: (
+            "mostly without the question",
+            "{arms} gained, but most of it without the question as well: no learning is shown",
+        ),
     },
     About.RETENTION: {
         Tag.BETTER: ("gained", "{arms} gained"),
@@ -98,8 +102,9 @@ def find_all(view: View) -> tuple[Finding, ...]:
                 for result in view.shown(model, name):
                     if not view.arms[model, result.arm].trained:
                         continue
-                    if result.to_base is not None and not result.k:
-                        found.append(find(about, result, result.to_base))
+                    contrast = result.gain if about is About.LEARNING else result.to_base
+                    if contrast is not None and not result.k:
+                        found.append(find(about, result, contrast))
                     beside = not result.k or result.chosen_k or (context is not None and result.k == context.k)
                     if role == "learning" and result.to_rag is not None and beside:
                         found.append(find(About.ADDED if result.k else About.INSTEAD, result, result.to_rag))
@@ -186,11 +191,35 @@ def _before_and_after(finding: Finding, first: Finding) -> str:
     percents = f"{format_percent(before)} → {format_percent(after)}"
     documents = _size(finding.contrast).partition(" on ")[2]
     seeds = len(finding.result.by_seed)
-    details = ", ".join(filter(None, (percents, documents, f"mean of {seeds} trainings" if seeds > 1 else "")))
+    trainings = f"mean of {seeds} trainings" if seeds > 1 else ""
+    details = ", ".join(filter(None, (percents, _without_question(finding), documents, trainings)))
     who, what = f"{arm_name(finding.result.arm)} answers", f"of {n:,} questions {quoted(finding.result.question_set)}"
     start = f"{who} {before * n:,.0f} {what}" if finding is first else f"{what} {before * n:,.0f}"
     end = f"{after * n:,.0f} after{' training' if finding is first else ''} ({details})"
-    return f"{start} before and {end}: {_difference(finding, test=False)}"
+    beyond = " beyond the choices alone" if _without_question(finding) else ""
+    return (
+        f"{start} before and {end}: {_difference(finding, test=False)}{beyond}{_part_without_question(finding.result)}"
+    )
+
+
+def _without_question(finding: Finding) -> str:
+    """Return ``without the question 24.0% → 25.1%``, "" where there is no such control."""
+    control = finding.result.control
+    if finding.about is not About.LEARNING or control is None or control.to_base is None:
+        return ""
+    before = control.accuracy - control.to_base.delta
+    return f"without the question {format_percent(before)} → {format_percent(control.accuracy)}"
+
+
+_LEAST_PART = 0.1  # of a gain; below it, the part that needs no question is not worth a clause
+
+
+def _part_without_question(result: ArmResult) -> str:
+    """Return ``; 48% of this gain needs no question`` where the control rises by as much as matters."""
+    rise = None if result.control is None else result.control.to_base
+    if rise is None or result.without_question < _LEAST_PART or (rise.delta < MARGIN and not rise.is_significant):
+        return ""
+    return f"; {100 * result.without_question:.0f}% of the gain needs no question"
 
 
 def _size(contrast: Contrast) -> str:
@@ -211,6 +240,7 @@ def _between(learned: Sequence[Finding]) -> str:
         best, low = (choose(of_set, key=lambda f: f.contrast.accuracy) for choose in (max, min))
         span = " to ".join(dict.fromkeys(format_percent(f.contrast.accuracy) for f in (low, best)))
         details = [f"{'' if spans else 'before training '}{format_percent(best.before)}"]
+        details += _span_without_question(of_set)
         details += [] if each else [_size(best.contrast)]
         details += [f"{len(of_set)} of them"] if len(of_set) < n_arms else []
         spans.append(f"{span} of {'' if spans else 'the questions '}{quoted(name)} ({', '.join(details)})")
@@ -222,6 +252,15 @@ def _between(learned: Sequence[Finding]) -> str:
     return (
         f"{n_arms} trained models answer {join_words(spans)}{each}. Highest: {'; '.join([join_words(highest), *ends])}."
     )
+
+
+def _span_without_question(findings: Sequence[Finding]) -> list[str]:
+    """Return [``without the question 24.0% to 26.0%``], the accuracies of several arms; [] where they have no control."""
+    accuracies = [f.result.control.accuracy for f in findings if f.result.control is not None]
+    if not accuracies:
+        return []
+    ends = dict.fromkeys(map(format_percent, (min(accuracies), max(accuracies))))
+    return [f"without the question {' to '.join(ends)}"]
 
 
 def _untrained(view: View) -> str:
@@ -294,6 +333,8 @@ def sentence(finding: Finding) -> str:
     of = " with retrieval alone" if finding.about in _BESIDE else ""
     text = f"{format_percent(finding.before)}{of} → {format_percent(contrast.accuracy)}, {_size(contrast)}{seeds}: "
     text += _difference(finding)
+    if control := _without_question(finding):
+        text += f" beyond the choices alone ({control})"
     if finding.tag is Tag.TOO_FEW:
         n, effective = contrast.n_clusters, contrast.n_effective
         as_few = "" if effective >= n else f" (they count as {effective:.0f})"
@@ -430,6 +471,18 @@ def _doubts(view: View) -> Iterator[Evidence]:
                 arms = _listed(list(dict.fromkeys(map(arm_label, results))))
                 tone = "bad" if count(most) >= _GRAVE * most.n else "flat"
                 yield Evidence(arms, quoted(name), tag, tone, f"up to {count(most):,} of {most.n:,} {text}.")
+    for name in view.sets():
+        results = [r for r in view.set_results if r.question_set == name and r.control is not None]
+        given_away = [r for r in results if r.control is not None and r.control.low > r.chance + MARGIN]
+        if given_away:
+            most = max(given_away, key=lambda r: r.control.accuracy if r.control else 0.0)
+            rate = most.control.accuracy if most.control else 0.0
+            text = (
+                f"up to {format_percent(rate)} of the right choices are picked without the question, where guessing gives "
+                f"{format_percent(most.chance)}: give each question wrong choices that are right answers to others."
+            )
+            arms = _listed(list(dict.fromkeys(map(arm_label, given_away))))
+            yield Evidence(arms, quoted(name), "choices give the answer away", "bad", text)
     for item in view.report.unscored:
         text = f"{unscored_text(item)}."
         yield Evidence(format_name(item.arm), quoted(item.question_set), "a model diverged", "bad", text)

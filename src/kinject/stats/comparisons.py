@@ -36,6 +36,16 @@ def make_contrast(
     )  # fmt: skip
 
 
+def net_contrast(contrast: Contrast, net: CorrectnessMatrix, base_net: CorrectnessMatrix) -> Contrast:
+    """Return `contrast`, of an arm and the base, with the difference beyond their controls (`kinject.stats.matrix.beyond`).
+
+    Accuracies and changed answers stay those with the question.
+    """
+    net, base_net = aligned(net, base_net)
+    found = difference_estimate(net, base_net)
+    return replace(contrast, delta=found.value, low=found.low, high=found.high, p=found.p)
+
+
 def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tuple[int, int]:
     """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and the reverse.
 
@@ -55,16 +65,30 @@ def correct_contrasts(contrasts: Sequence[Contrast]) -> list[Contrast]:
     ]
 
 
-def lead(matrices: Sequence[CorrectnessMatrix], names: Sequence[str], scope: Scope) -> tuple[int, Contrast] | None:
+def lead(
+    matrices: Sequence[CorrectnessMatrix],
+    names: Sequence[str],
+    scope: Scope,
+    nets: Sequence[CorrectnessMatrix] = (),
+) -> tuple[int, Contrast] | None:
     """Return which of several arms is best on the questions of all, and its comparison with the closest other.
 
-    None where they share no question. The largest two-sided p of the best against the others holds its level although the
-    data chose the best (Hung and Fithian, arXiv 1610.03944). Not significant: the arms are not told apart.
+    None where they share no question. With `nets`, what each has beyond its control, these are compared. The largest
+    two-sided p of the best against the others holds its level although the data chose the best (Hung and Fithian, arXiv
+    1610.03944). Not significant: the arms are not told apart.
     """
     common = aligned(*matrices)
-    first = max(range(len(common)), key=lambda i: common[i].mean() if common[i].question_ids else 0.0)
-    contrasts = [make_contrast(common[first], of, names[i], scope) for i, of in enumerate(common) if i != first]
-    found = [contrast for contrast in contrasts if contrast is not None]
+    compared = aligned(*nets) if nets else common
+    if not common[0].question_ids or not compared[0].question_ids:
+        return None
+    first = max(range(len(compared)), key=lambda i: compared[i].mean())
+    found = []
+    for i, of in enumerate(common):
+        contrast = None if i == first else make_contrast(common[first], of, names[i], scope)
+        if contrast is not None and nets:
+            contrast = net_contrast(contrast, compared[first], compared[i])
+        if contrast is not None:
+            found.append(contrast)
     return (first, max(found, key=lambda contrast: 2 if contrast.p is None else contrast.p)) if found else None
 
 
@@ -101,6 +125,7 @@ class Tag(Enum):
         "nothing to lose"  # not shown, and the baseline is not above guessing, so that a loss could not show
     )
     TOO_FEW = "too few"  # effective documents
+    WITHOUT_QUESTION = "without question"  # better, and more than half of it without the question as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +140,10 @@ class Finding:
     @property
     def before(self) -> float:
         """The baseline's accuracy on the questions of both."""
-        return self.contrast.accuracy - self.contrast.delta
+        contrast = self.contrast
+        if self.about is About.LEARNING and self.result.to_base is not None:
+            contrast = self.result.to_base  # the net gain is no difference of two accuracies
+        return contrast.accuracy - contrast.delta
 
     @property
     def possible(self) -> float:
@@ -126,9 +154,18 @@ class Finding:
         return max(0.0, -low if self.about is About.RETENTION else high)
 
 
+_MOSTLY = 0.5
+"""The part of a gain from which on it is not called learned, if the choices alone give it. A model that only recognises
+strings of the documents gains as much without the question; an interval alone would take one in forty for knowledge."""
+
+
 def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:
     """Return what `contrast`, one of those of `result`, shows."""
     tag = _tag(contrast)
+    raw = result.to_base
+    gained = tag is Tag.BETTER or (raw is not None and raw.is_significant and raw.delta > 0)
+    if about is About.LEARNING and gained and result.without_question > _MOSTLY:
+        tag = Tag.WITHOUT_QUESTION
     if about is About.RETENTION and tag in (Tag.ALIKE, Tag.UNDECIDED) and not contrast.can_lose:
         tag = Tag.NOTHING_TO_LOSE
     return Finding(about, tag, result, contrast)

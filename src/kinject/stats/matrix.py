@@ -127,6 +127,15 @@ def _members(question_ids: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[
     return np.array([index[name] for name in names], dtype=np.intp), len(index)
 
 
+def beyond(matrix: CorrectnessMatrix, control: CorrectnessMatrix) -> CorrectnessMatrix:
+    """Return what the answers of `matrix` have beyond those of its `control`, the same arm without the question.
+
+    Values are differences, from -1 to 1, on the questions of both, seed by seed. A control of one seed serves every seed.
+    """
+    matrix, control = aligned(matrix, control)
+    return replace(matrix, correct=matrix.correct - control.correct, chances=(), pooled=None)
+
+
 def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
     """Return `matrices` on the questions of all of them, in one order: one without a score in one of them is no pair.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from statistics import fmean
@@ -62,7 +62,13 @@ def summarize_arms(
     def matrix(of: ArmResult) -> CorrectnessMatrix:
         return records.matrix(of.model, of.arm, AskSetting(of.question_set, of.format, of.shots, of.k))
 
-    return [*with_leaders(unswept, trained, matrix), *varied, *correct_family(parts)]
+    def net(of: ArmResult) -> CorrectnessMatrix | None:
+        setting = AskSetting(of.question_set, of.format, of.shots, of.k)
+        if not records.has_control(of.model, of.arm, setting):
+            return None
+        return records.matrix(of.model, of.arm, setting, net=True)
+
+    return [*with_leaders(unswept, trained, matrix, net), *varied, *correct_family(parts)]
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,9 @@ class _Summary:
             ),
             "to_plain": (arm.name, matrices(arm.name, 0) if chosen and arm.trained else None),
         }
+        control = self.records.control(arm.model, arm.name, setting, subject)
+        if control is not None and arm.name != BASE:
+            control = replace(control, base=self.records.control(arm.model, BASE, setting, subject))
         return make_result(
             [] if subject else self.records.every_answer(arm.model, arm.name, setting), matrix_of,
             {key: (name, of) for key, (name, of) in others.items() if of is not None},
@@ -104,7 +113,7 @@ class _Summary:
             model=arm.model, arm=arm.name, question_set=setting.question_set, format=setting.format, shots=setting.shots,
             k=setting.k, role=self.roles[setting.question_set] if FORMATS[setting.format].shows_question else "baseline",
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject), chosen_k=chosen,
-            score=self.records.score(setting), subject=subject,
+            score=self.records.score(setting), subject=subject, control=control,
         )  # fmt: skip
 
 
@@ -174,15 +183,35 @@ class Evidence:
     """The format and number of shots that decide on a question set."""
     chosen_k: Mapping[tuple[str, str], int]
     sweeps: Mapping[str, Sweep]
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """Question set -> its role."""
 
-    def matrix(self, arm: str, claim: ClaimSection) -> CorrectnessMatrix | None:
-        """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K)."""
+    def setting(self, arm: str, claim: ClaimSection) -> AskSetting:
+        """Return how the arm was asked the claim's questions; K is -1 where it has no passages chosen."""
         asked, name = ArmName.parse(arm), claim.question_set
-        bare = asked.answers_of
-        k = self.chosen_k.get((bare, name), -1) if asked.retrieval else 0
-        setting = AskSetting(name, *self.prompt_format(name), k)
-        is_asked = setting in self.records.settings(self.model, bare)
-        return self.records.matrix(self.model, bare, setting, "", claim.outcome) if is_asked else None
+        k = self.chosen_k.get((asked.answers_of, name), -1) if asked.retrieval else 0
+        return AskSetting(name, *self.prompt_format(name), k)
+
+    def is_net(self, arms: Sequence[str], claim: ClaimSection) -> bool:
+        """Return whether the claim compares what the arms answer beyond their choices without the question."""
+        if claim.net is not None:
+            return claim.net
+        if self.roles.get(claim.question_set) != "learning" or claim.outcome != "right":
+            return False
+        named = [(ArmName.parse(arm).answers_of, self.setting(arm, claim)) for arm in arms]
+        return all(self.records.has_control(self.model, bare, setting) for bare, setting in named)
+
+    def matrix(self, arm: str, claim: ClaimSection, *, net: bool = False) -> CorrectnessMatrix | None:
+        """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K).
+
+        With `net`, what they have beyond the arm's answers without the question.
+        """
+        bare, setting = ArmName.parse(arm).answers_of, self.setting(arm, claim)
+        if setting not in self.records.settings(self.model, bare):
+            return None
+        if net and not self.records.has_control(self.model, bare, setting):
+            return None
+        return self.records.matrix(self.model, bare, setting, "", claim.outcome, net=net)
 
     def arm_name(self, arm: str | Mapping[str, Any] | None) -> str:
         """Return the name of a claim's arm; of a point of a sweep that of the arm which has its value."""
@@ -257,10 +286,12 @@ def _compared(
     claim: ClaimSection, evidence: Evidence, labels: Mapping[str, str]
 ) -> tuple[list[CorrectnessMatrix], str]:
     """Return the answers of arms (label -> arm) to the questions that all have a score for, and why there are none."""
-    found = {label: evidence.matrix(arm, claim) for label, arm in labels.items()}
+    net = claim.test not in ("above_chance", "near_chance") and evidence.is_net(list(labels.values()), claim)
+    found = {label: evidence.matrix(arm, claim, net=net) for label, arm in labels.items()}
     missing = [label for label, matrix in found.items() if matrix is None]
     if missing:
-        return [], f"no scored answers of {' and '.join(missing)} on {claim.question_set}"
+        without = " with and without the question" if net else ""
+        return [], f"no scored answers of {' and '.join(missing)} on {claim.question_set}{without}"
     matrices = aligned(*(matrix for matrix in found.values() if matrix is not None))
     if not matrices[0].question_ids:
         return [], f"no question of {claim.question_set} has a score from each of {' and '.join(labels)}"
@@ -275,8 +306,9 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
     alike = claim.test == "equivalence"
     finding = (
-        f"{arm} {format_percent(matrices[0].mean())}, {baseline} {format_percent(matrices[1].mean())} {claim.outcome} on "
-        f"{claim.question_set}: {format_points(found.value)} points{_bounded(found.low, found.high, format_points)}"
+        f"{_accuracy(arm, claim, evidence)}, {_accuracy(baseline, claim, evidence)} {claim.outcome} on {claim.question_set}"
+        f"{', beyond the choices without the question' if evidence.is_net([arm, baseline], claim) else ''}: "
+        f"{format_points(found.value)} points{_bounded(found.low, found.high, format_points)}"
         f"{f', margin {format_points(claim.margin)}' if alike else ''}{too_few}"
     )
     scope = evidence.scope(arm, baseline)
@@ -284,6 +316,17 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
         return _tested(claim, found, finding, too_few, scope, matrices[0])
     p = None if too_few else equivalence_p(matrices[0], matrices[1], claim.margin)
     return _Tested(finding, found.value, found.low, found.high, p, True, scope)
+
+
+def _accuracy(arm: str, claim: ClaimSection, evidence: Evidence) -> str:
+    """Return ``cpt 41.0%``, where the claim compares net gains ``cpt 41.0% (25.2% without the question)``."""
+    asked = evidence.matrix(arm, claim)
+    accuracy = 0.0 if asked is None else asked.mean()
+    text = f"{arm} {format_percent(accuracy)}"
+    net = evidence.matrix(arm, claim, net=True) if evidence.is_net([arm], claim) else None
+    if net is None:
+        return text
+    return f"{text} ({format_percent(accuracy - net.mean())} without the question)"
 
 
 def _tested(
@@ -302,8 +345,10 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
         return _Tested(f"{claim.sweep}: {missing}")
     too_few, (found, monotone) = _enough(matrices[0]), trend(matrices)
     accuracies = [f"{label}: {format_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
+    beyond = " beyond the choices without the question" if evidence.is_net(list(labels.values()), claim) else ""
     finding = (
-        f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}; later over earlier {format_points(found.value)} points"
+        f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}{beyond}; "
+        f"later over earlier {format_points(found.value)} points"
         f"{_bounded(found.low, found.high, format_points)}{too_few}"
     )
     if not monotone:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
-from kinject.eval.results import correctness, flip_row, most_common_outcome
+from kinject.eval.results import ControlAnswers, control_correctness, correctness, flip_row, most_common_outcome
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
@@ -24,7 +24,7 @@ from kinject.question_formats import FORMATS
 from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall
 from kinject.stats.intervals import family_variances
-from kinject.stats.matrix import CorrectnessMatrix
+from kinject.stats.matrix import CorrectnessMatrix, beyond
 from kinject.study.arms import BASE, Arm
 from kinject.types import Answer, ArmName, Question
 
@@ -59,14 +59,14 @@ class Records:
     """When the last of the evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     """The versions that it was made with."""
-    _matrices: dict[tuple[str, str, AskSetting, str, Outcome], CorrectnessMatrix] = field(default_factory=dict)
+    _matrices: dict[tuple[str, str, AskSetting, str, Outcome, bool], CorrectnessMatrix] = field(default_factory=dict)
 
     def score(self, setting: AskSetting) -> str:
         """Return the name of the score by which answers in `setting` are right."""
         form = FORMATS[setting.format]
         if form.is_open:
             return text_score(self.scores)
-        by_log_probs = form.shows_question and not (form.letters or form.generates)
+        by_log_probs = not (form.letters or form.generates)
         return next((score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum")
 
     def read(self, model: str, arm: str, seed: int, folder: Path, retrieval: str = "") -> None:
@@ -190,27 +190,36 @@ class Records:
         return self.by_run[model, arm, self.seeds(model, arm)[0]][setting]
 
     def matrix(
-        self, model: str, arm: str, setting: AskSetting, subject: str = "", outcome: Outcome = "right"
+        self,
+        model: str,
+        arm: str,
+        setting: AskSetting,
+        subject: str = "",
+        outcome: Outcome = "right",
+        *,
+        net: bool = False,
     ) -> CorrectnessMatrix:
         """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions.
 
-        With another `outcome`, the answers that have it. Questions that a seed has no score for are left out. The
+        With another `outcome`, the answers that have it. With `net`, what they have beyond those without the question
+        (`control_setting` has them). Questions that a seed has no score for are left out. The
         information of all arms of the setting on the variance between seeds is in `pooled`, but for one subject's.
         """
-        key = (model, arm, setting, subject, outcome)
+        key = (model, arm, setting, subject, outcome, net)
         if key not in self._matrices and not subject:
+            needed = [setting]
+            if net:
+                needed.append(control_setting(setting))
             arms = [name for of, name in dict.fromkeys((of, name) for of, name, _ in self.by_run) if of == model]
-            complete = [
-                name for name in arms if all(setting in self.by_run[model, name, s] for s in self.seeds(model, name))
-            ]
-            matrices = {name: self._make_matrix(model, name, setting, outcome) for name in complete}
+            complete = [name for name in arms if self._has_all(model, name, needed)]
+            matrices = {name: self._make_matrix(model, name, setting, outcome, net=net) for name in complete}
             several = {name: matrix for name, matrix in matrices.items() if matrix.n_seeds > 1 and matrix.question_ids}
             pooled = family_variances([matrix.seed_variance for matrix in several.values()])
             for (name, matrix), variance in zip(several.items(), pooled, strict=True):
                 matrices[name] = replace(matrix, pooled=variance)
-            self._matrices |= {(model, name, setting, "", outcome): matrix for name, matrix in matrices.items()}
+            self._matrices |= {(model, name, setting, "", outcome, net): matrix for name, matrix in matrices.items()}
         elif key not in self._matrices:
-            all_subjects = self.matrix(model, arm, setting, "", outcome)
+            all_subjects = self.matrix(model, arm, setting, "", outcome, net=net)
             subject_ids = {
                 answer.question_id for answer in self._first(model, arm, setting) if answer.subject == subject
             }
@@ -219,7 +228,29 @@ class Records:
             )
         return self._matrices[key]
 
-    def _make_matrix(self, model: str, arm: str, setting: AskSetting, outcome: Outcome) -> CorrectnessMatrix:
+    def has_control(self, model: str, arm: str, setting: AskSetting) -> bool:
+        """Return whether every seed of the arm was asked in `setting` and answered the same choices without the question."""
+        return self._has_all(model, arm, [setting, control_setting(setting)])
+
+    def control(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> ControlAnswers | None:
+        """Return the arm's answers without the question beside those in `setting`; None with passages, or without any."""
+        if setting.k or not self.has_control(model, arm, setting):
+            return None
+        alone = control_setting(setting)
+        matrix = control_correctness([self.by_run[model, arm, seed][alone] for seed in self.seeds(model, arm)])
+        net = self.matrix(model, arm, setting, subject, net=True)
+        if not net.question_ids:
+            return None
+        columns = [i for i, name in enumerate(matrix.question_ids) if name in set(net.question_ids)]
+        return ControlAnswers(alone.format, matrix.part(columns), net)
+
+    def _has_all(self, model: str, arm: str, settings: Sequence[AskSetting]) -> bool:
+        seeds = self.seeds(model, arm)
+        return bool(seeds) and all(item in self.by_run[model, arm, seed] for item in settings for seed in seeds)
+
+    def _make_matrix(
+        self, model: str, arm: str, setting: AskSetting, outcome: Outcome, *, net: bool
+    ) -> CorrectnessMatrix:
         seeds = self.seeds(model, arm)
         runs = [self.by_run[model, arm, seed][setting] for seed in seeds]
         ids = [[answer.question_id for answer in run] for run in runs]
@@ -228,7 +259,16 @@ class Records:
                 raise InputError(
                     f"{arm}, seed {seed}: {setting.question_set}: other questions than seed {seeds[0]}. Run the study again."
                 )
-        return correctness(runs, outcome)
+        matrix = correctness(runs, outcome)
+        if not net:
+            return matrix
+        alone = control_setting(setting)
+        return beyond(matrix, control_correctness([self.by_run[model, arm, seed][alone] for seed in seeds]))
+
+
+def control_setting(setting: AskSetting) -> AskSetting:
+    """Return the setting of the control of `setting`: the same choices without the question, examples and passages."""
+    return AskSetting(setting.question_set, FORMATS[setting.format].control, 0, 0)
 
 
 def changed_answers(

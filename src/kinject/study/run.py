@@ -29,7 +29,7 @@ from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
 from kinject.report.files import write_report
-from kinject.results import Choice, Claim, Report, Sweep, UnscoredResult, to_json
+from kinject.results import Choice, Claim, Report, Role, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import Evidence, judge_claims, make_failures, make_prices, summarize_arms
 from kinject.study.arms import Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
 from kinject.study.records import AskSetting, Records, changed_answers
@@ -305,7 +305,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         model_sources=_model_sources(section),
         arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
         choices=tuple(study.choices),
-        claims=tuple(_claims(study, records, sweeps)), costs=tuple(costs), prices=tuple(prices),
+        claims=tuple(_claims(study, records, sweeps, roles)), costs=tuple(costs), prices=tuple(prices),
         failures=tuple(make_failures(study.runs, study.status, records)),
         unscored=tuple(
             UnscoredResult(
@@ -349,13 +349,13 @@ def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
     return read_questions(Path(entry["path"]), entry["layout"])
 
 
-def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Claim]:
+def _claims(study: Study, records: Records, sweeps: Sequence[Sweep], roles: Mapping[str, Role]) -> list[Claim]:
     """Return the study's claims, judged on the first base model."""
     section = study.recipe.study
     model = next(iter(section.models))
     chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    claims = judge_claims(section.claims or {}, Evidence(records, model, study.prompt_format, chosen_k, by_name))
+    claims = judge_claims(section.claims or {}, Evidence(records, model, study.prompt_format, chosen_k, by_name, roles))
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 

@@ -26,12 +26,17 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """One question set in tokens: a row for every option of every question, `learned` at the option's tokens."""
+    """One question set in tokens: a row for every option of every question, `learned` at the option's tokens.
+
+    `alone` are the rows of the same options without the question. `choice_sets` identify each question's options.
+    """
 
     name: str
     rows: list[TokenRow]
+    alone: list[TokenRow]
     n_options: list[int]
     answers: list[int]
+    choice_sets: list[frozenset[str]]
 
 
 class Probes:
@@ -62,29 +67,60 @@ class Probes:
                     f"probes.questions.{name}: {item.path}: {n_open} of {len(limited)} questions have no choices, which probes "
                     "need. kinject eval asks open questions."
                 )
-            rows = [_shorten(row, window) for row in tokenize_rows(_options(limited), tokenizer, tokenization)]
+            tokenized = tokenize_rows([*_options(limited), *_options(limited, "Answer:")], tokenizer, tokenization)
+            rows = [_shorten(row, window) for row in tokenized]
             sizes, answers = [len(q.choices) for q in limited], [q.answer for q in limited]
-            self.sets.append(ProbeSet(name, rows, sizes, answers))
+            choice_sets = [frozenset(q.choices) for q in limited]
+            n = sum(sizes)
+            self.sets.append(ProbeSet(name, rows[:n], rows[n:], sizes, answers, choice_sets))
 
     def score(self, model: Any, pad_token_id: int) -> dict[str, float]:
         """Return the accuracy of each set as ``NAME_accuracy``, and their mean as ``accuracy``.
 
+        ``NAME_without_question`` is the accuracy on the same options without the question (`kinject.results.Control`).
         `model` (as the trainer wraps it, so that sharded weights are gathered) is left in evaluation mode. Each process scores
         every question. A question without a score (log-probs that are not finite, or all equal) is left out; of a set without
         any the accuracy is NaN, which is never logged.
         """
         model.eval()
         scores: dict[str, float] = {}
+        controls: dict[str, float] = {}
         for probe in self.sets:
-            sums = iter(log_probs(model, probe.rows, pad_token_id, BATCH_TOKENS))
-            n_correct = n_scored = 0
-            for size, answer in zip(probe.n_options, probe.answers, strict=True):
-                options = [next(sums) for _ in range(size)]
-                is_scored = all(map(math.isfinite, options)) and min(options) < max(options)
-                n_scored += is_scored
-                n_correct += is_scored and options.index(max(options)) == answer
-            scores[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
-        return {**scores, "accuracy": math.fsum(scores.values()) / len(scores)}
+            with_question = _correct(probe, log_probs(model, probe.rows, pad_token_id, BATCH_TOKENS))
+            alone = _correct(probe, log_probs(model, probe.alone, pad_token_id, BATCH_TOKENS))
+            scores[f"{probe.name}_accuracy"] = _mean(with_question)
+            controls[f"{probe.name}_without_question"] = _mean(_shared(probe, alone))
+        return {**scores, **controls, "accuracy": math.fsum(scores.values()) / len(scores)}
+
+
+def _correct(probe: ProbeSet, sums: Sequence[float]) -> list[float | None]:
+    """Return 1 for each question whose right option has the highest of `sums`, else 0; None for one without a score."""
+    correct: list[float | None] = []
+    start = 0
+    for size, answer in zip(probe.n_options, probe.answers, strict=True):
+        options = list(sums[start : start + size])
+        start += size
+        is_scored = all(map(math.isfinite, options)) and min(options) < max(options)
+        correct.append(float(options.index(max(options)) == answer) if is_scored else None)
+    return correct
+
+
+def _shared(probe: ProbeSet, correct: Sequence[float | None]) -> list[float | None]:
+    """Return for each question the mean of those that have its options: without the question nothing tells them apart."""
+    of_set: dict[frozenset[str], list[float]] = {}
+    for options, value in zip(probe.choice_sets, correct, strict=True):
+        if value is not None:
+            of_set.setdefault(options, []).append(value)
+    means = {options: math.fsum(values) / len(values) for options, values in of_set.items()}
+    return [
+        None if value is None else means[options] for options, value in zip(probe.choice_sets, correct, strict=True)
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """Return the mean of those that are not None; NaN where all are."""
+    scored = [value for value in values if value is not None]
+    return math.fsum(scored) / len(scored) if scored else math.nan
 
 
 def unwrapped(model: Any) -> Any:
@@ -93,9 +129,17 @@ def unwrapped(model: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def _options(questions: Sequence[Question]) -> list[CorpusRow]:
+def _options(questions: Sequence[Question], prompt: str = "") -> list[CorpusRow]:
+    """Return a row for each option of each question, behind the question or behind `prompt`."""
     return [
-        CorpusRow(question.id, "", "", "completion", prompt=question_prompt(question.question), completion=f" {text}")
+        CorpusRow(
+            question.id,
+            "",
+            "",
+            "completion",
+            prompt=prompt or question_prompt(question.question),
+            completion=f" {text}",
+        )
         for question in questions
         for text in question.choices
     ]

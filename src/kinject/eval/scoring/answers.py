@@ -48,7 +48,9 @@ _Identity = tuple[str, str, str, int, int, int, str]
 _WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
 _STORED = frozenset(item.name for item in fields(Answer)) - {"correct", "grade"}
-_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct", "grade"))
+_RARE = ("choice_set",)
+"""Fields that only the rows of some formats have."""
+_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, *_RARE, "correct", "grade"))
 
 
 def hash_model(path: str, revision: str | None) -> str:
@@ -118,6 +120,7 @@ class AnswerStore:
         if self._last.get(_identity(answer)) != key:
             names = _FIELDS if answer.text is None else (*_FIELDS, *_written_fields(answer))
             row = {name: getattr(answer, name) for name in names}
+            row |= {name: getattr(answer, name) for name in _RARE if getattr(answer, name)}
             self._journal.append({"key": key, **row, "log_probs": finite_or_none(answer.log_probs)})
             self._last[_identity(answer)] = key
             self.n_rows += 1
