@@ -10,9 +10,10 @@ from odd_reports import OPENINGS, few_documents, odd_reports, opening_text
 from study_results import make_small, make_study
 from study_samples import first, make_contrast, make_evaluation, make_report, make_result
 
+from kinject.report.doubts import doubts, limitations
 from kinject.report.formatting import Training, View, format_name, format_p, format_points, join_words
 from kinject.report.tables import claims_table
-from kinject.report.words import _TONES, _WORDS, doubts, limitations, write_opening
+from kinject.report.words import _TONES, _WORDS, write_opening
 from kinject.results import Choice, Recall, Report
 from kinject.stats.comparisons import About, Tag
 

@@ -16,6 +16,7 @@ from typing import Any
 from kinject.disk import check_version, read_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report import figures
+from kinject.report.doubts import limitations
 from kinject.report.formatting import (
     ROLES,
     Training,
@@ -51,7 +52,7 @@ from kinject.report.tables import (
     small_tables,
     sweep_tables,
 )
-from kinject.report.words import limitations, write_opening
+from kinject.report.words import write_opening
 from kinject.results import Report
 
 _MOST_NAMED = 4  # arms in the title, question sets in the head
