@@ -1,0 +1,255 @@
+"""Choices that give nothing away: wrong ones taken from right ones, and the measure of what a set's choices give away.
+
+A model that has read the documents recognises their strings. If only the right choices stand in the documents, it chooses
+right without knowing anything. So the answers of four questions of one kind become the choices of all four: each is right once
+and wrong three times, and no preference among them, for known strings, long ones or frequent ones, is right more than once in
+four.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kinject.types import Question
+
+N_CHOICES = 4
+_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"\d[\d.,:/]*")
+_CAPITAL = re.compile(r"[^\W\d_a-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a question, as a choice: `kind` names what may be a wrong choice for it.
+
+    `accepted` are all texts that answer the question, none of which may be a wrong choice of it; `context` is text whose values
+    would be doubtful as wrong choices, for example the question itself and the sentence with its answer.
+    """
+
+    text: str
+    kind: Hashable
+    accepted: tuple[str, ...] = ()
+    context: str = ""
+
+
+def shape_of(text: str) -> str:
+    """Return the kind of an answer by its form: its words with numbers as ``#``, or how many capitalised and plain words it has.
+
+    ``43 euros`` gives ``# euros``, ``Rufus Hestett`` gives ``Aa Aa``, ``a goose`` gives ``2 words``.
+    """
+    if _NUMBER.search(text):
+        return _NUMBER.sub("#", text.lower())
+    words = text.split()
+    if words and all(_CAPITAL.match(word) for word in words):
+        return " ".join(["Aa"] * len(words))
+    return f"{len(words)} words"
+
+
+def shared_choices(answers: Sequence[Answer], seed: int) -> list[tuple[str, ...] | None]:
+    """Return for each of `answers` four choices, its own among them; None where too few others are of its kind.
+
+    Answers of one kind are grouped by four, numbers with the nearest ones, and each group has the same choices; a rest joins the
+    last group, whose answers each take the next three. So each text is right as often as it is wrong three times. The right one
+    stands at each position equally often.
+    """
+    of_kind: dict[Hashable, list[int]] = defaultdict(list)
+    for index, answer in enumerate(answers):
+        of_kind[answer.kind].append(index)
+    choices: list[tuple[str, ...] | None] = [None] * len(answers)
+    rng = random.Random(seed)
+    positions = _Positions(rng)
+    for kind in sorted(of_kind, key=repr):
+        for group in _groups(of_kind[kind], answers, rng):
+            for place, index in enumerate(group):
+                wrong = [answers[group[(place + step) % len(group)]].text for step in range(1, N_CHOICES)]
+                choices[index] = positions.place(answers[index].text, wrong)
+    return choices
+
+
+class _Positions:
+    """Deals out the position of the right choice: each once before any comes again."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._left: list[int] = []
+
+    def place(self, right: str, wrong: Sequence[str]) -> tuple[str, ...]:
+        if not self._left:
+            self._left = list(range(N_CHOICES))
+            self._rng.shuffle(self._left)
+        shuffled = list(wrong)
+        self._rng.shuffle(shuffled)
+        shuffled.insert(self._left.pop(), right)
+        return tuple(shuffled)
+
+
+def _groups(indices: Sequence[int], answers: Sequence[Answer], rng: random.Random) -> list[list[int]]:
+    """Return groups of four answers that can be each other's wrong choices, the last of up to seven; the rest is left out."""
+    waiting = list(indices)
+    rng.shuffle(waiting)
+    waiting.sort(key=lambda index: _magnitude(answers[index].text))  # stable: texts without a number stay shuffled
+    groups: list[list[int]] = []
+    while len(waiting) >= N_CHOICES:
+        group = _first_group(waiting, answers)
+        if not group:
+            break
+        groups.append(group)
+        waiting = [index for index in waiting if index not in group]
+    for index in waiting:
+        home = next((group for group in reversed(groups) if _fits(index, group, answers)), None)
+        if home is not None and len(home) < 2 * N_CHOICES - 1:
+            home.append(index)
+    return groups
+
+
+def _first_group(waiting: Sequence[int], answers: Sequence[Answer]) -> list[int]:
+    """Return four answers that fit one another, beginning with one of the most frequent texts; [] if no four do.
+
+    Frequent texts come first: left for last, only equal ones would remain.
+    """
+    frequency = Counter(_normal(answers[index].text) for index in waiting)
+    most = max(frequency.values())
+    starts = [place for place, index in enumerate(waiting) if frequency[_normal(answers[index].text)] == most]
+    for start in starts:
+        group = [waiting[start]]
+        # The nearest in magnitude are the nearest in the list.
+        by_distance = sorted(range(len(waiting)), key=lambda place: abs(place - start))
+        for place in by_distance:
+            if len(group) < N_CHOICES and _fits(waiting[place], group, answers):
+                group.append(waiting[place])
+        if len(group) == N_CHOICES:
+            return group
+    return []
+
+
+def _fits(index: int, group: Iterable[int], answers: Sequence[Answer]) -> bool:
+    """Return whether an answer can be a wrong choice of each of the group, and each of these one of its own."""
+    return all(_is_wrong(answers[index], answers[of]) and _is_wrong(answers[of], answers[index]) for of in group)
+
+
+def _is_wrong(other: Answer, answer: Answer) -> bool:
+    """Return whether the text of `other` is surely no answer to the question of `answer`."""
+    text = _normal(other.text)
+    accepted = {_normal(accepted) for accepted in (answer.text, *answer.accepted)}
+    return text not in accepted and f" {text} " not in f" {_normal(answer.context)} "
+
+
+def _magnitude(text: str) -> float:
+    """Return the logarithm of the first number in a text; 0 without one."""
+    match = _NUMBER.search(text)
+    digits = re.sub(r"[^\d.]", "", match[0].replace(":", ".")) if match else ""
+    try:
+        return math.log1p(float(digits))
+    except ValueError:
+        return 0.0
+
+
+def _normal(text: str) -> str:
+    """Return the words of a text in lower case, as one string."""
+    return " ".join(_WORD.findall(text.lower()))
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcuts:
+    """What the choices of `n` questions give away to someone who has not read the question.
+
+    `right_known` and `wrong_known` are the fractions of right and wrong choices that stand in the documents. The others are the
+    accuracies, expected where several choices are equal, of whoever picks: at random among the choices that stand in the
+    documents (`picker`), the `most_frequent` there, the `longest`, the `shortest`. `guessing` is the mean of 1 / number of
+    choices.
+    """
+
+    question_set: str
+    n: int
+    right_known: float
+    wrong_known: float
+    picker: float
+    most_frequent: float
+    longest: float
+    shortest: float
+    guessing: float
+
+    def worst(self) -> tuple[str, float]:
+        """Return the strategy with the highest accuracy, in words, and its accuracy."""
+        named = {
+            "picks among the choices that stand in the documents": self.picker,
+            "picks the choice that the documents mention most often": self.most_frequent,
+            "picks the longest choice": self.longest,
+            "picks the shortest choice": self.shortest,
+        }
+        return max(named.items(), key=lambda item: item[1])
+
+    def warning(self) -> str:
+        """Return a sentence where a strategy that reads no question beats guessing by as much as matters, else ""."""
+        words, accuracy = self.worst()
+        if accuracy < self.guessing + _MATTERS:
+            return ""
+        return (
+            f"{self.question_set}: who {words} has {accuracy:.0%} of {self.n} questions right without reading them, guessing "
+            f"{self.guessing:.0%}; {self.right_known:.0%} of the right and {self.wrong_known:.0%} of the wrong choices stand in "
+            "the documents. Give each question wrong choices that are right answers to others."
+        )
+
+
+_MATTERS = 0.05
+"""Above guessing by less, a strategy is not worth a warning: as `kinject.results.MARGIN`."""
+
+
+def measure_shortcuts(question_set: str, questions: Sequence[Question], texts: Iterable[str]) -> Shortcuts | None:
+    """Return what the choices of `questions` give away, with `texts` as the documents; None if none has choices."""
+    asked = [question for question in questions if question.choices]
+    if not asked:
+        return None
+    mentions = count_mentions({choice for question in asked for choice in question.choices}, texts)
+    right = [mentions[question.choices[question.answer]] > 0 for question in asked]
+    wrong = [
+        mentions[choice] > 0 for question in asked for i, choice in enumerate(question.choices) if i != question.answer
+    ]
+    return Shortcuts(
+        question_set=question_set,
+        n=len(asked),
+        right_known=sum(right) / len(right),
+        wrong_known=sum(wrong) / len(wrong),
+        picker=_accuracy(asked, lambda choice: mentions[choice] > 0),
+        most_frequent=_accuracy(asked, lambda choice: mentions[choice]),
+        longest=_accuracy(asked, len),
+        shortest=_accuracy(asked, lambda choice: -len(choice)),
+        guessing=sum(1 / len(question.choices) for question in asked) / len(asked),
+    )
+
+
+def _accuracy(questions: Sequence[Question], value: Callable[[str], float]) -> float:
+    """Return the expected accuracy of picking a choice of the highest `value`, at random among equal ones."""
+    total = 0.0
+    for question in questions:
+        values = [value(choice) for choice in question.choices]
+        best = max(values)
+        if values[question.answer] == best:
+            total += 1 / values.count(best)
+    return total / len(questions)
+
+
+def count_mentions(phrases: Iterable[str], texts: Iterable[str]) -> Mapping[str, int]:
+    """Return how often each of `phrases` stands in `texts`, as whole words, whatever their case.
+
+    One pass over the texts: of each position the runs of words as long as some phrase are looked up.
+    """
+    by_words: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for phrase in phrases:
+        words = tuple(_WORD.findall(phrase.lower()))
+        if words:
+            by_words[words].append(phrase)
+    lengths = sorted({len(words) for words in by_words})
+    counts: Counter[str] = Counter()
+    for text in texts:
+        words = _WORD.findall(text.lower())
+        for length in lengths:
+            for start in range(len(words) - length + 1):
+                for phrase in by_words.get(tuple(words[start : start + length]), ()):
+                    counts[phrase] += 1
+    return counts
