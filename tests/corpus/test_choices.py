@@ -57,8 +57,9 @@ def test_a_wrong_choice_answers_its_question_in_no_wording():
         assert len(set(question.choices)) == 4
     doubtful = [Answer("the mill", "place", context="Where, beside the barn, was he born?")]
     doubtful += [Answer(text, "place") for text in ("the barn", "the inn", "the forge", "the weir")]
-    assert made(doubtful)[0].choices[made(doubtful)[0].answer] == "the mill"
-    assert "the barn" not in made(doubtful)[0].choices
+    for seed in range(10):
+        for question in made(doubtful, seed):
+            assert not {"the mill", "the barn"} <= set(question.choices)
 
 
 def test_too_few_of_a_kind_get_no_choices():
