@@ -99,5 +99,8 @@ def test_the_shortcuts_of_a_set_by_pencil_and_paper():
     assert found.most_frequent == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert found.longest == pytest.approx(1 / 3)
     assert found.shortest == pytest.approx((0 + 0 + 1 / 3) / 3)
-    assert "50% of 3 questions right without reading them" in found.warning()
+    assert found.warning().startswith(
+        "new: 67% of the right and 33% of the wrong choices stand in the documents; who reads "
+    )
+    assert "picks among the choices that stand in the documents has 50% of 3 right, guessing 25%." in found.warning()
     assert measure_shortcuts("open", [Question("1", "Who?", (), 0, answers=("Ada",))], [text]) is None

@@ -38,8 +38,9 @@ from kinject.augment.store import (
     read_decisions,
     render_decisions,
 )
+from kinject.corpus.choices import Shortcuts, measure_shortcuts, with_shared_choices
 from kinject.corpus.passages import cut_note, split_passages, word_spans
-from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
+from kinject.disk import Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
 from kinject.errors import EndpointError, InputError
 from kinject.llm import request_seed
@@ -56,7 +57,7 @@ from kinject.llm.sender import (
 )
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
-from kinject.types import Completion, Document, Message, Passage
+from kinject.types import Completion, Document, Message, Passage, Question
 
 _Request = tuple[list[Message], int]
 
@@ -66,7 +67,7 @@ class QuestionsResult(WritingResult):
     """The result of `make_questions`: `asked` and `got` count questions, `refused` drafts, `failed` passages.
 
     `spare` counts questions without a fault that are not among the most specific ones, `decisions` those of a person
-    (decisions.jsonl) by kind.
+    (decisions.jsonl) by kind. `shortcuts` tell what the choices give away, None without any.
     """
 
     questions_path: Path
@@ -74,6 +75,7 @@ class QuestionsResult(WritingResult):
     n_test: int
     spare: int
     decisions: Mapping[str, int]
+    shortcuts: Shortcuts | None = None
 
     @property
     def short(self) -> bool:
@@ -119,14 +121,15 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
             async with open_sender(section.generator, run_dir, limits, sandbox=sandbox.generate_answer) as sender:
                 writer = QuestionWriter(sender, section, recipe.seed)
                 failed = await _request_questions(writer, limits.concurrency, passages, outcomes, progress, retry)
-            _write_files(run_dir, writer, passages, outcomes, selector)
+            shortcuts = _write_files(run_dir, writer, passages, outcomes, selector)
     counts = selector.counts
     result = QuestionsResult(
         run_dir=run_dir, questions_path=run_dir / "questions.jsonl", rejected_path=run_dir / "rejected.jsonl",
         manifest_path=run_dir / "manifest.json", asked=n_passages * section.n_questions, got=counts["got"],
         n_validation=counts["validation"], n_test=counts["test"], spare=counts["spare"],
         refused=dict(selector.refused.most_common()), failed=dict(failed.most_common()),
-        decisions=count_decisions(decisions, selector.applied), **common_fields(sender, passages.counts, counts),
+        decisions=count_decisions(decisions, selector.applied), shortcuts=shortcuts,
+        **common_fields(sender, passages.counts, counts),
     )  # fmt: skip
     _write_manifest(recipe, result, sender.traffic)
     return result
@@ -322,21 +325,51 @@ def _rotate(choices: tuple[str, ...], by: int) -> tuple[str, ...]:
 
 def _write_files(
     run_dir: Path, writer: QuestionWriter, passages: PassageFile, outcomes: IndexedRows, selector: QuestionSelector
-) -> None:
-    """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages."""
-    with contextlib.ExitStack() as stack:
-        files = ("questions", "validation", "test", "rejected")
-        write = {name: stack.enter_context(open_jsonl(run_dir / f"{name}.jsonl")) for name in files}
+) -> Shortcuts | None:
+    """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages.
+
+    Returns what the choices give away, None without any.
+    """
+    selected: list[tuple[str, Row]] = []
+    with open_jsonl(run_dir / "rejected.jsonl") as write_rejected:
         for document, passage in _passages_of(passages):
             found = outcomes.get(writer.outcome_id(document, passage))
             if not found:
                 continue
-            split, selected, refused = selector.select(document, found[-1])
-            for row in selected:
-                write["questions"](row)
-                write[split](row)
+            split, rows, refused = selector.select(document, found[-1])
+            selected += [(split, row) for row in rows]
             for row in refused:
-                write["rejected"](row)
+                write_rejected(row)
+    shared = _share_choices(selected)
+    with contextlib.ExitStack() as stack:
+        write = {
+            name: stack.enter_context(open_jsonl(run_dir / f"{name}.jsonl"))
+            for name in ("questions", "validation", "test")
+        }
+        for split, row in shared:
+            write["questions"](row)
+            write[split](row)
+    return measure_shortcuts(
+        "questions", [_question_of(row) for _, row in shared], (document.text for document, _ in passages)
+    )
+
+
+def _share_choices(selected: Sequence[tuple[str, Row]]) -> list[tuple[str, Row]]:
+    """Return the rows with wrong choices that are right answers to others of the same split.
+
+    Choices that a model wrote for one question stand in no document: a trained model picks the one that does.
+    """
+    shared = dict[int, Row]()
+    for split in ("validation", "test"):
+        places = [place for place, (of, row) in enumerate(selected) if of == split and "choices" in row]
+        rows = [selected[place][1] for place in places]
+        contexts = [row["sentence"] for row in rows]
+        shared |= zip(places, with_shared_choices(rows, contexts), strict=True)
+    return [(split, shared.get(place, row)) for place, (split, row) in enumerate(selected)]
+
+
+def _question_of(row: Row) -> Question:
+    return Question(row["id"], row["question"], tuple(row.get("choices", ())), row.get("answer", 0))
 
 
 def _write_manifest(recipe: QuestionsRecipe, result: QuestionsResult, traffic: Traffic) -> None:
@@ -358,6 +391,8 @@ def render_questions(result: QuestionsResult) -> str:
         f"{result.spare} more are valid but less specific",
         *filter(None, [cut_note(result.n_cut, result.n_passages, "questions.passage_tokens")]),
     ]
+    if result.shortcuts is not None:
+        lines.append(result.shortcuts.warning() or result.shortcuts.summary())
     if result.refused:
         lines += ["", f"questions refused (each in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}: {REASONS[reason]}" for reason, number in result.refused.items()]

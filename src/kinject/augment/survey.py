@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from kinject.augment.checks.checker import normal_form
 from kinject.augment.drafts import Candidate, Draft, find_fault, question_row
 from kinject.augment.preview import Preview, preview, render_preview
+from kinject.corpus.choices import with_shared_choices
 from kinject.corpus.passages import sentences, split_passages, word_spans
 from kinject.disk import Row, content_id, file_name, path_exists, write_jsonl
 from kinject.documents import is_hub_name, read_documents
@@ -181,6 +182,8 @@ def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row]
                 pool[fact.kind].setdefault(fact.text, document.id)
     corpus: list[Row] = []
     questions: list[Row] = []
+    contexts: list[str] = []
+    kinds: list[tuple[str, ...]] = []
     order = sorted(range(len(passages)), key=lambda index: content_id("cloze", passages[index][0].id))
     for index in order:
         document, passage = passages[index]
@@ -188,7 +191,11 @@ def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row]
         if drafts and len(corpus) < most:
             corpus.append({"id": document.id, "title": document.title, "text": passage.text, "source": document.source})
             questions += [question_row(document, passage.id, Candidate(draft, 1), ("choices",)) for draft in drafts]
-    return corpus, questions
+            contexts += [f"{document.title} {document.text}"] * len(drafts)
+            of_draft = {(fact.sentence, fact.text): fact.kind for fact in facts[index]}
+            kinds += [of_draft[draft.sentence, draft.answer] for draft in drafts]
+    # Wrong choices from passages that are not trained on would be strings that a trained model has never seen.
+    return corpus, with_shared_choices(questions, contexts, kinds)
 
 
 def _facts(text: str, language: str) -> Iterator[_Fact]:

@@ -12,9 +12,10 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kinject.disk import Row
 from kinject.types import Question
 
 N_CHOICES = 4
@@ -71,6 +72,28 @@ def shared_choices(answers: Sequence[Answer], seed: int) -> list[tuple[str, ...]
     return choices
 
 
+def with_shared_choices(
+    rows: Sequence[Row], contexts: Sequence[str], kinds: Sequence[Hashable] = (), seed: int = 0
+) -> list[Row]:
+    """Return rows of questions with answers to others as wrong choices, where enough are of a kind.
+
+    The others keep the choices that they have. `contexts` are texts whose values may answer each
+    question, too. Without `kinds` the form of an answer (`shape_of`) is its kind.
+    """
+    answers = []
+    for index, (row, context) in enumerate(zip(rows, contexts, strict=True)):
+        right = row["choices"][row["answer"]]
+        accepted = (right, *row.get("answers", ()))
+        kind = kinds[index] if kinds else shape_of(right)
+        answers.append(Answer(right, kind, accepted, f"{row['question']} {context}"))
+    shared = []
+    for row, answer, choices in zip(rows, answers, shared_choices(answers, seed), strict=True):
+        if choices is not None:
+            row = {**row, "choices": list(choices), "answer": choices.index(answer.text)}
+        shared.append(row)
+    return shared
+
+
 class _Positions:
     """Deals out the position of the right choice: each once before any comes again."""
 
@@ -92,7 +115,8 @@ def _groups(indices: Sequence[int], answers: Sequence[Answer], rng: random.Rando
     """Return groups of four answers that can be each other's wrong choices, the last of up to seven; the rest is left out."""
     waiting = list(indices)
     rng.shuffle(waiting)
-    waiting.sort(key=lambda index: _magnitude(answers[index].text))  # stable: texts without a number stay shuffled
+    magnitudes = {index: _magnitude(answers[index].text) for index in waiting}
+    waiting.sort(key=magnitudes.__getitem__)  # stable: texts without a number stay shuffled
     groups: list[list[int]] = []
     while len(waiting) >= N_CHOICES:
         group = _first_group(waiting, answers)
@@ -118,13 +142,18 @@ def _first_group(waiting: Sequence[int], answers: Sequence[Answer]) -> list[int]
     for start in starts:
         group = [waiting[start]]
         # The nearest in magnitude are the nearest in the list.
-        by_distance = sorted(range(len(waiting)), key=lambda place: abs(place - start))
-        for place in by_distance:
+        for place in _by_distance(start, len(waiting)):
             if len(group) < N_CHOICES and _fits(waiting[place], group, answers):
                 group.append(waiting[place])
         if len(group) == N_CHOICES:
             return group
     return []
+
+
+def _by_distance(start: int, n: int) -> list[int]:
+    """Return the places from 0 to `n` - 1, those nearest to `start` first."""
+    distances = {place: abs(place - start) for place in range(n)}
+    return sorted(distances, key=distances.__getitem__)
 
 
 def _fits(index: int, group: Iterable[int], answers: Sequence[Answer]) -> bool:
@@ -184,16 +213,20 @@ class Shortcuts:
         }
         return max(named.items(), key=lambda item: item[1])
 
+    def summary(self) -> str:
+        """Return the numbers in a sentence."""
+        words, accuracy = self.worst()
+        return (
+            f"{self.question_set}: {self.right_known:.0%} of the right and {self.wrong_known:.0%} "
+            f"of the wrong choices stand in the documents; who reads no question and {words} has "
+            f"{accuracy:.0%} of {self.n} right, guessing {self.guessing:.0%}"
+        )
+
     def warning(self) -> str:
         """Return a sentence where a strategy that reads no question beats guessing by as much as matters, else ""."""
-        words, accuracy = self.worst()
-        if accuracy < self.guessing + _MATTERS:
+        if self.worst()[1] < self.guessing + _MATTERS:
             return ""
-        return (
-            f"{self.question_set}: who {words} has {accuracy:.0%} of {self.n} questions right without reading them, guessing "
-            f"{self.guessing:.0%}; {self.right_known:.0%} of the right and {self.wrong_known:.0%} of the wrong choices stand in "
-            "the documents. Give each question wrong choices that are right answers to others."
-        )
+        return f"{self.summary()}. Give each question wrong choices that are right answers to others."
 
 
 _MATTERS = 0.05
@@ -205,29 +238,31 @@ def measure_shortcuts(question_set: str, questions: Sequence[Question], texts: I
     asked = [question for question in questions if question.choices]
     if not asked:
         return None
-    mentions = count_mentions({choice for question in asked for choice in question.choices}, texts)
+    lengths = {choice: len(choice) for question in asked for choice in question.choices}
+    mentions = count_mentions(lengths, texts)
     right = [mentions[question.choices[question.answer]] > 0 for question in asked]
-    wrong = [
-        mentions[choice] > 0 for question in asked for i, choice in enumerate(question.choices) if i != question.answer
-    ]
+    wrong: list[bool] = []
+    for question in asked:
+        others = [choice for i, choice in enumerate(question.choices) if i != question.answer]
+        wrong += [mentions[choice] > 0 for choice in others]
     return Shortcuts(
         question_set=question_set,
         n=len(asked),
         right_known=sum(right) / len(right),
         wrong_known=sum(wrong) / len(wrong),
-        picker=_accuracy(asked, lambda choice: mentions[choice] > 0),
-        most_frequent=_accuracy(asked, lambda choice: mentions[choice]),
-        longest=_accuracy(asked, len),
-        shortest=_accuracy(asked, lambda choice: -len(choice)),
+        picker=_accuracy(asked, {choice: float(n > 0) for choice, n in mentions.items()}),
+        most_frequent=_accuracy(asked, mentions),
+        longest=_accuracy(asked, lengths),
+        shortest=_accuracy(asked, {choice: -n for choice, n in lengths.items()}),
         guessing=sum(1 / len(question.choices) for question in asked) / len(asked),
     )
 
 
-def _accuracy(questions: Sequence[Question], value: Callable[[str], float]) -> float:
-    """Return the expected accuracy of picking a choice of the highest `value`, at random among equal ones."""
+def _accuracy(questions: Sequence[Question], values_of: Mapping[str, float]) -> float:
+    """Return the expected accuracy of picking the choice of the highest value, any of equal ones."""
     total = 0.0
     for question in questions:
-        values = [value(choice) for choice in question.choices]
+        values = [values_of.get(choice, 0.0) for choice in question.choices]
         best = max(values)
         if values[question.answer] == best:
             total += 1 / values.count(best)
@@ -241,15 +276,15 @@ def count_mentions(phrases: Iterable[str], texts: Iterable[str]) -> Mapping[str,
     """
     by_words: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for phrase in phrases:
-        words = tuple(_WORD.findall(phrase.lower()))
-        if words:
-            by_words[words].append(phrase)
+        phrase_words = tuple(_WORD.findall(phrase.lower()))
+        if phrase_words:
+            by_words[phrase_words].append(phrase)
     lengths = sorted({len(words) for words in by_words})
     counts: Counter[str] = Counter()
     for text in texts:
         words = _WORD.findall(text.lower())
         for length in lengths:
             for start in range(len(words) - length + 1):
-                for phrase in by_words.get(tuple(words[start : start + length]), ()):
-                    counts[phrase] += 1
+                run = tuple(words[start : start + length])
+                counts.update(by_words.get(run, ()))
     return counts
